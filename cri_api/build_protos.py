@@ -1,0 +1,36 @@
+"""Makes the protobuf modules of this folder: ``make proto``, and as a step of every build (setup.cfg, cmdclass)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from setuptools.command.build_py import build_py
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def generate(folder: Path = FOLDER) -> None:
+    """Write ``NAME_pb2.py`` (and its ``.pyi``) beside each ``NAME.proto`` of ``folder``.
+
+    :raises RuntimeError: protoc refused a file; it has printed why on stderr.
+    """
+    from grpc_tools import protoc
+
+    for proto in sorted(folder.glob("*.proto")):
+        # The package's own path in the descriptor pool, so that no other installed .proto collides with it.
+        command = ["protoc", f"-I{folder.parent}", f"--python_out={folder.parent}", f"--pyi_out={folder.parent}", str(proto)]
+        if protoc.main(command) != 0:
+            raise RuntimeError(f"protoc could not compile {proto}")
+
+
+class BuildPy(build_py):
+    """``build_py`` that first makes the protobuf modules, in the sources it is about to copy."""
+
+    def run(self) -> None:
+        generate()
+        super().run()
+
+
+if __name__ == "__main__":
+    sys.exit(generate())  # type: ignore[func-returns-value]

@@ -1,0 +1,66 @@
+"""Sets of CPUs (and of NUMA nodes) in the kernel's list format, ``0-3,8``.
+
+The format is the one the kernel reads in ``bitmap_parselist`` (lib/bitmap-str.c): decimal ids and ranges, comma
+separated, in any order. Strides (``0-15:2/4``) are not part of what sysfs, cgroupfs
+or CRI show, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NO_CPUS: frozenset[int] = frozenset()
+
+#: Larger ids are refused: the kernel's largest NR_CPUS is 8192, and a typo such as 0-99999999 must not eat memory.
+MAX_ID = 65535
+
+
+class BadCpuList(ValueError):
+    """The text is not a CPU list. The message names the text and the part of it that is wrong."""
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Read a CPU list such as ``0-3,8``; an empty or blank text is the empty set.
+
+    :raises BadCpuList: not a list of ids and ascending ranges.
+    """
+    ids: set[int] = set()
+    if not text.strip():
+        return NO_CPUS
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        try:
+            low = _read_id(first)
+            high = _read_id(last) if dash else low
+        except ValueError:
+            raise BadCpuList(f"{_quoted(text)} is not a CPU list: {_quoted(part)} is neither an id nor a range") from None
+        if high < low:
+            raise BadCpuList(f"{_quoted(text)} is not a CPU list: the range {_quoted(part)} runs backwards")
+        if high > MAX_ID:
+            raise BadCpuList(f"{_quoted(text)} is not a CPU list: {high} is larger than {MAX_ID}")
+        ids.update(range(low, high + 1))
+    return frozenset(ids)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Write ids as the kernel does: ascending, ranges joined, ``""`` for none."""
+    parts: list[str] = []
+    ordered = sorted(cpus)
+    start = 0
+    for index, cpu in enumerate(ordered):
+        if index + 1 < len(ordered) and ordered[index + 1] == cpu + 1:
+            continue
+        first = ordered[start]
+        parts.append(str(first) if first == cpu else f"{first}-{cpu}")
+        start = index + 1
+    return ",".join(parts)
+
+
+def _read_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

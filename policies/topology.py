@@ -1,0 +1,379 @@
+"""The machine as a tree of domains: machine > socket > die > NUMA node > L3 (CCX) > core > CPU.
+
+Keeps the rule of the design that L3 groups are *sets of CPUs*: nothing here divides totals, trusts cache
+ids or assumes that two CCXs are of one size. What is not known is absent: a virtual machine without cache
+information has no ``l3`` domains, and the smallest domain of its ladder is the NUMA node.
+
+Words: a *domain* is one box of the tree; domains that hold the same CPUs are one box with several *levels*
+(on a monolithic socket: socket, die, NUMA node and L3 at once). A *leaf* is the smallest box that
+containers are placed in: the L3, or the NUMA node where L3 is unknown or larger than the node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Optional
+
+from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
+
+LEVELS = ("machine", "socket", "die", "numa", "l3")
+
+# ACPI SLIT defaults when the firmware gives none: 10 is "local" by the specification, 20 the kernel's
+# REMOTE_DISTANCE; 32 is what two-socket EPYC and Hygon machines report across the sockets.
+LOCAL_DISTANCE, SOCKET_DISTANCE, REMOTE_DISTANCE = 10, 20, 32
+
+
+class BadTopology(ValueError):
+    """The description of a machine contradicts itself. The message names the place."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Where one CPU (hardware thread) sits. ``core`` and ``l3`` are unique in their socket; ``l3`` None = unknown."""
+
+    cpu: int
+    core: int
+    l3: Optional[int]
+    die: int
+    numa: int
+    socket: int
+
+
+@dataclass(frozen=True)
+class TopologyData:
+    """What was read of a machine, before it is made a tree; the JSON of ``cri-resmgr topology --json``.
+
+    ``distance[i][j]`` goes by the rank of the node ids (None: defaults). ``memory`` is bytes by node; a node
+    not named there has unlimited memory unless ``has_memory`` leaves it out. ``offline`` CPUs may be in
+    ``cpus`` (their place is known) or not. ``parent_cpus``: the CPUs kubelet's cgroup root allows, None =
+    not known. ``devices``: NUMA node by PCI address.
+    """
+
+    cpus: tuple[Cpu, ...]
+    distance: Optional[tuple[tuple[int, ...], ...]] = None
+    memory: Mapping[int, int] = field(default_factory=dict)
+    has_memory: Optional[frozenset[int]] = None
+    isolated: frozenset[int] = NO_CPUS
+    offline: frozenset[int] = NO_CPUS
+    parent_cpus: Optional[frozenset[int]] = None
+    parent_mems: Optional[frozenset[int]] = None
+    devices: Mapping[str, int] = field(default_factory=dict)
+    vendor: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """One box of the tree: its levels (outermost first), its id at each of them, its CPUs.
+
+    ``cpus`` holds every CPU whose place is known, offline ones included. ``leaves`` are indices into
+    ``Topology.leaves``. ``nodes`` are the NUMA nodes its CPUs belong to.
+    """
+
+    levels: tuple[str, ...]
+    ids: tuple[int, ...]
+    cpus: frozenset[int]
+    nodes: frozenset[int]
+    socket: int
+    leaves: tuple[int, ...]
+    children: tuple[Domain, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the domain is called in sentences: ``L3 3``, ``NUMA node 0``, ``socket 1``."""
+        return self.name_at([level for level in self.levels if level != "die"][-1] if self.levels != ("die",) else "die")
+
+    def name_at(self, level: str) -> str:
+        """The name the domain has as a box of one of its levels."""
+        return f"{_TITLES[level]} {self.ids[self.levels.index(level)]}" if level != "machine" else "the machine"
+
+
+_TITLES = {"socket": "socket", "die": "die", "numa": "NUMA node", "l3": "L3", "rest": "CPUs without cache information"}
+
+
+class Topology:
+    """The tree of one machine. Immutable after construction; ask ``at(level)`` for the domains of a level."""
+
+    def __init__(self, data: TopologyData) -> None:
+        if not data.cpus:
+            raise BadTopology("the machine has no CPUs")
+        self.data = data
+        self.cpus: dict[int, Cpu] = {c.cpu: c for c in sorted(data.cpus, key=lambda c: c.cpu)}
+        if len(self.cpus) != len(data.cpus):
+            raise BadTopology("a CPU is listed twice")
+        self.online: frozenset[int] = frozenset(self.cpus) - data.offline
+        if not self.online:
+            raise BadTopology("every CPU of the machine is offline")
+        self.node_ids: tuple[int, ...] = tuple(
+            sorted({c.numa for c in data.cpus} | set(data.memory) | (data.has_memory or frozenset()))
+        )
+        self._rank = {node: rank for rank, node in enumerate(self.node_ids)}
+        self._socket_of_node = {c.numa: c.socket for c in reversed(tuple(self.cpus.values()))}
+        self._check_distances()
+        self._by_level: dict[str, list[Domain]] = {level: [] for level in LEVELS}
+        leaves: list[Domain] = []
+        self._order = _level_order(self.cpus.values())
+        self._l3_rank = _l3_ranks(self.cpus.values())
+        self.root = self._build(frozenset(self.cpus), 0, leaves)
+        self.leaves: tuple[Domain, ...] = tuple(leaves)
+        self._levels = {
+            level: tuple(sorted(boxes, key=lambda d: (d.ids[d.levels.index(level)], min(d.cpus))))
+            for level, boxes in self._by_level.items()
+        }
+        #: Every domain above the core, largest first.
+        self.domains: tuple[Domain, ...] = tuple(_walk(self.root))
+
+    # ------------------------------------------------------------------ questions
+
+    def at(self, level: str) -> tuple[Domain, ...]:
+        """The domains of a level, by ascending id; empty if the machine has no such level."""
+        return self._levels[level]
+
+    @property
+    def memory_nodes(self) -> frozenset[int]:
+        """NUMA nodes that have memory."""
+        if self.data.has_memory is not None:
+            return self.data.has_memory
+        return frozenset(n for n in self.node_ids if self.data.memory.get(n, 1) > 0)
+
+    def memory_bytes(self, node: int) -> Optional[int]:
+        """MemTotal of a NUMA node in bytes; None = not known, taken as unlimited."""
+        return self.data.memory.get(node)
+
+    def node_of(self, cpu: int) -> int:
+        """The NUMA node of a CPU."""
+        return self.cpus[cpu].numa
+
+    def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
+        """The NUMA nodes of some CPUs; unknown CPUs have none."""
+        return frozenset(self.cpus[c].numa for c in cpus if c in self.cpus)
+
+    def distance(self, a: int, b: int) -> int:
+        """SLIT distance from node ``a`` to node ``b``."""
+        if self.data.distance is not None:
+            return self.data.distance[self._rank[a]][self._rank[b]]
+        if a == b:
+            return LOCAL_DISTANCE
+        same = self._socket_of_node.get(a, -1) == self._socket_of_node.get(b, -2)
+        return SOCKET_DISTANCE if same else REMOTE_DISTANCE
+
+    def spread(self, nodes: Iterable[int]) -> int:
+        """Sum of the distances between different nodes of a set, both directions; 0 for one node."""
+        ids = sorted(nodes)
+        return sum(self.distance(a, b) for a in ids for b in ids if a != b)
+
+    def core_mates(self, cpu: int) -> frozenset[int]:
+        """All hardware threads of a CPU's physical core, the CPU itself included."""
+        here = self.cpus[cpu]
+        return frozenset(c.cpu for c in self.cpus.values() if (c.socket, c.core) == (here.socket, here.core))
+
+    def hash(self) -> str:
+        """Changes when a CPU's place changes; not with offline CPUs, memory in use or cgroups."""
+        places = [(c.cpu, c.core, c.l3, c.die, c.numa, c.socket) for c in self.cpus.values()]
+        return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
+
+    # ------------------------------------------------------------------ construction
+
+    def _check_distances(self) -> None:
+        rows = self.data.distance
+        count = len(self.node_ids)
+        if rows is not None and (len(rows) != count or any(len(row) != count for row in rows)):
+            raise BadTopology(f"distance is not a {count} x {count} matrix; the NUMA nodes are {list(self.node_ids)}")
+
+    def _build(self, cpus: frozenset[int], depth: int, leaves: list[Domain]) -> Domain:
+        # 1. Go down while the next level does not split these CPUs: such levels are one box.
+        levels: list[str] = []
+        groups: list[frozenset[int]] = [cpus]
+        while depth < len(self._order):
+            level = self._order[depth]
+            groups = _groups(self.cpus, cpus, level)
+            if len(groups) > 1:
+                break
+            if _known(self.cpus, cpus, level):
+                levels.append(level)
+            depth += 1
+        # 2. A box that is split no further is a leaf; else its parts are built first, in order.
+        first_leaf = len(leaves)
+        if depth == len(self._order):
+            children: tuple[Domain, ...] = ()
+            domain_leaves: tuple[int, ...] = (first_leaf,)
+        else:
+            children = tuple(self._build(group, depth, leaves) for group in groups)
+            domain_leaves = tuple(range(first_leaf, len(leaves)))
+        here = self.cpus[min(cpus)]
+        nodes = frozenset(self.cpus[c].numa for c in cpus)
+        levels = levels or ["rest"]
+        ids = tuple(self._id(level, here) for level in levels)
+        domain = Domain(tuple(levels), ids, cpus, nodes, here.socket, domain_leaves, children)
+        if not children:
+            leaves.append(domain)
+        for level in levels:
+            self._by_level.setdefault(level, []).append(domain)
+        return domain
+
+    def _id(self, level: str, here: Cpu) -> int:
+        if level == "l3":
+            return self._l3_rank[(here.socket, here.l3)]
+        return {"machine": 0, "socket": here.socket, "die": here.die, "numa": here.numa, "rest": here.cpu}[level]
+
+
+def _l3_ranks(cpus: Iterable[Cpu]) -> dict[tuple[int, Optional[int]], int]:
+    """An L3 goes by its rank in (NUMA node, first CPU) order: cache ids may repeat, be sparse or be missing."""
+    first: dict[tuple[int, Optional[int]], tuple[int, int]] = {}
+    for c in cpus:
+        if c.l3 is not None:
+            first.setdefault((c.socket, c.l3), (c.numa, c.cpu))
+    return {key: rank for rank, key in enumerate(sorted(first, key=lambda key: first[key]))}
+
+
+def remember(old: Topology, new: TopologyData) -> TopologyData:
+    """Give CPUs that went offline the place they had: sysfs forgets it, their containers' homes do not."""
+    known = {c.cpu for c in new.cpus}
+    kept = tuple(c for c in old.cpus.values() if c.cpu not in known and c.cpu in new.offline)
+    return replace(new, cpus=tuple(sorted(new.cpus + kept, key=lambda c: c.cpu)))
+
+
+# ---------------------------------------------------------------------- the tree's shape
+
+
+def _group_key(cpu: Cpu, level: str) -> Any:
+    if level == "machine":
+        return 0
+    if level == "l3":
+        return (cpu.socket, -1 if cpu.l3 is None else cpu.l3)
+    if level == "die":
+        return (cpu.socket, cpu.die)
+    return {"socket": cpu.socket, "numa": cpu.numa}[level]
+
+
+def _groups(cpus: Mapping[int, Cpu], members: frozenset[int], level: str) -> list[frozenset[int]]:
+    found: dict[Any, set[int]] = {}
+    for cpu in sorted(members):
+        found.setdefault(_group_key(cpus[cpu], level), set()).add(cpu)
+    return [frozenset(group) for _, group in sorted(found.items(), key=lambda item: min(item[1]))]
+
+
+def _known(cpus: Mapping[int, Cpu], members: frozenset[int], level: str) -> bool:
+    return level != "l3" or all(cpus[c].l3 is not None for c in members)
+
+
+def _level_order(cpus: Iterable[Cpu]) -> list[str]:
+    """Outermost level first. The usual order, except where the groups of one level contain those of another.
+
+    A NUMA node may hold dies (NPS1 on a multi-die package) or whole sockets (node interleaving); an L3 may
+    be larger than a node (sub-NUMA clustering). Where two levels overlap without either containing the
+    other, the usual order stands and the inner one is cut at the outer one's borders.
+    """
+    members = list(cpus)
+    order = ["machine", "socket", "die", "numa", "l3"]
+    swapped = True
+    while swapped:
+        swapped = False
+        for index in range(1, len(order) - 1):
+            outer, inner = order[index], order[index + 1]
+            if not _contains(members, outer, inner) and _contains(members, inner, outer):
+                order[index], order[index + 1] = inner, outer
+                swapped = True
+    return order
+
+
+def _contains(cpus: list[Cpu], outer: str, inner: str) -> bool:
+    holder: dict[Any, Any] = {}
+    return all(holder.setdefault(_group_key(c, inner), _group_key(c, outer)) == _group_key(c, outer) for c in cpus)
+
+
+def _walk(domain: Domain) -> Iterable[Domain]:
+    yield domain
+    for child in domain.children:
+        yield from _walk(child)
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def read_topology(document: Any) -> TopologyData:
+    """Read the JSON form of a machine. Only ``cpus`` is needed.
+
+    :raises BadTopology: names the place and what was expected.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("cpus"), list):
+        raise BadTopology('a topology is a JSON object with a list "cpus"')
+    unknown = sorted(set(document) - _TOPOLOGY_KEYS)
+    if unknown:
+        raise BadTopology(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(_TOPOLOGY_KEYS))}")
+    cpus = tuple(_read_cpu(index, item) for index, item in enumerate(document["cpus"]))
+    distance = document.get("distance")
+    try:
+        return TopologyData(
+            cpus=cpus,
+            distance=None if distance is None else tuple(tuple(int(v) for v in row) for row in distance),
+            memory={int(node): int(size) for node, size in document.get("memory", {}).items()},
+            has_memory=_optional_set(document, "has_memory"),
+            isolated=parse_cpus(document.get("isolated", "")),
+            offline=parse_cpus(document.get("offline", "")),
+            parent_cpus=_optional_set(document, "parent_cpus"),
+            parent_mems=_optional_set(document, "parent_mems"),
+            devices={str(address): int(node) for address, node in document.get("devices", {}).items()},
+            vendor=str(document.get("vendor", "")),
+        )
+    except BadCpuList as error:
+        raise BadTopology(str(error)) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadTopology(f"topology: {error}") from None
+
+
+_TOPOLOGY_KEYS = frozenset(
+    ["cpus", "distance", "memory", "has_memory", "isolated", "offline", "parent_cpus", "parent_mems", "devices", "vendor"]
+)
+
+
+def write_topology(data: TopologyData) -> dict[str, Any]:
+    """The JSON form of a machine; ``read_topology`` reads it back."""
+    document: dict[str, Any] = {"cpus": [_write_cpu(c) for c in sorted(data.cpus, key=lambda c: c.cpu)]}
+    if data.distance is not None:
+        document["distance"] = [list(row) for row in data.distance]
+    document["memory"] = {str(node): size for node, size in sorted(data.memory.items())}
+    document["isolated"] = format_cpus(data.isolated)
+    document["offline"] = format_cpus(data.offline)
+    if data.has_memory is not None:
+        document["has_memory"] = format_cpus(data.has_memory)
+    if data.parent_cpus is not None:
+        document["parent_cpus"] = format_cpus(data.parent_cpus)
+    if data.parent_mems is not None:
+        document["parent_mems"] = format_cpus(data.parent_mems)
+    document["devices"] = dict(sorted(data.devices.items()))
+    document["vendor"] = data.vendor
+    return document
+
+
+def _read_cpu(index: int, item: Any) -> Cpu:
+    if not isinstance(item, dict) or not _is_id(item.get("cpu")):
+        raise BadTopology(f'cpus[{index}]: expected an object with a number "cpu", found {item!r:.60}')
+    number = item["cpu"]
+    values: dict[str, Optional[int]] = {"cpu": number, "core": number, "l3": None, "die": 0, "numa": 0, "socket": 0}
+    for key, value in item.items():
+        if key not in values:
+            raise BadTopology(f"cpus[{index}] (CPU {number}): unknown key {key!r}; known are {', '.join(values)}")
+        if not _is_id(value) and not (key == "l3" and value is None):
+            raise BadTopology(f"cpus[{index}] (CPU {number}): {key} is {value!r}, expected a number of 0 or more")
+        values[key] = value
+    return Cpu(**values)  # type: ignore[arg-type]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value
+
+
+def _write_cpu(cpu: Cpu) -> dict[str, int]:
+    item = {"cpu": cpu.cpu, "core": cpu.core, "l3": cpu.l3, "die": cpu.die, "numa": cpu.numa, "socket": cpu.socket}
+    return {key: value for key, value in item.items() if value is not None}
+
+
+def _optional_set(document: dict[str, Any], key: str) -> Optional[frozenset[int]]:
+    # An empty text means "not told", as in the documented example of parent_cpus.
+    text = document.get(key, "")
+    if not isinstance(text, str):
+        raise BadTopology(f'{key} is {text!r}, expected a list such as "0-7"')
+    return parse_cpus(text) or None
