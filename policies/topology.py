@@ -102,7 +102,9 @@ class Topology:
         self.data = data
         self.cpus: dict[int, Cpu] = {c.cpu: c for c in sorted(data.cpus, key=lambda c: c.cpu)}
         if len(self.cpus) != len(data.cpus):
-            raise BadTopology("a CPU is listed twice")
+            numbers = sorted(c.cpu for c in data.cpus)
+            twice = next(a for a, b in zip(numbers, numbers[1:]) if a == b)
+            raise BadTopology(f"CPU {twice} is listed twice")
         self.online: frozenset[int] = frozenset(self.cpus) - data.offline
         if not self.online:
             raise BadTopology("every CPU of the machine is offline")
@@ -170,8 +172,17 @@ class Topology:
         return frozenset(c.cpu for c in self.cpus.values() if (c.socket, c.core) == (here.socket, here.core))
 
     def hash(self) -> str:
-        """Changes when a CPU's place changes; not with offline CPUs, memory in use or cgroups."""
-        places = [(c.cpu, c.core, c.l3, c.die, c.numa, c.socket) for c in self.cpus.values()]
+        """Changes when a CPU's place changes; not with remembered offline CPUs, memory in use or cgroups."""
+        # A core or L3 goes by its first CPU here: what readers call it may change as CPUs come and go.
+        cores: dict[tuple[int, int], int] = {}
+        l3s: dict[tuple[int, Optional[int]], Optional[int]] = {}
+        for c in self.cpus.values():
+            cores.setdefault((c.socket, c.core), c.cpu)
+            l3s.setdefault((c.socket, c.l3), None if c.l3 is None else c.cpu)
+        places = [
+            (c.cpu, cores[c.socket, c.core], l3s[c.socket, c.l3], c.die, c.numa, c.socket)
+            for c in self.cpus.values()
+        ]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ construction
@@ -229,10 +240,57 @@ def _l3_ranks(cpus: Iterable[Cpu]) -> dict[tuple[int, Optional[int]], int]:
 
 
 def remember(old: Topology, new: TopologyData) -> TopologyData:
-    """Give CPUs that went offline the place they had: sysfs forgets it, their containers' homes do not."""
-    known = {c.cpu for c in new.cpus}
-    kept = tuple(c for c in old.cpus.values() if c.cpu not in known and c.cpu in new.offline)
-    return replace(new, cpus=tuple(sorted(new.cpus + kept, key=lambda c: c.cpu)))
+    """Give CPUs that went offline the place they had: sysfs forgets it, their containers' homes do not.
+
+    They join the cores and L3s of their old mates, whatever those are called now: a reader names a group
+    after its lowest online CPU. NUMA nodes that went with them keep their distances and have no memory.
+    """
+    known = {c.cpu: c for c in new.cpus}
+    # 1. What the cores and L3s of before are called now.
+    cores: dict[tuple[int, int], int] = {}
+    l3s: dict[tuple[int, Optional[int]], int] = {}
+    for c in old.cpus.values():
+        now = known.get(c.cpu)
+        if now is not None:
+            cores.setdefault((c.socket, c.core), now.core)
+        if now is not None and now.l3 is not None:
+            l3s.setdefault((c.socket, c.l3), now.l3)
+    # 2. The CPUs that are gone, under those names; where all mates are gone too, the old name is still free.
+    kept = tuple(
+        replace(
+            c,
+            core=cores.get((c.socket, c.core), c.core),
+            l3=None if c.l3 is None else l3s.get((c.socket, c.l3), c.l3),
+        )
+        for c in old.cpus.values()
+        if c.cpu not in known and c.cpu in new.offline
+    )
+    # 3. Their nodes, where the kernel took those away as well.
+    nodes = {c.numa for c in new.cpus} | set(new.memory) | (new.has_memory or frozenset())
+    lost = {c.numa for c in kept} - nodes
+    return replace(
+        new,
+        cpus=tuple(sorted(new.cpus + kept, key=lambda c: c.cpu)),
+        memory={**new.memory, **dict.fromkeys(sorted(lost), 0)} if lost else new.memory,
+        distance=_widen(old, new.distance, sorted(nodes), sorted(nodes | lost)) if lost else new.distance,
+    )
+
+
+def _widen(
+    old: Topology, rows: Optional[tuple[tuple[int, ...], ...]], nodes: list[int], wanted: list[int]
+) -> Optional[tuple[tuple[int, ...], ...]]:
+    """The distances between ``nodes``, widened to the ``wanted`` ones by those of before."""
+    if rows is None or not set(wanted) <= set(old.node_ids) | set(nodes):
+        return None
+    now = {(a, b): rows[i][j] for i, a in enumerate(nodes) for j, b in enumerate(nodes)}
+    before = set(old.node_ids)
+
+    def distance(a: int, b: int) -> int:
+        if (a, b) in now:
+            return now[a, b]
+        return old.distance(a, b) if {a, b} <= before else REMOTE_DISTANCE
+
+    return tuple(tuple(distance(a, b) for b in wanted) for a in wanted)
 
 
 # ---------------------------------------------------------------------- the tree's shape
@@ -280,8 +338,11 @@ def _level_order(cpus: Iterable[Cpu]) -> list[str]:
 
 
 def _contains(cpus: list[Cpu], outer: str, inner: str) -> bool:
+    # CPUs whose L3 is not known say nothing about where L3s lie.
+    telling = [c for c in cpus if c.l3 is not None or "l3" not in (outer, inner)]
     holder: dict[Any, Any] = {}
-    return all(holder.setdefault(_group_key(c, inner), _group_key(c, outer)) == _group_key(c, outer) for c in cpus)
+    keys = [(_group_key(c, outer), _group_key(c, inner)) for c in telling]
+    return all(holder.setdefault(inner_key, outer_key) == outer_key for outer_key, inner_key in keys)
 
 
 def _walk(domain: Domain) -> Iterable[Domain]:
@@ -303,25 +364,19 @@ def read_topology(document: Any) -> TopologyData:
     unknown = sorted(set(document) - _TOPOLOGY_KEYS)
     if unknown:
         raise BadTopology(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(_TOPOLOGY_KEYS))}")
-    cpus = tuple(_read_cpu(index, item) for index, item in enumerate(document["cpus"]))
-    distance = document.get("distance")
-    try:
-        return TopologyData(
-            cpus=cpus,
-            distance=None if distance is None else tuple(tuple(int(v) for v in row) for row in distance),
-            memory={int(node): int(size) for node, size in document.get("memory", {}).items()},
-            has_memory=_optional_set(document, "has_memory"),
-            isolated=parse_cpus(document.get("isolated", "")),
-            offline=parse_cpus(document.get("offline", "")),
-            parent_cpus=_optional_set(document, "parent_cpus"),
-            parent_mems=_optional_set(document, "parent_mems"),
-            devices={str(address): int(node) for address, node in document.get("devices", {}).items()},
-            vendor=str(document.get("vendor", "")),
-        )
-    except BadCpuList as error:
-        raise BadTopology(str(error)) from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadTopology(f"topology: {error}") from None
+    return TopologyData(
+        cpus=tuple(_read_cpu(index, item) for index, item in enumerate(document["cpus"])),
+        distance=_read_distance(document.get("distance")),
+        memory={_read_node(node): size for node, size in _read_numbers(document, "memory").items()},
+        has_memory=_read_set(document, "has_memory") or None,
+        isolated=_read_set(document, "isolated"),
+        offline=_read_set(document, "offline"),
+        # An empty text means "not told", as in the documented example of parent_cpus.
+        parent_cpus=_read_set(document, "parent_cpus") or None,
+        parent_mems=_read_set(document, "parent_mems") or None,
+        devices=_read_numbers(document, "devices"),
+        vendor=str(document.get("vendor", "")),
+    )
 
 
 _TOPOLOGY_KEYS = frozenset(
@@ -371,9 +426,39 @@ def _write_cpu(cpu: Cpu) -> dict[str, int]:
     return {key: value for key, value in item.items() if value is not None}
 
 
-def _optional_set(document: dict[str, Any], key: str) -> Optional[frozenset[int]]:
-    # An empty text means "not told", as in the documented example of parent_cpus.
+def _read_distance(rows: Any) -> Optional[tuple[tuple[int, ...], ...]]:
+    if rows is None:
+        return None
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise BadTopology(f"distance: expected a list of lists of numbers, found {rows!r:.60}")
+    for index, row in enumerate(rows):
+        wrong = [value for value in row if not _is_id(value)]
+        if wrong:
+            raise BadTopology(f"distance[{index}]: {wrong[0]!r} is not a number of 0 or more")
+    return tuple(tuple(row) for row in rows)
+
+
+def _read_numbers(document: dict[str, Any], key: str) -> dict[str, int]:
+    numbers = document.get(key, {})
+    if not isinstance(numbers, dict):
+        raise BadTopology(f"{key}: expected an object of numbers, found {numbers!r:.60}")
+    for name, value in numbers.items():
+        if not _is_id(value):
+            raise BadTopology(f"{key}[{name!r}] is {value!r}, expected a number of 0 or more")
+    return dict(numbers)
+
+
+def _read_node(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise BadTopology(f"memory: {text!r} is not the number of a NUMA node")
+    return int(text)
+
+
+def _read_set(document: dict[str, Any], key: str) -> frozenset[int]:
     text = document.get(key, "")
     if not isinstance(text, str):
         raise BadTopology(f'{key} is {text!r}, expected a list such as "0-7"')
-    return parse_cpus(text) or None
+    try:
+        return parse_cpus(text)
+    except BadCpuList as error:
+        raise BadTopology(f"{key}: {error}") from None

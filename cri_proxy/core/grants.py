@@ -1,0 +1,170 @@
+"""The records the engine keeps: grants, tickets, and what it hands out. Frozen values, units in the names.
+
+Times are seconds since boot (CLOCK_BOOTTIME), given by the caller: they keep their meaning through a restart
+of the daemon, and a reboot ends them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Optional
+
+from policies.cpus import NO_CPUS
+from policies.model import NO_FENCE, Container, Decision, Fence, Placement
+
+
+class Stance(str, Enum):
+    """Whose cpuset a container has."""
+
+    PLACED = "placed"  # ours: kept, repaired, moved with topology changes
+    ADOPTED = "adopted"  # was there before us: kept until a grant needs its CPUs
+    OBSERVED = "observed"  # decided in mode observe: nothing was sent
+    OPTED_OUT = "opted out"  # by annotation, namespace or runtime handler
+    KUBELET = "kubelet-exclusive"  # kubelet's static CPU manager owns these CPUs
+    UNTOUCHED = "untouched"  # we could not or would not place it (policy none, fail open, empty fence)
+    RELEASED = "released"  # given back by command
+    FOREIGN = "foreign"  # another writer keeps changing it
+
+
+class Life(str, Enum):
+    """Where a grant is in its life; the end, free, is having no record."""
+
+    CREATING = "creating"
+    CREATED = "created"
+    RUNNING = "running"
+    HELD = "held"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One container's place. ``key`` is its runtime id, or its ticket's id while it is being created.
+
+    ``runs_on`` is where it runs when that is not ``placement.cpus`` (any stance but PLACED).
+    ``displaced``: the placement it had before its CPUs went away, to go back to when they return.
+    ``repairs`` are the times at which drift was repaired.
+    """
+
+    key: str
+    container: Container
+    placement: Placement
+    stance: Stance
+    fence: Fence = NO_FENCE
+    life: Life = Life.CREATING
+    runs_on: frozenset[int] = NO_CPUS
+    since_s: float = 0.0
+    hold_until_s: float = 0.0
+    exit_code: Optional[int] = None
+    displaced: Optional[Placement] = None
+    repairs: tuple[float, ...] = ()
+    why: str = ""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """The CPUs it is charged on; in mode observe those it would have, so that the next decision makes sense."""
+        return self.placement.cpus if self.stance in (Stance.PLACED, Stance.OBSERVED) else self.runs_on
+
+    @property
+    def exclusive(self) -> frozenset[int]:
+        """The CPUs nobody else may use."""
+        if self.stance is Stance.KUBELET:
+            return self.runs_on
+        return self.placement.exclusive if self.stance in (Stance.PLACED, Stance.ADOPTED) else NO_CPUS
+
+
+class TicketKind(str, Enum):
+    CREATE = "create"
+    RESIZE = "resize"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request on its way to the runtime.
+
+    ``key`` is the pending grant's key in the books. ``target``: the id of the container a resize is about.
+    ``sent``: the placement the request carries, while the grant's own may change under way.
+    ``replaces``: grants and tickets set aside for it, put back if it fails.
+    """
+
+    id: str
+    kind: TicketKind
+    key: str
+    since_s: float
+    target: str = ""
+    sent: Placement = Placement()
+    in_doubt: bool = False
+    replaces: tuple[Grant, ...] = ()
+    replaced_tickets: tuple[Ticket, ...] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create."""
+
+    id: str
+    placement: Placement
+    shrink: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched."""
+
+    ticket: str
+    decision: Decision
+    stance: Stance
+    placement: Placement
+    before: tuple[Update, ...] = ()
+    after: tuple[Update, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty."""
+
+    id: str
+    sandbox_id: str
+    pod_uid: str
+    name: str
+    attempt: int
+    running: bool
+    exited: bool
+    exit_code: Optional[int] = None
+    cpus: Optional[frozenset[int]] = None
+    mems: Optional[frozenset[int]] = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """One step of a plan: the container's new home and level."""
+
+    id: str
+    home: frozenset[int]
+    level: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Moves that were worked out from the engine's state of ``version``."""
+
+    version: int
+    moves: tuple[Move, ...] = field(default_factory=tuple)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One decision as it is kept for ``explain``: what was asked, what was decided, how it ended."""
+
+    number: int
+    at_s: float
+    operation: str
+    path: str
+    pod_uid: str
+    id: str
+    stance: str
+    placement: Placement
+    why: str
+    outcome: str = ""

@@ -1,0 +1,38 @@
+"""What the engine must know of the node: the machine, what of it may be used, and what is set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.cpus import NO_CPUS
+from policies.topology import Topology
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node at one moment.
+
+    ``usable``: online, in the effective cpuset of kubelet's cgroup, and (if configured) available to us.
+    ``mems``: NUMA nodes of that cgroup. ``parent_cpus``: what a container without any cpuset runs on.
+    ``kubelet_exclusive``: kubelet's own assignments (cpu_manager_state) by (pod uid, container name).
+    """
+
+    topology: Topology
+    usable: frozenset[int]
+    mems: frozenset[int]
+    parent_cpus: frozenset[int] = NO_CPUS
+    reserved: frozenset[int] = NO_CPUS
+    kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options of the ``placement`` section that the engine reads; seconds, namespace globs, handler names."""
+
+    restart_hold_s: float = 300.0
+    finished_hold_s: float = 30.0
+    doubt_s: float = 120.0
+    distrust_s: float = 600.0
+    unmanaged_namespaces: tuple[str, ...] = ()
+    unmanaged_handlers: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""The acting half of the daemon: sockets, files, clocks. Decides nothing."""

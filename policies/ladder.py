@@ -1,0 +1,271 @@
+"""The ladder: which size of domain a container gets, and which domain of that size.
+
+    n <= cap(ccx)              -> one CCX                                          ccx
+    (fine) n <= cap(k CCXs)    -> the fewest CCXs of one NUMA node that hold n     nccx
+    n <= cap(numa)             -> one NUMA node                                    numa
+    n <= cap(numa) + cap(ccx)  -> a node and one CCX of another, nearest node      numa+ccx
+    n <= 2 cap(numa)           -> two NUMA nodes, the nearest pair                 2numa
+    else                       -> the socket, or the whole machine                 socket, machine
+
+``n`` is the CPU limit; ``cap`` counts the CPUs a shared container may use now. A rung is open if some site
+(a domain, or a pair of them) of that level has cap >= n. Of the sites of the lowest open rung the first by
+this tuple wins: (no room; outside the pod's domain P; affinity cost; distance inside the set; charged
+share; number of containers; lowest id). Where none has room but one of a later rung has, that one is taken;
+where none has anywhere, the least loaded of the lowest open rung.
+
+A level that the machine does not have has no rung; where two rungs give the same CPUs the lower one names
+the level. An L3 that is larger than a NUMA node has its rung above two nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from policies.model import BudgetSpent
+from policies.node import NANO_PER_MILLI, Node, Survey
+from policies.topology import Domain, Topology
+
+#: Sites looked at for one decision. 1,024 CPUs in 128 CCXs make 8,200 pairs at worst (NPS1); ten times that is a bug.
+BUDGET = 100_000
+
+CRITERIA = ("room", "pod", "affinity", "distance", "charged share", "number of containers", "lowest id")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place a rung offers: leaves (indices), their nodes, and the sum of distances between those nodes."""
+
+    level: str
+    name: str
+    leaves: tuple[int, ...]
+    home: frozenset[int]
+    nodes: frozenset[int]
+    spread: int
+    ids: tuple[int, ...]
+    near: bool = True
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What is wanted: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers."""
+
+    milli_wanted: int
+    milli_request: int
+    floor: str = "ccx"
+    pod_leaves: Optional[frozenset[int]] = None
+    affinity: Optional[Callable[[frozenset[int]], float]] = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The site taken, its usable CPUs, whether it has room, and why in words."""
+
+    site: Site
+    cpus: frozenset[int]
+    has_room: bool
+    why: str
+
+
+class Ladder:
+    """The rungs of one machine. Built once per topology; ``climb`` is called for every container."""
+
+    def __init__(self, topology: Topology, kind: str = "manual") -> None:
+        self.topology = topology
+        self.fine = kind == "fine"
+        self.rungs: tuple[tuple[str, tuple[Site, ...]], ...] = tuple(
+            (level, sites) for level, sites in _rungs(topology) if sites
+        )
+        self.ccx_leaves_of_node = {
+            min(node.nodes): node.leaves
+            for node in topology.at("numa")
+            if len(node.leaves) > 2 and all("l3" in topology.leaves[i].levels for i in node.leaves)
+        }
+
+    def climb(self, survey: Survey, node: Node, want: Climb) -> Choice:
+        """Find the site for a container.
+
+        :raises BudgetSpent: more than ``BUDGET`` sites would have to be looked at.
+        :raises LookupError: no CPU of the machine may be used at all.
+        """
+        first_level = ""
+        first_sites: list[Site] = []
+        need = want.milli_request * NANO_PER_MILLI
+        # 1. The rungs from the floor up, each with the sites that hold n: the lowest open one, a later one if
+        #    only that has room.
+        for level, sites in self._open_rungs(survey, want):
+            if not first_sites:
+                first_level, first_sites = level, sites
+            with_room = [s for s in sites if survey.room_nano(s.leaves) >= need]
+            if with_room:
+                note = "" if level == first_level else f"no room in {_plain(first_level)}; "
+                return self._pick(survey, node, want, with_room, len(sites), note)
+        # 2. No rung is open: n is larger than the machine.
+        if not first_sites:
+            return self._machine(survey, want)
+        # 3. No room anywhere: the least loaded of the lowest open rung.
+        best = min(first_sites, key=lambda s: (survey.share_nano(s.leaves), s.ids))
+        why = f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
+        return Choice(best, survey.allowed(best.leaves), False, why)
+
+    def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[Site]]]:
+        looked = 0
+        levels = [level for level, _ in self.rungs]
+        start = next((i for i, level in enumerate(levels) if level == want.floor), None)
+        if start is None:
+            order = ("ccx", "numa", "socket", "machine")
+            later = order[order.index(want.floor) :]
+            start = min((i for i, level in enumerate(levels) if level in later), default=len(levels) - 1)
+        for level, sites in self.rungs[start:]:
+            if level == "numa" and self.fine and want.floor == "ccx":
+                several = self._several_ccxs(survey, want)
+                if several:
+                    yield "nccx", several
+            looked += len(sites)
+            if looked > BUDGET:
+                raise BudgetSpent(f"more than {BUDGET} places to look at")
+            fitting = [s for s in sites if _holds(survey, s.leaves, want.milli_wanted)]
+            # Pairs across sockets count only where no pair inside one holds n.
+            near = [s for s in fitting if s.near]
+            if fitting:
+                yield level, near or fitting
+
+    def _several_ccxs(self, survey: Survey, want: Climb) -> list[Site]:
+        """Per NUMA node its fewest CCXs that hold n: the least loaded ones, those of the pod's domain first."""
+        sites: list[Site] = []
+        for node_id, leaves in self.ccx_leaves_of_node.items():
+            caps = sorted((survey.caps[i] for i in leaves), reverse=True)
+            count = next((k for k in range(2, len(leaves)) if sum(caps[:k]) * 1000 >= want.milli_wanted), None)
+            if count is None:
+                continue
+            chosen = _take_leaves(survey, leaves, count, want)
+            home = frozenset().union(*[self.topology.leaves[i].cpus for i in chosen])
+            names = ", ".join(self.topology.leaves[i].name for i in chosen)
+            sites.append(Site("nccx", names, chosen, home, frozenset([node_id]), 0, chosen))
+        fewest = min((len(s.leaves) for s in sites), default=0)
+        return [s for s in sites if len(s.leaves) == fewest]
+
+    def _machine(self, survey: Survey, want: Climb) -> Choice:
+        cpus = survey.allowed(range(len(survey.caps)))
+        if not cpus:
+            raise LookupError("no CPU may be used")
+        site = self.rungs[-1][1][0]
+        has_room = survey.room_nano(site.leaves) >= want.milli_request * NANO_PER_MILLI
+        why = f"{_cpus(want.milli_wanted)} wanted, the whole machine has {len(cpus)}: all of it"
+        return Choice(site, cpus, has_room, why)
+
+    def _pick(self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str) -> Choice:
+        # The number of containers is costly to know and seldom decides: it is looked up among equals only.
+        keyed = [(self._key(survey, want, s), s) for s in sites]
+        best_key = min(key for key, _ in keyed)
+        equals = [s for key, s in keyed if key == best_key]
+        counts = {s.ids: node.containers_on(survey.allowed(s.leaves)) for s in equals} if len(equals) > 1 else {}
+        best = min(equals, key=lambda s: (counts.get(s.ids, 0), s.ids))
+        decided = _decided_by(best_key, best, [key for key, s in keyed if s is not best], counts)
+        cpus = survey.allowed(best.leaves)
+        why = (
+            f"{note}{_cpus(want.milli_wanted)} wanted, {_plain(best.level)} of {len(cpus)}: "
+            f"{best.name} of {of} that hold it{'' if len(sites) == of else f', {len(sites)} with room'}, {decided}"
+        )
+        return Choice(best, cpus, True, why)
+
+    def _key(self, survey: Survey, want: Climb, site: Site) -> tuple[int, float, int, int]:
+        pod = want.pod_leaves
+        leaves = frozenset(site.leaves) if pod is not None else frozenset()
+        outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
+        cost = want.affinity(survey.allowed(site.leaves)) if want.affinity is not None else 0.0
+        return (outside, cost, site.spread, survey.share_nano(site.leaves))
+
+
+def _decided_by(key: tuple[int, float, int, int], best: Site, others: list[tuple[int, float, int, int]], counts: dict[tuple[int, ...], int]) -> str:
+    """Which criterion told the winner from its nearest rival."""
+    if not others:
+        return "the only one"
+    rival = min(others)
+    for name, ours, theirs in zip(CRITERIA[1:5], key, rival):
+        if ours != theirs:
+            if name == "charged share":
+                return f"by charged share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
+            return "where its pod is, or it was itself" if name == "pod" else f"by {name} ({ours:g}, next {theirs:g})"
+    rivals = [count for ids, count in counts.items() if ids != best.ids]
+    if rivals and counts[best.ids] < min(rivals):
+        return f"by number of containers ({counts[best.ids]}, next {min(rivals)})"
+    return "by lowest id"
+
+
+def _take_leaves(survey: Survey, leaves: tuple[int, ...], count: int, want: Climb) -> tuple[int, ...]:
+    pod = want.pod_leaves or frozenset()
+    affinity = want.affinity
+
+    def key(i: int) -> tuple[bool, float, int, int]:
+        cost = affinity(survey.cpus[i]) if affinity is not None else 0.0
+        return (bool(pod) and i not in pod, cost, survey.share_nano([i]), i)
+
+    chosen: list[int] = []
+    rest = sorted(leaves, key=key)
+    while len(chosen) < count:
+        # The first by key that still leaves enough for n, whatever the sizes of the others.
+        for leaf in rest:
+            others = sorted((survey.caps[i] for i in rest if i != leaf), reverse=True)[: count - len(chosen) - 1]
+            if (survey.cap(chosen) + survey.caps[leaf] + sum(others)) * 1000 >= want.milli_wanted:
+                chosen.append(leaf)
+                rest.remove(leaf)
+                break
+    return tuple(sorted(chosen))
+
+
+def _holds(survey: Survey, leaves: Iterable[int], milli_wanted: int) -> bool:
+    cap = survey.cap(leaves)
+    return cap > 0 and cap * 1000 >= milli_wanted
+
+
+def _rungs(topology: Topology) -> list[tuple[str, tuple[Site, ...]]]:
+    nodes = topology.at("numa")
+    ccxs = topology.at("l3")
+    # An L3 inside a NUMA node is the first rung; one that holds several nodes comes after two nodes.
+    inner = bool(ccxs) and all(len(c.nodes) == 1 for c in ccxs)
+    ccx_rung = ("ccx", tuple(_site(topology, "ccx", "l3", [c]) for c in ccxs))
+    numa_rung = ("numa", tuple(_site(topology, "numa", "numa", [n]) for n in nodes))
+    pairs = [(a, b) for a in nodes for b in nodes if min(a.nodes) < min(b.nodes)]
+    two_rung = ("2numa", tuple(_site(topology, "2numa", "numa", [a, b]) for a, b in pairs))
+    rest = [
+        ("socket", tuple(_site(topology, "socket", "socket", [s]) for s in topology.at("socket"))),
+        ("machine", (_site(topology, "machine", "machine", [topology.root]),)),
+    ]
+    if not inner:
+        return [numa_rung, two_rung, ccx_rung, *rest]
+    mixed = [(n, c) for n in nodes for c in ccxs if not c.nodes & n.nodes]
+    mixed_rung = ("numa+ccx", tuple(_site(topology, "numa+ccx", "numa", [n], c) for n, c in mixed))
+    return [ccx_rung, numa_rung, mixed_rung, two_rung, *rest]
+
+
+def _site(topology: Topology, level: str, kind: str, boxes: list[Domain], ccx: Optional[Domain] = None) -> Site:
+    parts = boxes + ([ccx] if ccx else [])
+    leaves = tuple(sorted({i for p in parts for i in p.leaves}))
+    nodes = frozenset().union(*[p.nodes for p in parts])
+    names = [b.name_at(kind) for b in boxes] + ([ccx.name_at("l3")] if ccx else [])
+    ids = tuple(b.ids[b.levels.index(kind)] for b in boxes) + ((ccx.ids[ccx.levels.index("l3")],) if ccx else ())
+    home = frozenset().union(*[p.cpus for p in parts])
+    near = len({p.socket for p in parts}) == 1
+    spread = topology.spread(nodes) if level in ("numa+ccx", "2numa") else 0
+    return Site(level, " + ".join(names), leaves, home, nodes, spread, ids, near)
+
+
+_WORDS = {
+    "ccx": "one CCX",
+    "nccx": "CCXs of one NUMA node",
+    "numa": "one NUMA node",
+    "numa+ccx": "a NUMA node and a CCX of the nearest",
+    "2numa": "two NUMA nodes",
+    "socket": "one socket",
+    "machine": "the machine",
+}
+
+
+def _plain(level: str) -> str:
+    return _WORDS[level]
+
+
+def _cpus(milli: int) -> str:
+    return f"{milli / 1000:g} CPUs" if milli != 1000 else "1 CPU"

@@ -1,0 +1,89 @@
+"""Which NUMA nodes a container's memory may come from (``cpuset.mems``).
+
+``prefer``: a container with a memory limit gets the nodes of its CPUs, if the limits charged to them and its
+own stay within 90 % of their memory; else the nearest nodes are added until they do. A limit is charged to
+its nodes in proportion to what is free there, so that no node is ever promised more than it has: that is
+what keeps a pinned pod from the OOM killer while other nodes are empty. ``pin``: the nodes of its CPUs,
+always, widened only where the limit alone is larger than they are. ``off``: nothing is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from policies.cpus import NO_CPUS, format_cpus
+from policies.node import Node
+
+#: Part of a node's MemTotal that limits may fill: the kernel's own use and per-node watermarks need the rest.
+FILL_PERCENT = 90
+
+MemoryCharge = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The nodes (empty: set none), the limit's bytes by node, and a phrase for ``why`` (may be empty)."""
+
+    nodes: frozenset[int] = NO_CPUS
+    charge: MemoryCharge = ()
+    why: str = ""
+
+
+def choose_memory(node: Node, cpus: frozenset[int], limit_bytes: int, mode: str, only: frozenset[int], fence: Optional[frozenset[int]]) -> Memory:
+    """Nodes for a container on ``cpus``. ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems."""
+    if mode == "off" or (mode == "prefer" and not limit_bytes):
+        return Memory()
+    # 1. Candidates: nodes with memory, allowed to us and by the caller, with CPUs unless named in the configuration.
+    with_cpus = frozenset(c.numa for c in node.topology.cpus.values())
+    allowed = frozenset(n for n in node.mems if n in with_cpus or n in only)
+    if fence is not None:
+        allowed &= fence
+    if not allowed:
+        return Memory(why="memory not set: no node with memory is allowed")
+    # 2. The nodes of the CPUs; one without memory is replaced by its nearest that has some.
+    near = node.topology.nodes_of(cpus)
+    chosen = {n if n in allowed else _nearest(node, [n], allowed) for n in near}
+    start = frozenset(chosen)
+    # 3. Widen by the nearest node while the limits do not fit.
+    while not _fits(node, chosen, limit_bytes, mode) and len(chosen) < len(allowed):
+        chosen.add(_nearest(node, near, allowed - chosen))
+    nodes = frozenset(chosen)
+    if not nodes:
+        return Memory()
+    why = "" if nodes == start else f"memory widened from node {format_cpus(start)} to {format_cpus(nodes)}"
+    return Memory(nodes, _spread(node, nodes, limit_bytes), why)
+
+
+def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str) -> bool:
+    sizes = [node.topology.memory_bytes(n) for n in nodes]
+    if any(size is None for size in sizes):
+        return True
+    if mode == "pin":
+        return limit_bytes <= sum(size or 0 for size in sizes)
+    return limit_bytes <= sum(_free(node, n) for n in nodes)
+
+
+def _free(node: Node, memory_node: int) -> int:
+    size = node.topology.memory_bytes(memory_node) or 0
+    return max(0, size * FILL_PERCENT // 100 - node.memory_charged(memory_node))
+
+
+def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> int:
+    places = list(origins)
+    return min(candidates, key=lambda n: (min((node.topology.distance(o, n) for o in places), default=0), n))
+
+
+def _spread(node: Node, nodes: frozenset[int], limit_bytes: int) -> MemoryCharge:
+    """Charge the limit to the nodes in proportion to what is free; the remainder of the division to the first."""
+    ordered = sorted(nodes)
+    weights = [_free(node, n) if node.topology.memory_bytes(n) is not None else limit_bytes for n in ordered]
+    total = sum(weights)
+    if not limit_bytes:
+        return ()
+    if not total:
+        weights, total = [1] * len(ordered), len(ordered)
+    shares = [limit_bytes * w // total for w in weights]
+    shares[weights.index(max(weights))] += limit_bytes - sum(shares)
+    return tuple((n, s) for n, s in zip(ordered, shares) if s)

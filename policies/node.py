@@ -1,0 +1,182 @@
+"""The node's books: which container is charged on which CPUs, and how much room that leaves in each domain.
+
+Charges follow the design: a container's CPU request is spread evenly over the CPUs of its cpuset. They are
+kept per CPU in nano-CPUs (integers), so that adding and removing give back exactly what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Optional
+
+from policies.cpus import NO_CPUS
+from policies.topology import Topology
+
+NANO_PER_MILLI = 1_000_000
+#: For ordering candidates every container counts at least this much, so that containers without a request spread too.
+MIN_ORDER_MILLI = 10
+
+
+@dataclass(frozen=True)
+class Resident:
+    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` its memory limit by NUMA node."""
+
+    pod_uid: str
+    milli_request: int
+    milli_wanted: int
+    cpus: frozenset[int]
+    exclusive: frozenset[int] = NO_CPUS
+    memory_charge: tuple[tuple[int, int], ...] = ()
+
+
+class Node:
+    """Topology, pools and residents of one machine. Policies read it; only the engine changes it."""
+
+    def __init__(self, topology: Topology, usable: frozenset[int], mems: frozenset[int], reserved: frozenset[int]) -> None:
+        self.topology = topology
+        #: CPUs that may be sent at all: online and allowed to kubelet's cgroup.
+        self.usable = usable & topology.online
+        #: NUMA nodes that may be sent: they have memory and kubelet's cgroup allows them.
+        self.mems = mems & topology.memory_nodes
+        self.reserved = reserved & self.usable
+        self.residents: dict[str, Resident] = {}
+        self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
+        self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
+        self._sets: dict[frozenset[int], int] = {}
+        self._exclusive: dict[int, int] = {}
+        self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
+        #: Grows whenever the exclusive CPUs change, and with them what is shared.
+        self.pool_version = 0
+        self._pool: Optional[frozenset[int]] = None
+        self._pool_leaves: Optional[tuple[frozenset[int], ...]] = None
+
+    # ------------------------------------------------------------------ changes
+
+    def add(self, key: str, resident: Resident) -> None:
+        """Put a container into the books under ``key``, which must be new."""
+        if key in self.residents:
+            raise KeyError(f"{key} is in the books already")
+        self.residents[key] = resident
+        self._book(resident, +1)
+
+    def remove(self, key: str) -> Resident:
+        """Take a container out; returns what was booked, so that it can be put back."""
+        resident = self.residents.pop(key)
+        self._book(resident, -1)
+        return resident
+
+    def _book(self, resident: Resident, sign: int) -> None:
+        known = [c for c in resident.cpus if c in self._charge]
+        if known:
+            share = sign * (resident.milli_request * NANO_PER_MILLI // len(known))
+            order = sign * (max(resident.milli_request, MIN_ORDER_MILLI) * NANO_PER_MILLI // len(known))
+            for cpu in known:
+                self._charge[cpu] += share
+                self._order[cpu] += order
+        count = self._sets.get(resident.cpus, 0) + sign
+        self._sets[resident.cpus] = count
+        if not count:
+            del self._sets[resident.cpus]
+        for cpu in resident.exclusive:
+            self._exclusive[cpu] = self._exclusive.get(cpu, 0) + sign
+            if not self._exclusive[cpu]:
+                del self._exclusive[cpu]
+        if resident.exclusive:
+            self.pool_version += 1
+            self._pool = self._pool_leaves = None
+        for node, size in resident.memory_charge:
+            self._memory[node] = self._memory.get(node, 0) + sign * size
+
+    # ------------------------------------------------------------------ questions
+
+    @property
+    def exclusive(self) -> frozenset[int]:
+        """CPUs that belong to one container alone."""
+        return frozenset(self._exclusive)
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """CPUs for containers without CPUs of their own: usable, not reserved, not exclusive.
+
+        Reserved CPUs are used by others only when no shared CPU is left at all.
+        """
+        if self._pool is None:
+            free = self.usable - self.exclusive
+            self._pool = (free - self.reserved) or free
+        return self._pool
+
+    def charge_milli(self, cpus: Iterable[int]) -> int:
+        """Requests charged on some CPUs, in milli-CPUs, rounded up."""
+        return -(-sum(self._charge.get(c, 0) for c in cpus) // NANO_PER_MILLI)
+
+    def memory_charged(self, node: int) -> int:
+        """Bytes of memory limits charged to a NUMA node."""
+        return self._memory.get(node, 0)
+
+    def containers_on(self, cpus: frozenset[int]) -> int:
+        """How many containers may run on at least one of these CPUs."""
+        return sum(count for group, count in self._sets.items() if not group.isdisjoint(cpus))
+
+    def survey(self, fence: Optional[frozenset[int]] = None) -> Survey:
+        """Capacity and load of every leaf, as seen by a shared container behind ``fence``."""
+        if self._pool_leaves is None:
+            self._pool_leaves = tuple(leaf.cpus & self.shared for leaf in self.topology.leaves)
+        leaves = self._pool_leaves
+        if fence is not None:
+            leaves = tuple(leaf & fence for leaf in leaves)
+        charge, order = self._charge, self._order
+        return Survey(
+            leaves,
+            tuple(len(leaf) for leaf in leaves),
+            tuple(sum([charge[c] for c in leaf]) for leaf in leaves),
+            tuple(sum([order[c] for c in leaf]) for leaf in leaves),
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Per leaf of the topology: the CPUs that may be used, how many, and the nano-CPUs charged on them.
+
+    ``order_nano`` counts every container at least MIN_ORDER_MILLI; it decides between candidates,
+    ``charge_nano`` decides whether there is room.
+    """
+
+    cpus: tuple[frozenset[int], ...]
+    caps: tuple[int, ...]
+    charge_nano: tuple[int, ...]
+    order_nano: tuple[int, ...]
+
+    def cap(self, leaves: Iterable[int]) -> int:
+        """CPUs in these leaves."""
+        caps = self.caps
+        return sum([caps[i] for i in leaves])
+
+    def room_nano(self, leaves: Iterable[int]) -> int:
+        """Nano-CPUs of these leaves that no request is charged on; negative when overcommitted."""
+        caps, charge = self.caps, self.charge_nano
+        return sum([caps[i] * 1000 * NANO_PER_MILLI - charge[i] for i in leaves])
+
+    def share_nano(self, leaves: Iterable[int]) -> int:
+        """Charged nano-CPUs per CPU of these leaves, rounded down."""
+        order, caps = self.order_nano, self.caps
+        total = sum([caps[i] for i in leaves])
+        return sum([order[i] for i in leaves]) // total if total else 0
+
+    def allowed(self, leaves: Iterable[int]) -> frozenset[int]:
+        """The CPUs of these leaves that may be used."""
+        return frozenset().union(*[self.cpus[i] for i in leaves])
+
+    def credit(self, residents: Mapping[str, Resident], pod_uid: str) -> Survey:
+        """The same, as if the containers of one pod were not there."""
+        charge, order = list(self.charge_nano), list(self.order_nano)
+        for resident in residents.values():
+            if resident.pod_uid != pod_uid or not resident.cpus:
+                continue
+            each = resident.milli_request * NANO_PER_MILLI // len(resident.cpus)
+            each_order = max(resident.milli_request, MIN_ORDER_MILLI) * NANO_PER_MILLI // len(resident.cpus)
+            for index, leaf in enumerate(self.cpus):
+                overlap = len(leaf & resident.cpus)
+                charge[index] -= each * overlap
+                order[index] -= each_order * overlap
+        return Survey(self.cpus, self.caps, tuple(charge), tuple(order))

@@ -1,0 +1,29 @@
+"""The policy that places nothing: containers run where the caller puts them; they are still known and charged."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from policies.model import NO_FENCE, UNTOUCHED, Affinity, Container, Decision, Fence, PlacementSettings
+from policies.node import Node
+from policies.topology import Topology
+
+
+class NoPolicy:
+    """Leaves every request as it is."""
+
+    name = "none"
+    owns_exclusively = False
+
+    def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
+        pass
+
+    def place(
+        self,
+        node: Node,
+        container: Container,
+        fence: Fence = NO_FENCE,
+        affinity: Optional[Affinity] = None,
+        near: Optional[frozenset[int]] = None,
+    ) -> Decision:
+        return Decision(UNTOUCHED, "policy none: requests go through as they are")

@@ -1,0 +1,64 @@
+"""Reserved CPUs: kept for the system and for the pods of reserved namespaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from policies.cpus import NO_CPUS, format_cpus
+from policies.topology import Topology
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """How CPUs are reserved: a quantity in milli-CPUs, or the CPUs themselves; both empty = none."""
+
+    milli: int = 0
+    cpus: Optional[frozenset[int]] = None
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """The CPUs taken, and sentences about what an operator should look at."""
+
+    cpus: frozenset[int] = NO_CPUS
+    warnings: tuple[str, ...] = ()
+
+
+def reserve(topology: Topology, usable: frozenset[int], wanted: Reservation, kubelet: frozenset[int] = NO_CPUS) -> Reserved:
+    """Choose the reserved CPUs of a machine.
+
+    A set is taken as it is. A quantity is rounded up to whole cores and taken from one L3: the one with
+    kubelet's ``reservedSystemCPUs`` (those first), else the lowest CPU's; what it lacks comes from the next
+    L3s of the same NUMA node, then of the machine.
+    """
+    if wanted.cpus is not None:
+        return _as_given(topology, usable, wanted.cpus)
+    count = -(-wanted.milli // 1000)
+    if not count or not usable:
+        return Reserved()
+    anchor = min(kubelet & usable) if kubelet & usable else min(usable)
+    home = next(leaf for leaf in topology.leaves if anchor in leaf.cpus)
+    taken: set[int] = set()
+    leaves = sorted(topology.leaves, key=lambda d: (d is not home, d.nodes != home.nodes, d.socket != home.socket, min(d.cpus)))
+    for leaf in leaves:
+        for cpu in sorted(leaf.cpus & usable, key=lambda c: (c not in kubelet, c)):
+            if len(taken) >= count:
+                return Reserved(frozenset(taken))
+            if cpu not in taken:
+                taken |= topology.core_mates(cpu) & usable
+    return Reserved(frozenset(taken), ("every usable CPU is reserved; others will use them too",))
+
+
+def _as_given(topology: Topology, usable: frozenset[int], cpus: frozenset[int]) -> Reserved:
+    warnings = []
+    if cpus - usable:
+        warnings.append(f"reserved CPUs {format_cpus(cpus - usable)} are not usable here (usable: {format_cpus(usable)})")
+    taken = cpus & usable
+    cut = sorted(c for c in taken if (topology.core_mates(c) & usable) - taken)
+    if cut:
+        lonely = frozenset().union(*[topology.core_mates(c) for c in cut]) & usable - taken
+        warnings.append(
+            f"the reserved set {format_cpus(taken)} cuts physical cores: CPUs {format_cpus(lonely)} share a core with it"
+        )
+    return Reserved(taken, tuple(warnings))

@@ -1,0 +1,474 @@
+"""A private, real containerd for the tests: an ordinary process with its own folder, bridge and cgroups.
+
+Nothing of it is left after `close`, whatever state it was in: everything it makes is below its folder, on its
+bridge or below its cgroup, so cleaning up needs no help from it.
+All calls block; in a test whose event loop must go on, use `asyncio.to_thread(containerd.start)`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Optional, Union
+
+import grpc
+
+from cri_api import runtime_v1_pb2 as cri
+
+PAUSE = "docker.io/local/pause:1"
+BUSYBOX = "docker.io/local/busybox:1"
+START_TIMEOUT_S = 60.0  # against 0.4 s on two idle CPUs: a start may be emulated, Go is slow then
+END_TIMEOUT_S = 30.0  # against 0.2 s
+CNI_PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+CNI_RESULTS = Path("/var/lib/cni/results")  # libcni's cache; containerd has no setting for it
+
+# restrict_oom_score_adj: without CAP_SYS_RESOURCE, as in most CI runners, no pod starts otherwise.
+# netns below the state folder and runc's state (Root) in ours: unmounted and removed with the folder.
+CONFIG = """\
+version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+[grpc]
+  address = "{folder}/c.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "{cni_plugins}"
+  conf_dir = "{folder}/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  Root = "{folder}/runc"
+"""
+
+
+class Containerd:
+    """One containerd with a bridge, a subnet and a cgroup of its own; several run side by side.
+
+    `images` is the folder in which the images' archive is kept between instances; `more_config` is TOML for
+    the end of the configuration. After the first `start`, `number` tells this instance from the others on the
+    machine, and `cgroup_parent` is "/cri-e2e-NUMBER" if none was given. Give every pod a cgroup parent below
+    it: elsewhere only the containers' own cgroups are removed, not the pods'.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        binary: Union[str, Path] = "containerd",
+        *,
+        images: Path,
+        cgroup_parent: str = "",
+        more_config: str = "",
+    ) -> None:
+        self.folder = folder.resolve()
+        self.socket = self.folder / "c.sock"
+        self.log = self.folder / "log"
+        if len(str(self.socket)) >= 100:
+            raise ValueError(f"{self.socket} is too long for a unix socket; use a shorter folder")
+        if cgroup_parent and not cgroup_parent.strip("/"):
+            raise ValueError("the cgroup parent cannot be the root: close() kills all that is below it")
+        self.binary = str(binary)
+        self.images = images
+        self.cgroup_parent = cgroup_parent
+        self.more_config = more_config
+        self.number = -1
+        self.bridge = ""
+        self._daemon: Optional[subprocess.Popen[bytes]] = None
+
+    def __enter__(self) -> Containerd:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # --- life
+
+    def start(self) -> None:
+        """Start the daemon, the first time or after `kill`; returns when CRI, network, images are ready."""
+        assert self._daemon is None, "it was started already"
+        first = self.number < 0
+        if first:
+            self._claim_number()
+            self._write_config()
+        with self.log.open("ab") as log:
+            command = [self.binary, "--config", str(self.folder / "config.toml")]
+            self._daemon = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment())
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        self._wait_for(self._is_ready, deadline_s)
+        if first:
+            self.ctr("images", "import", str(make_images(self.images)))
+            self._wait_for(self._has_images, deadline_s)  # CRI hears of them by an event
+
+    def kill(self) -> None:
+        """SIGKILL of the daemon only; shims and containers live on."""
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+            self._daemon = None
+
+    def close(self) -> None:
+        """Kill and remove everything that was started and made; nothing happens the second time."""
+        if self.number < 0:
+            return
+        # 1. Processes, so that nobody makes new things or holds the old ones.
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        while pids := self._pids():
+            for pid in pids:
+                _kill(pid)
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"SIGKILL does not end these processes of {self.folder}: {sorted(pids)}")
+            time.sleep(0.01)
+        self.kill()
+        # 2. What lies outside the folder and off the bridge.
+        tasks = list(self._tasks.iterdir()) if self._tasks.exists() else []
+        for shim_socket in {found for task in tasks for found in _shim_sockets(task)}:
+            shim_socket.unlink(missing_ok=True)
+        for result in CNI_RESULTS.glob("*"):  # NETWORK-SANDBOX-INTERFACE; the loopback's is everyone's
+            if result.name.startswith(f"{self.bridge}-") or any(task.name in result.name for task in tasks):
+                result.unlink(missing_ok=True)
+        for cgroup in self._cgroups({task.name for task in tasks}):
+            _remove_cgroup(cgroup, deadline_s)
+        # 3. Mounts, innermost first. The network namespaces end with them, and with these the bridge's ports,
+        #    but later: not waited for.
+        if mounts := mounts_below(self.folder):
+            subprocess.run(["umount", "--lazy", *reversed(mounts)], check=True)
+        for port in os.listdir(f"/sys/class/net/{self.bridge}/brif"):
+            subprocess.run(["ip", "link", "delete", port], capture_output=True, check=False)
+        # 4. The folder, and last the bridge: it is the claim on the number.
+        shutil.rmtree(self.folder)
+        subprocess.run(["ip", "link", "delete", self.bridge], check=True)
+        self.number = -1
+
+    def ctr(self, *arguments: str) -> str:
+        """What containerd's own client of the same version prints, in CRI's containerd namespace."""
+        command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=self._environment(), check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+        return done.stdout
+
+    # --- what the kernel says of a container; asked without the daemon, so also while it is dead
+
+    def pid_of(self, container_id: str) -> int:
+        """The first process of a container or sandbox."""
+        return int((self._tasks / container_id / "init.pid").read_text())
+
+    def cpuset_of(self, container_id: str) -> tuple[str, str]:
+        """CPUs and memory nodes in the container's cgroup ("" in cgroup v2: not set)."""
+        lines = Path(f"/proc/{self.pid_of(container_id)}/cgroup").read_text().splitlines()
+        paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+        in_v1 = next((controllers for controllers in paths if "cpuset" in controllers.split(",")), "")
+        mounts = cgroup_mounts()
+        root = next(root for root, names in mounts if ("cpuset" in names if in_v1 else not names))
+        folder = root / paths[in_v1].lstrip("/")
+        return (folder / "cpuset.cpus").read_text().strip(), (folder / "cpuset.mems").read_text().strip()
+
+    def allowed_of(self, container_id: str) -> tuple[str, str]:
+        """CPUs and memory nodes the container's first process may use."""
+        status = Path(f"/proc/{self.pid_of(container_id)}/status").read_text()
+        cpus, mems = re.findall(r"^(?:Cpus|Mems)_allowed_list:\s*(\S*)$", status, re.MULTILINE)
+        return cpus, mems
+
+    # --- starting
+
+    def _claim_number(self) -> None:
+        # A bridge can be made only once on a machine, so making one claims its number, even against
+        # other processes. As it has an address already, CNI need not switch on the machine's IP forwarding.
+        for number in range(256):
+            bridge = f"cri-e2e-{number}"
+            command = ["ip", "link", "add", bridge, "type", "bridge"]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode == 0:
+                break
+        else:
+            raise RuntimeError(f"cannot add a network bridge: {made.stderr}")
+        self.number, self.bridge = number, bridge
+        self.cgroup_parent = self.cgroup_parent or f"/{bridge}"
+        subprocess.run(["ip", "address", "add", f"10.213.{number}.1/24", "dev", bridge], check=True)
+        subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
+
+    def _write_config(self) -> None:
+        (self.folder / "cni").mkdir(parents=True)
+        cni_plugins = next(folder for folder in CNI_PLUGIN_FOLDERS if folder.exists())
+        config = CONFIG.format(folder=self.folder, pause=PAUSE, cni_plugins=cni_plugins) + self.more_config
+        (self.folder / "config.toml").write_text(config)
+        ranges = [[{"subnet": f"10.213.{self.number}.0/24"}]]
+        addresses = {"type": "host-local", "dataDir": f"{self.folder}/addresses", "ranges": ranges}
+        plugin = {"type": "bridge", "bridge": self.bridge, "ipam": addresses}
+        network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
+        (self.folder / "cni" / "net.conflist").write_text(json.dumps(network))
+
+    def _environment(self) -> dict[str, str]:
+        # The shim and ctr beside the binary go before the system's, which are of another version.
+        folders = [str(Path(self.binary).parent)] if "/" in self.binary else []
+        return {**os.environ, "PATH": ":".join([*folders, os.environ["PATH"]])}
+
+    def _wait_for(self, is_done: Callable[[], bool], deadline_s: float) -> None:
+        assert self._daemon is not None
+        while not is_done():
+            code = self._daemon.poll()
+            if code is not None or time.monotonic() > deadline_s:
+                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+                raise RuntimeError(f"{self.binary} is not ready (exit code {code}); its log ends:\n{tail}")
+            time.sleep(0.02)
+
+    def _is_ready(self) -> bool:
+        status = self._ask("RuntimeService/Status", cri.StatusRequest(), cri.StatusResponse)
+        return status is not None and all(condition.status for condition in status.status.conditions)
+
+    def _has_images(self) -> bool:
+        listed = self._ask("ImageService/ListImages", cri.ListImagesRequest(), cri.ListImagesResponse)
+        names = {name for image in listed.images for name in image.repo_tags} if listed is not None else set()
+        return {PAUSE, BUSYBOX} <= names
+
+    def _ask(self, method: str, request: Any, response: Any) -> Any:
+        """The answer, or None if there is nobody or it says so."""
+        # A pool of its own: in the shared one a refused connection is retried only after a second.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"unix:{self.socket}", options) as channel:
+            encode, decode = type(request).SerializeToString, response.FromString
+            try:
+                return channel.unary_unary(f"/runtime.v1.{method}", encode, decode)(request, timeout=5)
+            except grpc.RpcError:
+                return None
+
+    # --- ending
+
+    @property
+    def _tasks(self) -> Path:
+        return self.folder / "state" / "io.containerd.runtime.v2.task" / "k8s.io"
+
+    def _pids(self) -> set[int]:
+        """The daemon, its shims, their descendants, and what else is in the cgroups."""
+        parents: dict[int, int] = {}
+        pids: set[int] = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                stat = (folder / "stat").read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended meanwhile
+            state, parent = stat.rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(folder.name)] = int(parent)
+                is_ours = str(self.socket) in arguments or str(self.folder / "config.toml") in arguments
+                if is_ours and Path(arguments[0]).name.startswith("containerd"):
+                    pids.add(int(folder.name))
+        while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+            pids |= more
+        for cgroup in self._cgroups(set()):
+            for path, _, _ in os.walk(cgroup):
+                try:
+                    pids |= {int(pid) for pid in Path(path, "cgroup.procs").read_text().split()}
+                except OSError:
+                    pass  # it was removed meanwhile
+        return pids & parents.keys()
+
+    def _cgroups(self, container_ids: set[str]) -> list[Path]:
+        """In every hierarchy: ours, and those of these containers elsewhere."""
+        roots = [root for root, _ in cgroup_mounts()]
+        found = [root / self.cgroup_parent.strip("/") for root in roots]
+        for root in roots if container_ids else []:
+            for path, _, _ in os.walk(root):
+                if any(container_id in os.path.basename(path) for container_id in container_ids):
+                    found.append(Path(path))
+        return [path for path in found if path.is_dir()]
+
+
+# --- this machine
+
+
+def missing() -> str:
+    """What this machine lacks to run a containerd, as a sentence for a skip; "" if nothing."""
+    if os.geteuid() != 0:
+        return "A real containerd needs root."
+    programs = ("containerd", "containerd-shim-runc-v2", "ctr", "runc", "busybox", "ip", "umount")
+    lacking = [program for program in programs if shutil.which(program) is None]
+    if not any((folder / "bridge").exists() for folder in CNI_PLUGIN_FOLDERS):
+        lacking.append("the CNI plugin bridge")
+    if lacking:
+        return f"Not installed: {', '.join(lacking)}."
+    if subprocess.run(["ldd", shutil.which("busybox")], capture_output=True, check=False).returncode == 0:
+        return "The busybox installed here is not static, so it cannot be an image (Debian: busybox-static)."
+    return ""
+
+
+def cgroup_mounts() -> list[tuple[Path, list[str]]]:
+    """Where the cgroup hierarchies are, with the controllers of each; v2 names none here."""
+    mounts = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup2 "):
+            mounts.append((Path(place.split()[4]), []))
+        elif kind.startswith("cgroup "):
+            mounts.append((Path(place.split()[4]), kind.split()[2].split(",")))
+    return mounts
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """What is mounted below a folder, in the order in which it was mounted."""
+    places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [place for place in places if place.startswith(f"{folder}/")]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _shim_sockets(task: Path) -> list[Path]:
+    """The shim's sockets, in /run/containerd/s: containerd 1.6 notes them in one file, 1.7 in the other."""
+    notes = [(task / name).read_text() for name in ("address", "bootstrap.json") if (task / name).exists()]
+    return [Path(path) for note in notes for path in re.findall(r'unix://([^\s"]+)', note)]
+
+
+def _remove_cgroup(cgroup: Path, deadline_s: float) -> None:
+    for path, _, _ in os.walk(cgroup, topdown=False):
+        while os.path.exists(path):
+            try:
+                os.rmdir(path)
+            except OSError:  # killed processes hold it until they are gone
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.01)
+
+
+# --- images without a registry
+
+
+def make_images(cache: Path) -> Path:
+    """A `docker save`-like archive of both images, made once in this folder."""
+    archive = cache / "images.tar"
+    if archive.exists():
+        return archive
+    layer = _layer()
+    machine = platform.machine()
+    files, manifest = {"layer.tar": layer}, []
+    # A sleep is pause enough: it reaps no zombies, but no pod here shares its process namespace.
+    for name, command in ((BUSYBOX, ["sh"]), (PAUSE, ["sleep", "2147483647"])):
+        config = {
+            "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+            "os": "linux",
+            "config": {"Env": ["PATH=/bin"], "Cmd": command},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        }
+        content = json.dumps(config).encode()
+        config_name = f"{hashlib.sha256(content).hexdigest()}.json"
+        files[config_name] = content
+        manifest.append({"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]})
+    files["manifest.json"] = json.dumps(manifest).encode()
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = cache / f"images.tar.{os.getpid()}"
+    with tarfile.open(unfinished, "w") as tar:
+        for name, content in files.items():
+            _add_file(tar, name, content)
+    unfinished.rename(archive)
+    return archive
+
+
+def _layer() -> bytes:
+    busybox = Path(shutil.which("busybox") or "busybox")
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for name, mode in (("bin", 0o755), ("etc", 0o755), ("root", 0o700), ("tmp", 0o1777), ("var", 0o755)):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, mode
+            tar.addfile(folder)
+        _add_file(tar, "bin/busybox", busybox.read_bytes())
+        for applet in sorted(set(applets) - {"busybox"}):
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        _add_file(tar, "etc/passwd", b"root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n")
+        _add_file(tar, "etc/group", b"root:x:0:\nnogroup:x:65534:\n")
+    return layer.getvalue()
+
+
+def _add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    file = tarfile.TarInfo(name)
+    file.size, file.mode = len(content), 0o755 if name.startswith("bin/") else 0o644
+    tar.addfile(file, io.BytesIO(content))
+
+
+# --- another containerd
+
+
+def containerd_17(cache: Path) -> Optional[Path]:
+    """The path of Debian 13's containerd, 1.7.24, for a Debian 12 machine; None if it cannot be had.
+
+    Unpacked once in this folder, with an apt state of its own: the system's apt stays as it is.
+    """
+    package = cache / "containerd-1.7"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "containerd-1.7.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed; another test run may be at it
+        if not package.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                try:
+                    _fetch_package("containerd", "trixie", Path(folder)).rename(package)
+                except (OSError, subprocess.SubprocessError):
+                    return None
+    return package / "usr" / "bin" / "containerd"
+
+
+def _fetch_package(name: str, suite: str, folder: Path) -> Path:
+    """Download and unpack a package of another release; OSError or SubprocessError if that fails."""
+
+    def run(*command: str) -> str:
+        options = {"cwd": folder, "capture_output": True, "text": True, "check": True, "timeout": 300}
+        return subprocess.run(command, **options).stdout
+
+    # 1. The mirror is where this system's apt looks for Debian 12.
+    mirror = re.search(r"'(\S+)/dists/bookworm/main/binary-", run("apt-get", "--print-uris", "update"))
+    if mirror is None:
+        raise OSError("apt knows no mirror of Debian 12")
+    # 2. An apt that knows only the other release, and of no installed packages.
+    for needed in ("lists/partial", "cache/archives/partial", "no-parts"):
+        (folder / needed).mkdir(parents=True)
+    (folder / "status").touch()
+    (folder / "sources.list").write_text(f"deb {mirror[1]} {suite} main\n")
+    settings = (
+        f"Dir::State={folder}",
+        f"Dir::State::Lists={folder}/lists",
+        f"Dir::State::status={folder}/status",
+        f"Dir::Cache={folder}/cache",
+        f"Dir::Etc::sourcelist={folder}/sources.list",
+        f"Dir::Etc::sourceparts={folder}/no-parts",
+        f"Dir::Etc::preferencesparts={folder}/no-parts",
+        "Acquire::Languages=none",
+        "Acquire::http::Timeout=20",
+        "APT::Sandbox::User=root",  # its own user may not write here
+    )
+    apt = ["apt-get", *(f"-o{setting}" for setting in settings)]
+    # 3. Its package, unpacked and not installed.
+    run(*apt, "update")
+    run(*apt, "download", name)
+    package = next(folder.glob("*.deb"))
+    run("dpkg", "-x", str(package), "unpacked")
+    return folder / "unpacked"
