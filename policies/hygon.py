@@ -7,6 +7,7 @@ CPUs hold the limits of the whole pod and whose room holds its requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Optional
 
@@ -25,8 +26,8 @@ from policies.model import (
     PlacementSettings,
     Qos,
 )
-from policies.node import NANO_PER_MILLI, Node, Survey
-from policies.topology import Topology
+from policies.node import NANO_PER_MILLI, Node, Resident, Survey
+from policies.topology import Domain, Topology
 
 
 class Hygon:
@@ -39,6 +40,7 @@ class Hygon:
         self.topology = topology
         self.settings = settings
         self.ladder = Ladder(topology, settings.ladder)
+        self._by_size = _by_size(topology)
 
     def place(
         self,
@@ -73,7 +75,8 @@ class Hygon:
         try:
             choice = self.ladder.climb(survey, node, want)
         except LookupError:
-            return Decision(UNTOUCHED, f"none of the CPUs the caller allows ({format_cpus(fence.cpus or ())}) may be used")
+            allowed = "the machine has" if fence.cpus is None else f"the caller allows ({format_cpus(fence.cpus)})"
+            return Decision(UNTOUCHED, f"{note}none of the CPUs {allowed} may be used")
         home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
         return self._with_memory(node, container, fence, choice.cpus, home, choice.site.level, note + choice.why, choice.has_room)
 
@@ -90,7 +93,7 @@ class Hygon:
         names = self.settings.reserved_namespaces
         if not node.reserved or not any(fnmatchcase(container.pod.namespace, name) for name in names):
             return ""
-        cpus = node.reserved if fence.cpus is None else node.reserved & fence.cpus
+        cpus = node.shared_reserved if fence.cpus is None else node.shared_reserved & fence.cpus
         free = len(cpus) * 1000 - node.charge_milli(cpus)
         if not cpus or wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > free:
             return f"the reserved CPUs {format_cpus(cpus)} have {max(free, 0)}m left of {len(cpus)} CPUs, placed like others"
@@ -106,34 +109,59 @@ class Hygon:
     def _leaves_of(self, home: frozenset[int]) -> frozenset[int]:
         return frozenset(i for i, leaf in enumerate(self.topology.leaves) if not leaf.cpus.isdisjoint(home))
 
-    def _pod_leaves(self, node: Node, survey: Survey, container: Container, affinity: Optional[Affinity]) -> Optional[frozenset[int]]:
+    def _pod_leaves(
+        self, node: Node, survey: Survey, container: Container, affinity: Optional[Affinity]
+    ) -> Optional[frozenset[int]]:
         """The leaves of P, or None where the pod is this one container or no domain holds it."""
         uid = container.pod.uid
-        peers = {key: r for key, r in node.residents.items() if r.pod_uid == uid}
-        wanted, request = wanted_milli(container), container.resources.milli_request
-        size = container.pod.size
-        if size is not None:
-            total = max(size.milli_request if size.milli_limit is None else size.milli_limit, wanted)
-            total_request = max(size.milli_request, request)
-        else:
-            total = wanted + sum(r.milli_wanted for r in peers.values())
-            total_request = request + sum(r.milli_request for r in peers.values())
-        if not peers and total == wanted:
+        peers = node.of_pod(uid)
+        total, total_request = _pod_totals(container, peers.values())
+        if not peers and total == wanted_milli(container):
             return None
+        # 1. Not counting the pod itself: the domains that hold it and have room for it. Where it has containers
+        #    already, only those around them: a smaller domain elsewhere would tear it apart.
         without = survey.credit(peers, uid) if peers else survey
+        placed = [r.cpus for r in peers.values() if r.cpus]
+        here = frozenset(i for cpus in placed for i in self._leaves_of(cpus))
+        for domains in self._by_size:
+            found = [
+                d
+                for d in domains
+                if (not here or not here.isdisjoint(d.leaves))
+                and survey.cap(d.leaves) * 1000 >= max(total, 1)
+                and without.room_nano(d.leaves) >= total_request * NANO_PER_MILLI
+            ]
+            # 2. Of the smallest ones the one that has most of the pod, then as for candidates.
+            if found:
+                pull = None if affinity is None else affinity
 
-        best: Optional[tuple[tuple[int, int, float, int, int], tuple[int, ...]]] = None
-        for index, domain in enumerate(self.topology.domains):
-            cap = survey.cap(domain.leaves)
-            if not cap or cap * 1000 < total or without.room_nano(domain.leaves) < total_request * NANO_PER_MILLI:
-                continue
-            # Smallest first; of equals the one where the pod is already, then as for candidates.
-            here = sum(1000 * len(r.cpus & domain.cpus) // len(r.cpus) for r in peers.values() if r.cpus)
-            pull = affinity.cost(container, survey.allowed(domain.leaves)) if affinity is not None else 0.0
-            key = (cap, -here, pull, without.share_nano(domain.leaves), index)
-            if best is None or key < best[0]:
-                best = (key, domain.leaves)
-        return None if best is None else frozenset(best[1])
+                def key(d: Domain) -> tuple[int, float, int, tuple[int, ...]]:
+                    most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
+                    cost = pull.cost(container, survey.allowed(d.leaves)) if pull is not None else 0.0
+                    return (-most, cost, without.share_nano(d.leaves), d.leaves)
+
+                return frozenset(min(found, key=key).leaves)
+        return None
+
+
+def _pod_totals(container: Container, peers: Iterable[Resident]) -> tuple[int, int]:
+    """CPUs and requests of the whole pod, in milli-CPUs: as it was announced, else of what is known of it so far."""
+    wanted, request = wanted_milli(container), container.resources.milli_request
+    size = container.pod.size
+    if size is None:
+        placed = list(peers)
+        return wanted + sum(r.milli_wanted for r in placed), request + sum(r.milli_request for r in placed)
+    limit = size.milli_request if size.milli_limit is None else size.milli_limit
+    return max(limit, wanted), max(size.milli_request, request)
+
+
+def _by_size(topology: Topology) -> tuple[tuple[Domain, ...], ...]:
+    """The domains from the smallest level to the machine. Boxes of one level are equals, whatever CPUs some of them lack."""
+    sizes: dict[int, list[Domain]] = {}
+    for domain in topology.domains:
+        size = max(len(d.cpus) for d in topology.at(domain.levels[-1]))
+        sizes.setdefault(size, []).append(domain)
+    return tuple(tuple(domains) for _, domains in sorted(sizes.items()))
 
 
 def wanted_milli(container: Container) -> int:

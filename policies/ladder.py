@@ -14,13 +14,14 @@ share; number of containers; lowest id). Where none has room but one of a later 
 where none has anywhere, the least loaded of the lowest open rung.
 
 A level that the machine does not have has no rung; where two rungs give the same CPUs the lower one names
-the level. An L3 that is larger than a NUMA node has its rung above two nodes.
+the level. An L3 that is larger than a NUMA node has its rung above two nodes; sockets that lie inside a NUMA
+node (interleaved memory) have theirs below it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
 from policies.model import BudgetSpent
@@ -29,6 +30,9 @@ from policies.topology import Domain, Topology
 
 #: Sites looked at for one decision. 1,024 CPUs in 128 CCXs make 8,200 pairs at worst (NPS1); ten times that is a bug.
 BUDGET = 100_000
+
+#: The lowest levels that a container without a limit can be given; "ccx" is as low as the machine goes.
+FLOORS = ("ccx", "numa", "socket", "machine")
 
 CRITERIA = ("room", "pod", "affinity", "distance", "charged share", "number of containers", "lowest id")
 
@@ -60,7 +64,7 @@ class Climb:
 
 @dataclass(frozen=True)
 class Choice:
-    """The site taken, its usable CPUs, whether it has room, and why in words."""
+    """The site taken, its usable CPUs, whether its rung is the lowest open one and had room, and why in words."""
 
     site: Site
     cpus: frozenset[int]
@@ -82,6 +86,7 @@ class Ladder:
             for node in topology.at("numa")
             if len(node.leaves) > 2 and all("l3" in topology.leaves[i].levels for i in node.leaves)
         }
+        self._start = {floor: _first_rung([level for level, _ in self.rungs], floor) for floor in FLOORS}
 
     def climb(self, survey: Survey, node: Node, want: Climb) -> Choice:
         """Find the site for a container.
@@ -111,13 +116,7 @@ class Ladder:
 
     def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[Site]]]:
         looked = 0
-        levels = [level for level, _ in self.rungs]
-        start = next((i for i, level in enumerate(levels) if level == want.floor), None)
-        if start is None:
-            order = ("ccx", "numa", "socket", "machine")
-            later = order[order.index(want.floor) :]
-            start = min((i for i, level in enumerate(levels) if level in later), default=len(levels) - 1)
-        for level, sites in self.rungs[start:]:
+        for level, sites in self.rungs[self._start[want.floor] :]:
             if level == "numa" and self.fine and want.floor == "ccx":
                 several = self._several_ccxs(survey, want)
                 if several:
@@ -140,6 +139,9 @@ class Ladder:
             if count is None:
                 continue
             chosen = _take_leaves(survey, leaves, count, want)
+            # Room comes first: where the pod or its peers are and there is none, the least loaded.
+            if survey.room_nano(chosen) < want.milli_request * NANO_PER_MILLI:
+                chosen = _take_leaves(survey, leaves, count, replace(want, pod_leaves=None, affinity=None))
             home = frozenset().union(*[self.topology.leaves[i].cpus for i in chosen])
             names = ", ".join(self.topology.leaves[i].name for i in chosen)
             sites.append(Site("nccx", names, chosen, home, frozenset([node_id]), 0, chosen))
@@ -168,7 +170,7 @@ class Ladder:
             f"{note}{_cpus(want.milli_wanted)} wanted, {_plain(best.level)} of {len(cpus)}: "
             f"{best.name} of {of} that hold it{'' if len(sites) == of else f', {len(sites)} with room'}, {decided}"
         )
-        return Choice(best, cpus, True, why)
+        return Choice(best, cpus, not note, why)
 
     def _key(self, survey: Survey, want: Climb, site: Site) -> tuple[int, float, int, int]:
         pod = want.pod_leaves
@@ -220,6 +222,16 @@ def _holds(survey: Survey, leaves: Iterable[int], milli_wanted: int) -> bool:
     return cap > 0 and cap * 1000 >= milli_wanted
 
 
+def _first_rung(levels: list[str], floor: str) -> int:
+    """Where the climb starts: the rung of the floor, or of the next larger one if the machine has no such level."""
+    if floor == "ccx":
+        return 0
+    if floor in levels:
+        return levels.index(floor)
+    later = FLOORS[FLOORS.index(floor) :]
+    return next(i for i, level in enumerate(levels) if level in later)
+
+
 def _rungs(topology: Topology) -> list[tuple[str, tuple[Site, ...]]]:
     nodes = topology.at("numa")
     ccxs = topology.at("l3")
@@ -229,15 +241,15 @@ def _rungs(topology: Topology) -> list[tuple[str, tuple[Site, ...]]]:
     numa_rung = ("numa", tuple(_site(topology, "numa", "numa", [n]) for n in nodes))
     pairs = [(a, b) for a in nodes for b in nodes if min(a.nodes) < min(b.nodes)]
     two_rung = ("2numa", tuple(_site(topology, "2numa", "numa", [a, b]) for a, b in pairs))
-    rest = [
-        ("socket", tuple(_site(topology, "socket", "socket", [s]) for s in topology.at("socket"))),
-        ("machine", (_site(topology, "machine", "machine", [topology.root]),)),
-    ]
+    socket_rung = ("socket", tuple(_site(topology, "socket", "socket", [s]) for s in topology.at("socket")))
+    machine_rung = ("machine", (_site(topology, "machine", "machine", [topology.root]),))
     if not inner:
-        return [numa_rung, two_rung, ccx_rung, *rest]
+        return [numa_rung, two_rung, ccx_rung, socket_rung, machine_rung]
     mixed = [(n, c) for n in nodes for c in ccxs if not c.nodes & n.nodes]
     mixed_rung = ("numa+ccx", tuple(_site(topology, "numa+ccx", "numa", [n], c) for n, c in mixed))
-    return [ccx_rung, numa_rung, mixed_rung, two_rung, *rest]
+    if any(len({topology.leaves[i].socket for i in n.leaves}) > 1 for n in nodes):
+        return [ccx_rung, socket_rung, numa_rung, mixed_rung, two_rung, machine_rung]
+    return [ccx_rung, numa_rung, mixed_rung, two_rung, socket_rung, machine_rung]
 
 
 def _site(topology: Topology, level: str, kind: str, boxes: list[Domain], ccx: Optional[Domain] = None) -> Site:

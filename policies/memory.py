@@ -31,13 +31,19 @@ class Memory:
     why: str = ""
 
 
-def choose_memory(node: Node, cpus: frozenset[int], limit_bytes: int, mode: str, only: frozenset[int], fence: Optional[frozenset[int]]) -> Memory:
+def choose_memory(
+    node: Node,
+    cpus: frozenset[int],
+    limit_bytes: int,
+    mode: str,
+    only: frozenset[int],
+    fence: Optional[frozenset[int]],
+) -> Memory:
     """Nodes for a container on ``cpus``. ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems."""
     if mode == "off" or (mode == "prefer" and not limit_bytes):
         return Memory()
     # 1. Candidates: nodes with memory, allowed to us and by the caller, with CPUs unless named in the configuration.
-    with_cpus = frozenset(c.numa for c in node.topology.cpus.values())
-    allowed = frozenset(n for n in node.mems if n in with_cpus or n in only)
+    allowed = node.mems & (node.topology.root.nodes | only)
     if fence is not None:
         allowed &= fence
     if not allowed:
@@ -46,9 +52,11 @@ def choose_memory(node: Node, cpus: frozenset[int], limit_bytes: int, mode: str,
     near = node.topology.nodes_of(cpus)
     chosen = {n if n in allowed else _nearest(node, [n], allowed) for n in near}
     start = frozenset(chosen)
-    # 3. Widen by the nearest node while the limits do not fit.
+    # 3. Widen by the nearest node while the limits do not fit; by a full one only when all are.
     while not _fits(node, chosen, limit_bytes, mode) and len(chosen) < len(allowed):
-        chosen.add(_nearest(node, near, allowed - chosen))
+        rest = allowed - chosen
+        with_room = rest if mode == "pin" else frozenset(n for n in rest if _fits(node, [n], 1, mode))
+        chosen.add(_nearest(node, near, with_room or rest))
     nodes = frozenset(chosen)
     if not nodes:
         return Memory()
@@ -76,7 +84,7 @@ def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> i
 
 
 def _spread(node: Node, nodes: frozenset[int], limit_bytes: int) -> MemoryCharge:
-    """Charge the limit to the nodes in proportion to what is free; the remainder of the division to the first."""
+    """Charge the limit to the nodes in proportion to what is free there."""
     ordered = sorted(nodes)
     weights = [_free(node, n) if node.topology.memory_bytes(n) is not None else limit_bytes for n in ordered]
     total = sum(weights)
@@ -85,5 +93,8 @@ def _spread(node: Node, nodes: frozenset[int], limit_bytes: int) -> MemoryCharge
     if not total:
         weights, total = [1] * len(ordered), len(ordered)
     shares = [limit_bytes * w // total for w in weights]
-    shares[weights.index(max(weights))] += limit_bytes - sum(shares)
+    # The bytes that the division leaves over, one each to the nodes with the most left.
+    left = sorted(range(len(ordered)), key=lambda i: shares[i] - weights[i])
+    for index in left[: limit_bytes - sum(shares)]:
+        shares[index] += 1
     return tuple((n, s) for n, s in zip(ordered, shares) if s)

@@ -7,7 +7,7 @@ kept per CPU in nano-CPUs (integers), so that adding and removing give back exac
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from policies.cpus import NO_CPUS
@@ -16,6 +16,8 @@ from policies.topology import Topology
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
 MIN_ORDER_MILLI = 10
+#: Fences whose surveys are kept up to date.
+FENCES_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,23 @@ class Resident:
     exclusive: frozenset[int] = NO_CPUS
     memory_charge: tuple[tuple[int, int], ...] = ()
 
+    def nano_per_cpu(self) -> tuple[int, int]:
+        """What it is charged on each of its CPUs: its request, and what it counts for in ordering."""
+        count = len(self.cpus)
+        for_order = max(self.milli_request, MIN_ORDER_MILLI)
+        return self.milli_request * NANO_PER_MILLI // count, for_order * NANO_PER_MILLI // count
+
+
+@dataclass
+class _LeafSums:
+    """The figures of a survey behind one fence, and the leaves whose charges have changed since they were added up."""
+
+    cpus: tuple[frozenset[int], ...]
+    caps: tuple[int, ...]
+    charge: list[int]
+    order: list[int]
+    stale: set[int]
+
 
 class Node:
     """Topology, pools and residents of one machine. Policies read it; only the engine changes it."""
@@ -41,39 +60,49 @@ class Node:
         self.mems = mems & topology.memory_nodes
         self.reserved = reserved & self.usable
         self.residents: dict[str, Resident] = {}
+        self._of_pod: dict[str, dict[str, Resident]] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
+        self._leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
         self._sets: dict[frozenset[int], int] = {}
         self._exclusive: dict[int, int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
         #: Grows whenever the exclusive CPUs change, and with them what is shared.
         self.pool_version = 0
         self._pool: Optional[frozenset[int]] = None
-        self._pool_leaves: Optional[tuple[frozenset[int], ...]] = None
+        self._sums: dict[Optional[frozenset[int]], _LeafSums] = {}
 
     # ------------------------------------------------------------------ changes
 
     def add(self, key: str, resident: Resident) -> None:
-        """Put a container into the books under ``key``, which must be new."""
+        """Put a container into the books under ``key``, which must be new. CPUs the machine does not have are left out."""
         if key in self.residents:
             raise KeyError(f"{key} is in the books already")
+        if not resident.cpus <= self._charge.keys():
+            resident = replace(resident, cpus=resident.cpus.intersection(self._charge))
         self.residents[key] = resident
+        self._of_pod.setdefault(resident.pod_uid, {})[key] = resident
         self._book(resident, +1)
 
     def remove(self, key: str) -> Resident:
         """Take a container out; returns what was booked, so that it can be put back."""
         resident = self.residents.pop(key)
+        of_pod = self._of_pod[resident.pod_uid]
+        del of_pod[key]
+        if not of_pod:
+            del self._of_pod[resident.pod_uid]
         self._book(resident, -1)
         return resident
 
     def _book(self, resident: Resident, sign: int) -> None:
-        known = [c for c in resident.cpus if c in self._charge]
-        if known:
-            share = sign * (resident.milli_request * NANO_PER_MILLI // len(known))
-            order = sign * (max(resident.milli_request, MIN_ORDER_MILLI) * NANO_PER_MILLI // len(known))
-            for cpu in known:
-                self._charge[cpu] += share
-                self._order[cpu] += order
+        if resident.cpus:
+            share, order = resident.nano_per_cpu()
+            for cpu in resident.cpus:
+                self._charge[cpu] += sign * share
+                self._order[cpu] += sign * order
+            touched = {self._leaf_of[cpu] for cpu in resident.cpus}
+            for sums in self._sums.values():
+                sums.stale |= touched
         count = self._sets.get(resident.cpus, 0) + sign
         self._sets[resident.cpus] = count
         if not count:
@@ -84,7 +113,8 @@ class Node:
                 del self._exclusive[cpu]
         if resident.exclusive:
             self.pool_version += 1
-            self._pool = self._pool_leaves = None
+            self._pool = None
+            self._sums.clear()
         for node, size in resident.memory_charge:
             self._memory[node] = self._memory.get(node, 0) + sign * size
 
@@ -106,6 +136,11 @@ class Node:
             self._pool = (free - self.reserved) or free
         return self._pool
 
+    @property
+    def shared_reserved(self) -> frozenset[int]:
+        """CPUs for the containers of reserved namespaces: the reserved ones that belong to nobody alone."""
+        return self.reserved - self.exclusive
+
     def charge_milli(self, cpus: Iterable[int]) -> int:
         """Requests charged on some CPUs, in milli-CPUs, rounded up."""
         return -(-sum(self._charge.get(c, 0) for c in cpus) // NANO_PER_MILLI)
@@ -114,24 +149,34 @@ class Node:
         """Bytes of memory limits charged to a NUMA node."""
         return self._memory.get(node, 0)
 
+    def of_pod(self, pod_uid: str) -> Mapping[str, Resident]:
+        """The containers of one pod, by key."""
+        return self._of_pod.get(pod_uid, {})
+
     def containers_on(self, cpus: frozenset[int]) -> int:
         """How many containers may run on at least one of these CPUs."""
         return sum(count for group, count in self._sets.items() if not group.isdisjoint(cpus))
 
     def survey(self, fence: Optional[frozenset[int]] = None) -> Survey:
         """Capacity and load of every leaf, as seen by a shared container behind ``fence``."""
-        if self._pool_leaves is None:
-            self._pool_leaves = tuple(leaf.cpus & self.shared for leaf in self.topology.leaves)
-        leaves = self._pool_leaves
-        if fence is not None:
-            leaves = tuple(leaf & fence for leaf in leaves)
-        charge, order = self._charge, self._order
-        return Survey(
-            leaves,
-            tuple(len(leaf) for leaf in leaves),
-            tuple(sum([charge[c] for c in leaf]) for leaf in leaves),
-            tuple(sum([order[c] for c in leaf]) for leaf in leaves),
-        )
+        sums = self._sums.get(fence)
+        if sums is None:
+            sums = self._sums[fence] = self._new_sums(fence)
+        for index in sums.stale:
+            cpus = sums.cpus[index]
+            sums.charge[index] = sum([self._charge[c] for c in cpus])
+            sums.order[index] = sum([self._order[c] for c in cpus])
+        sums.stale.clear()
+        return Survey(sums.cpus, sums.caps, tuple(sums.charge), tuple(sums.order))
+
+    def _new_sums(self, fence: Optional[frozenset[int]]) -> _LeafSums:
+        # Kubelet's static CPU manager puts all containers behind the same few fences.
+        if len(self._sums) >= FENCES_KEPT:
+            self._sums.clear()
+        pool = self.shared if fence is None else self.shared & fence
+        cpus = tuple(leaf.cpus & pool for leaf in self.topology.leaves)
+        count = len(cpus)
+        return _LeafSums(cpus, tuple(len(leaf) for leaf in cpus), [0] * count, [0] * count, set(range(count)))
 
 
 @dataclass(frozen=True)
@@ -173,10 +218,10 @@ class Survey:
         for resident in residents.values():
             if resident.pod_uid != pod_uid or not resident.cpus:
                 continue
-            each = resident.milli_request * NANO_PER_MILLI // len(resident.cpus)
-            each_order = max(resident.milli_request, MIN_ORDER_MILLI) * NANO_PER_MILLI // len(resident.cpus)
+            each, each_order = resident.nano_per_cpu()
             for index, leaf in enumerate(self.cpus):
                 overlap = len(leaf & resident.cpus)
-                charge[index] -= each * overlap
-                order[index] -= each_order * overlap
+                if overlap:
+                    charge[index] -= each * overlap
+                    order[index] -= each_order * overlap
         return Survey(self.cpus, self.caps, tuple(charge), tuple(order))

@@ -23,6 +23,7 @@ A machine is a few lines of JSON in ``data/topologies``. The keys, with their de
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -133,13 +134,11 @@ def write_sysfs(machine_or_name: Union[str, TopologyData], folder: Path) -> Path
     }
     for address, node in {"0000:00:00.0": -1, **data.devices}.items():
         files[f"sys/devices/pci0000:00/{address}/numa_node"] = str(node)
-    made: set[Path] = set()
+    for parent in sorted({name.rpartition("/")[0] for name in files}):
+        os.makedirs(f"{folder}/{parent}", exist_ok=True)
     for name, text in files.items():
-        path = folder / name
-        if path.parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.add(path.parent)
-        path.write_text(text + "\n")
+        with open(f"{folder}/{name}", "w") as file:
+            file.write(text + "\n")
     for address in ("0000:00:00.0", *data.devices):
         link = folder / "sys/bus/pci/devices" / address
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -9,25 +9,29 @@ shell drains after each call. Times are seconds since boot, given by the caller.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Optional, Union
+from functools import wraps
+from typing import Any, Callable, Optional, TypeVar, Union, cast
 
 from cri_proxy.core.cri import scoped_annotation
 from cri_proxy.core.grants import Admission, Grant, Life, Plan, Record, Stance, Ticket, TicketKind, Update
 from cri_proxy.core.host import EngineOptions, Host
 from policies.cpus import NO_CPUS, format_cpus
 from policies.hygon import wanted_milli
-from policies.memory import choose_memory
+from policies.memory import Memory, choose_memory
 from policies.model import (
     NO_FENCE,
     UNTOUCHED,
     Affinity,
+    BudgetSpent,
     Container,
     Decision,
     Fence,
     Placement,
+    PlacementRefused,
     Pod,
     PodSize,
     Qos,
@@ -46,8 +50,33 @@ OPT_OUT = {
 KUBELET_KEY = "kubelet"
 HISTORY = 1000
 
+#: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
+REFRESH_ROUNDS = 8
+
 JournalKey = tuple[str, str]
 JournalValue = Union[Grant, Ticket, Pod, Record, float, None]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _transition(method: _Method) -> _Method:
+    """A public method that changes records: it runs to its end, or what it has done is undone."""
+
+    @wraps(method)
+    def run(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        if self._undo is not None:  # it is a part of another one
+            return method(self, *args, **kwargs)
+        self._undo = {}
+        newest = self.history[-1].number if self.history else 0
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            self._roll_back(newest)
+            raise
+        finally:
+            self._undo = None
+
+    return cast(_Method, run)
 
 
 class Engine:
@@ -69,7 +98,11 @@ class Engine:
         self.longest_create_s = 0.0
         self.counter = 0
         self._journal: dict[JournalKey, JournalValue] = {}
+        #: While a transition runs: the records it has changed, as (table, key, value before).
+        self._undo: Optional[dict[JournalKey, tuple[dict[Any, Any], Any, Any]]] = None
+        #: Keys of grants by (pod uid, container name) and by sandbox.
         self._names: dict[tuple[str, str], set[str]] = {}
+        self._sandboxes: dict[str, set[str]] = {}
         self.node = self._new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
         self._refreshed = (id(self.node), self.node.pool_version)
@@ -78,8 +111,7 @@ class Engine:
 
     def add_pod(self, pod: Pod) -> None:
         """Remember a sandbox that is running."""
-        self.pods[pod.id] = pod
-        self._note("pod", pod.id, pod)
+        self._change("pod", self.pods, pod.id, pod)
 
     def resize_pod(self, sandbox_id: str, size: Optional[PodSize]) -> None:
         """UpdatePodSandboxResources was accepted: the pod's size from now on."""
@@ -89,12 +121,16 @@ class Engine:
 
     def end_pod(self, sandbox_id: str) -> tuple[Update, ...]:
         """The sandbox was stopped or removed: its containers are gone, and its holds end."""
-        keys = [k for k, g in self.grants.items() if g.container.pod.id == sandbox_id and g.life is not Life.CREATING]
-        for key in keys:
-            self._drop(key)
-        if self.pods.pop(sandbox_id, None) is not None:
-            self._note("pod", sandbox_id, None)
-        return self._refresh() if keys else ()
+        for key in sorted(self._sandboxes.get(sandbox_id, ())):
+            if self.grants[key].life is not Life.CREATING:
+                self._drop(key)
+        self._drop_replaced(lambda grant: grant.container.pod.id == sandbox_id)
+        pod = self.pods.get(sandbox_id)
+        if pod is not None:
+            self._change("pod", self.pods, sandbox_id, None)
+            for who in [w for w in self.start_failures if w[0] == pod.uid]:
+                del self.start_failures[who]
+        return self._refresh()
 
     # ------------------------------------------------------------------ creating a container
 
@@ -108,20 +144,17 @@ class Engine:
         stance, reason = self._stance(container, fence, now_s)
         # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
         replaced = self._predecessors(container)
-        replaced_tickets = tuple(t for t in self.tickets.values() if t.key in {g.key for g in replaced})
+        keys = {g.key for g in replaced}
+        replaced_tickets = tuple(t for t in self.tickets.values() if t.key in keys)
         self._set_aside(replaced, replaced_tickets)
-        # 2. Decide. A refusal puts everything back.
+        # 2. Decide.
         given_up: tuple[Grant, ...] = ()
-        try:
-            if stance is Stance.PLACED:
-                decision, given_up = self._decide(container, fence, replaced)
-                if not decision.placement.cpus:
-                    stance = Stance.UNTOUCHED
-            else:
-                decision = Decision(UNTOUCHED, reason)
-        except BaseException:
-            self._put_back(replaced, replaced_tickets)
-            raise
+        if stance is Stance.PLACED:
+            decision, given_up = self._decide(container, fence, replaced)
+            if not decision.placement.cpus:
+                stance = Stance.UNTOUCHED
+        else:
+            decision = Decision(UNTOUCHED, reason)
         # 3. Book it under the ticket.
         runs_on = NO_CPUS
         if stance is Stance.PLACED and not enforce:
@@ -149,13 +182,13 @@ class Engine:
         self._drop(ticket.key)
         if container_id in self.grants:
             self._drop(container_id)
-        self.longest_create_s = max(self.longest_create_s, now_s - ticket.since_s)
+        if not ticket.in_doubt:
+            self.longest_create_s = max(self.longest_create_s, now_s - ticket.since_s)
         bound = replace(pending, key=container_id, life=Life.CREATED, since_s=now_s)
         self._put(bound)
         self._rename(ticket_id, container_id)
-        if bound.stance is Stance.PLACED and bound.placement.cpus != ticket.sent.cpus:
-            return (_update(bound, ticket.sent.cpus, "changed while the container was being created"),)
-        return ()
+        updates = self._refresh()
+        return self._with_missed(updates, container_id, ticket.sent, "changed while the container was being created")
 
     def cancel(self, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> tuple[Update, ...]:
         """The runtime has said no, or nothing was sent: as if it had never been asked for."""
@@ -165,7 +198,7 @@ class Engine:
         self._drop_ticket(ticket_id)
         self._drop(ticket.key)
         self._put_back(ticket.replaces, ticket.replaced_tickets)
-        self._outcome(ticket_id, reason)
+        self._outcome(ticket.target or ticket_id, reason)
         return self._refresh()
 
     def doubt(self, ticket_id: str) -> None:
@@ -173,7 +206,7 @@ class Engine:
         ticket = self.tickets.get(ticket_id)
         if ticket is not None:
             self._put_ticket(replace(ticket, in_doubt=True))
-            self._outcome(ticket_id, "in doubt")
+            self._outcome(ticket.target or ticket_id, "in doubt")
 
     # ------------------------------------------------------------------ resizing a container
 
@@ -190,8 +223,18 @@ class Engine:
         self.counter += 1
         key = f"ticket-{self.counter}"
         decision, stance, runs_on = self._resized(old, container, new_fence, fence, now_s)
-        pending = replace(old, key=key, container=container, placement=decision.placement, fence=new_fence, stance=stance,
-                          runs_on=runs_on, life=Life.CREATING, displaced=None, why=decision.why)  # fmt: skip
+        pending = replace(
+            old,
+            key=key,
+            container=container,
+            placement=decision.placement,
+            fence=new_fence,
+            stance=stance,
+            runs_on=runs_on,
+            life=Life.CREATING,
+            displaced=old.displaced if decision.placement.home == old.placement.home else None,
+            why=decision.why,
+        )
         self._put(pending)
         sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
         self._put_ticket(Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent))
@@ -210,13 +253,37 @@ class Engine:
         old = self.grants.get(ticket.target)
         if old is None:  # it was removed meanwhile
             return self._refresh()
-        self._drop(ticket.target)
-        bound = replace(pending, key=ticket.target, life=old.life, since_s=old.since_s, hold_until_s=old.hold_until_s)
+        bound = replace(old, container=pending.container, fence=pending.fence)
+        # What was released, or given up as foreign, while the request was on its way stays so.
+        if old.stance not in (Stance.RELEASED, Stance.FOREIGN) or pending.stance is not Stance.PLACED:
+            bound = replace(
+                bound,
+                placement=pending.placement,
+                stance=pending.stance,
+                runs_on=pending.runs_on,
+                displaced=pending.displaced,
+                why=pending.why,
+            )
         self._put(bound)
+        self._outcome(ticket.target, "resized")
         updates = self._refresh()
-        if bound.stance is Stance.PLACED and bound.placement.cpus != ticket.sent.cpus:
-            updates += (_update(bound, ticket.sent.cpus, "changed while the container was being resized"),)
-        return updates
+        return self._with_missed(updates, ticket.target, ticket.sent, "changed while the container was being resized")
+
+    def _with_missed(self, updates: tuple[Update, ...], key: str, sent: Placement, why: str) -> tuple[Update, ...]:
+        """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
+        grant = self.grants[key]
+        others = tuple(u for u in updates if u.id != key)
+        if not sent.cpus or grant.life is Life.HELD:
+            return others
+        if grant.stance is Stance.RELEASED:
+            place = Placement(cpus=grant.runs_on)
+        elif grant.stance is Stance.PLACED:
+            place = grant.placement
+        else:
+            return others
+        if (place.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems):
+            return others
+        return (*others, Update(key, place, bool(sent.cpus - place.cpus), why))
 
     def _resized(
         self, old: Grant, container: Container, fence: Fence, asked: Fence, now_s: float

@@ -111,13 +111,12 @@ def _read_cores(base: str, online: frozenset[int], holes: _Holes) -> dict[int, i
         try:
             groups[cpu] = _group(f"{folder}/{name}", cpu, online)
         except _Hole as hole:
-            holes.note(hole, "its core is what the other threads say", cpu)
+            holes.note(hole, "the core is what the other threads say", cpu)
     _note_contradictions(groups, f"{base}/cpu{{}}/topology/*_list", holes)
-    names = _name_groups(groups)
-    for cpu, group in groups.items():
-        for silent in group - groups.keys():
-            names.setdefault(silent, names[cpu])
-    return {cpu: names.get(cpu, cpu) for cpu in online}
+    for group in tuple(groups.values()):
+        groups.update(dict.fromkeys(group - groups.keys(), group))
+    alone = {cpu: frozenset([cpu]) for cpu in online}
+    return _name_groups({**alone, **groups})
 
 
 def _read_l3s(base: str, online: frozenset[int], holes: _Holes) -> dict[int, int]:
@@ -127,7 +126,7 @@ def _read_l3s(base: str, online: frozenset[int], holes: _Holes) -> dict[int, int
         try:
             groups[cpu] = _read_l3(f"{base}/cpu{cpu}/cache", cpu, online)
         except _Hole as hole:
-            holes.note(hole, "its L3 is not known", cpu)
+            holes.note(hole, "the L3 is not known", cpu)
     _note_contradictions(groups, f"{base}/cpu{{}}/cache/*/shared_cpu_list", holes)
     return _name_groups(groups)
 

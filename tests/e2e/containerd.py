@@ -32,7 +32,9 @@ BUSYBOX = "docker.io/local/busybox:1"
 START_TIMEOUT_S = 60.0  # against 0.4 s on two idle CPUs: a start may be emulated, Go is slow then
 END_TIMEOUT_S = 30.0  # against 0.2 s
 CNI_PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
-CNI_RESULTS = Path("/var/lib/cni/results")  # libcni's cache; containerd has no setting for it
+# Neither place can be configured.
+CNI_RESULTS = Path("/var/lib/cni/results")
+SHIM_SOCKETS = Path("/run/containerd/s")
 
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE, as in most CI runners, no pod starts otherwise.
 # netns below the state folder and runc's state (Root) in ours: unmounted and removed with the folder.
@@ -113,8 +115,14 @@ class Containerd:
         if first:
             self._claim_number()
             self._write_config()
+        # In a cgroup of ours, where the shims and all it runs stay too: a search by command line would miss
+        # those between fork and exec. In v2 if there is one; an own v1 cpuset would have to be filled first.
+        root, _ = min(cgroup_mounts(), key=lambda mount: (mount[1] != [], "cpuset" in mount[1]))
+        cgroup = root / self.cgroup_parent.strip("/") / "daemon"
+        cgroup.mkdir(parents=True, exist_ok=True)
+        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
+        command = [*enter, self.binary, "--config", str(self.folder / "config.toml")]
         with self.log.open("ab") as log:
-            command = [self.binary, "--config", str(self.folder / "config.toml")]
             self._daemon = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment())
         deadline_s = time.monotonic() + START_TIMEOUT_S
         self._wait_for(self._is_ready, deadline_s)
@@ -143,13 +151,9 @@ class Containerd:
             time.sleep(0.01)
         self.kill()
         # 2. What lies outside the folder and off the bridge.
-        tasks = list(self._tasks.iterdir()) if self._tasks.exists() else []
-        for shim_socket in {found for task in tasks for found in _shim_sockets(task)}:
-            shim_socket.unlink(missing_ok=True)
-        for result in CNI_RESULTS.glob("*"):  # NETWORK-SANDBOX-INTERFACE; the loopback's is everyone's
-            if result.name.startswith(f"{self.bridge}-") or any(task.name in result.name for task in tasks):
-                result.unlink(missing_ok=True)
-        for cgroup in self._cgroups({task.name for task in tasks}):
+        for outside in (*self.shim_sockets(), *_cni_results(self.folder)):
+            outside.unlink(missing_ok=True)
+        for cgroup in self._cgroups():
             _remove_cgroup(cgroup, deadline_s)
         # 3. Mounts, innermost first. The network namespaces end with them, and with these the bridge's ports,
         #    but later: not waited for.
@@ -257,43 +261,49 @@ class Containerd:
 
     # --- ending
 
+    def shim_sockets(self) -> set[Path]:
+        """Sockets of the shims, named as containerd's SocketAddress does (runtime/v2/shim/util_unix.go)."""
+        names = [f"{self.socket}/k8s.io/{task.name}" for task in self._tasks.glob("*")]
+        paths = {SHIM_SOCKETS / hashlib.sha256(name.encode()).hexdigest() for name in names}
+        return {path for path in paths if path.exists()}
+
     @property
     def _tasks(self) -> Path:
         return self.folder / "state" / "io.containerd.runtime.v2.task" / "k8s.io"
 
     def _pids(self) -> set[int]:
-        """The daemon, its shims, their descendants, and what else is in the cgroups."""
-        parents: dict[int, int] = {}
-        pids: set[int] = set()
+        """What runs in our cgroups, and the descendants of that."""
+        parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                stat = (folder / "stat").read_bytes().decode(errors="replace")
+                stat = (folder / "stat").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
-            state, parent = stat.rpartition(")")[2].split()[:2]
-            if state not in "ZX":
+            state, parent = stat.rpartition(b")")[2].split()[:2]
+            if state not in b"ZX":
                 parents[int(folder.name)] = int(parent)
-                is_ours = str(self.socket) in arguments or str(self.folder / "config.toml") in arguments
-                if is_ours and Path(arguments[0]).name.startswith("containerd"):
-                    pids.add(int(folder.name))
-        while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
-            pids |= more
-        for cgroup in self._cgroups(set()):
+        pids: set[int] = set()
+        for cgroup in self._cgroups():
             for path, _, _ in os.walk(cgroup):
                 try:
                     pids |= {int(pid) for pid in Path(path, "cgroup.procs").read_text().split()}
                 except OSError:
                     pass  # it was removed meanwhile
-        return pids & parents.keys()
+        pids.discard(
+            0
+        )  # someone in a process namespace that cannot be seen from here; to kill(), our own group
+        while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+            pids |= more
+        return pids
 
-    def _cgroups(self, container_ids: set[str]) -> list[Path]:
-        """In every hierarchy: ours, and those of these containers elsewhere."""
-        roots = [root for root, _ in cgroup_mounts()]
-        found = [root / self.cgroup_parent.strip("/") for root in roots]
-        for root in roots if container_ids else []:
+    def _cgroups(self) -> list[Path]:
+        """In every hierarchy: ours, and those of our containers elsewhere."""
+        names = [task.name for task in self._tasks.glob("*")]
+        found = []
+        for root, _ in cgroup_mounts():
+            found.append(root / self.cgroup_parent.strip("/"))
             for path, _, _ in os.walk(root):
-                if any(container_id in os.path.basename(path) for container_id in container_ids):
+                if any(name in os.path.basename(path) for name in names):
                     found.append(Path(path))
         return [path for path in found if path.is_dir()]
 
@@ -311,14 +321,15 @@ def missing() -> str:
         lacking.append("the CNI plugin bridge")
     if lacking:
         return f"Not installed: {', '.join(lacking)}."
-    if subprocess.run(["ldd", shutil.which("busybox")], capture_output=True, check=False).returncode == 0:
+    busybox = shutil.which("busybox") or ""
+    if subprocess.run(["ldd", busybox], capture_output=True, check=False).returncode == 0:
         return "The busybox installed here is not static, so it cannot be an image (Debian: busybox-static)."
     return ""
 
 
 def cgroup_mounts() -> list[tuple[Path, list[str]]]:
     """Where the cgroup hierarchies are, with the controllers of each; v2 names none here."""
-    mounts = []
+    mounts: list[tuple[Path, list[str]]] = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         place, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):
@@ -341,10 +352,16 @@ def _kill(pid: int) -> None:
         pass
 
 
-def _shim_sockets(task: Path) -> list[Path]:
-    """The shim's sockets, in /run/containerd/s: containerd 1.6 notes them in one file, 1.7 in the other."""
-    notes = [(task / name).read_text() for name in ("address", "bootstrap.json") if (task / name).exists()]
-    return [Path(path) for note in notes for path in re.findall(r'unix://([^\s"]+)', note)]
+def _cni_results(folder: Path) -> list[Path]:
+    """What libcni remembers of network namespaces below a folder, also of half-made pods."""
+    found = []
+    for path in CNI_RESULTS.glob("*"):
+        try:
+            if f'"{folder}/' in path.read_text():
+                found.append(path)
+        except FileNotFoundError:
+            pass  # another containerd's, which it removed meanwhile
+    return found
 
 
 def _remove_cgroup(cgroup: Path, deadline_s: float) -> None:
@@ -441,8 +458,9 @@ def _fetch_package(name: str, suite: str, folder: Path) -> Path:
     """Download and unpack a package of another release; OSError or SubprocessError if that fails."""
 
     def run(*command: str) -> str:
-        options = {"cwd": folder, "capture_output": True, "text": True, "check": True, "timeout": 300}
-        return subprocess.run(command, **options).stdout
+        return subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True, timeout=300
+        ).stdout
 
     # 1. The mirror is where this system's apt looks for Debian 12.
     mirror = re.search(r"'(\S+)/dists/bookworm/main/binary-", run("apt-get", "--print-uris", "update"))

@@ -1,0 +1,380 @@
+"""The command line. Reads arguments, asks the daemon or the core, prints; decides nothing.
+
+Exit codes: 0 done, 1 failed, 2 usage. ``--json`` prints one JSON document on stdout and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import click
+
+from cri_api.control import ControlError
+from cri_proxy.core.config import BadConfig, Config, read_config
+from cri_proxy.core.config_text import Source
+from cri_proxy.core.picture import draw_topology
+from cri_proxy.core.report import explain_text, placements_text, status_text
+from cri_proxy.shell import settings
+from cri_proxy.shell.control import DaemonAbsent, ask
+from cri_proxy.shell.runtime import NoRuntime
+from cri_proxy.shell.store import Store
+from cri_proxy.shell.sysfs import SysfsError, read_sysfs
+from cri_proxy.version import VERSION
+from policies.topology import BadTopology, Topology, TopologyData, read_topology, write_topology
+
+#: Flags of Intel's daemon that have no meaning here; they are accepted with a warning so that old units start.
+INTEL_FLAGS = frozenset(
+    "relay-dir host-root allow-untested-runtimes agent-socket config-socket pid-file force-config-signal reset-config "
+    "disable-policy-switch metrics-interval rebalance-interval disable-ui external-visualizers cgroup-mount cgroup-v2-dir "
+    "kubelet-cgroup-root cgroup-path print-config list-policies".split()
+)
+INTEL_SWITCHES = frozenset(
+    "allow-untested-runtimes reset-config disable-policy-switch disable-ui external-visualizers print-config list-policies".split()
+)
+
+
+class RunByDefault(click.Group):
+    """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag`` and ``--flag=value``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = args
+        while rest and rest[0].split("=", 1)[0] == "--control-socket":
+            rest = rest[1 if "=" in rest[0] else 2 :]
+        first = rest[0] if rest else ""
+        is_flag = first.startswith("-") and first not in ("--help", "-h", "--version")
+        if rest and not is_flag:
+            return super().parse_args(ctx, args)
+        return super().parse_args(ctx, ["run", *intel_arguments(args)])
+
+
+def intel_arguments(args: list[str]) -> list[str]:
+    """Arguments in Intel's spelling as ours; flags without a meaning here are dropped with a warning."""
+    kept: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word.startswith("-") and not word.startswith("--") and len(word) > 2:
+            word = "-" + word
+        name = word.lstrip("-").split("=", 1)[0]
+        if word.startswith("--") and name in INTEL_FLAGS:
+            click.echo(f"warning: {word.split('=')[0]} has no meaning here and is ignored", err=True)
+            if "=" not in word and name not in INTEL_SWITCHES:
+                next(words, None)
+            continue
+        kept.append(word)
+    return kept
+
+
+def _fail(sentence: str, hint: str = "") -> Any:
+    click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
+    sys.exit(1)
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2, sort_keys=False))
+
+
+@click.group(cls=RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="cri-resmgr")
+@click.option("--control-socket", type=click.Path(path_type=Path), help="Control socket of the daemon to talk to.")
+@click.pass_context
+def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
+    """Places containers on L3 slices (CCX) and NUMA nodes, between kubelet and the container runtime.
+
+    Without a subcommand it is `run`. The other commands talk to the running daemon.
+    """
+    ctx.obj = control_socket
+
+
+def _control_socket() -> Path:
+    given: Optional[Path] = click.get_current_context().find_root().obj
+    if given is not None:
+        return given
+    try:
+        return Path(settings.load_or_last(settings.Files()).config["control.socket"])
+    except BadConfig:
+        return Path(read_config([]).config["control.socket"])
+
+
+def _ask(command: str, arguments: Optional[dict[str, Any]] = None) -> Any:
+    try:
+        return ask(_control_socket(), command, arguments)
+    except (DaemonAbsent, ControlError) as error:
+        return _fail(str(error))
+
+
+def _show(document: Any, as_json: bool, text: Callable[[Any], str]) -> None:
+    if as_json:
+        _print_json(document)
+    else:
+        click.echo(text(document))
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_file = click.Path(path_type=Path)
+
+
+# ---------------------------------------------------------------------- the daemon
+
+
+@cli.command()
+@click.option("--config", "config_file", type=_file, help=f"Configuration file (default {settings.CONFIG}, if it exists).")
+@click.option("--fallback-config", type=_file, help=f"Read before --config (default {settings.FALLBACK}, if it exists).")
+@click.option("--force-config", type=_file, help="Read after everything else.")
+@click.option("--relay-socket", help="Socket to serve kubelet on; relay.socket.")
+@click.option("--runtime-socket", help="The runtime's socket; relay.runtime_endpoint.")
+@click.option("--image-socket", help="The image service's socket, where that is another; relay.image_endpoint.")
+@click.option("--control-socket", help="Socket for the command line; control.socket.")
+@click.option("--state-dir", help="Where state is kept; state.directory.")
+@click.option("--reset-policy", is_flag=True, help="Set the state aside before starting; what runs is adopted where it is.")
+@click.option("--strict", is_flag=True, help="Exit on a configuration or machine that cannot be used, instead of passing bytes.")
+def run(
+    config_file: Optional[Path],
+    fallback_config: Optional[Path],
+    force_config: Optional[Path],
+    reset_policy: bool,
+    strict: bool,
+    **flags: Optional[str],
+) -> None:
+    """Run the daemon in the foreground."""
+    from cri_proxy.daemon import RunOptions, main
+
+    keys = {
+        "relay_socket": "relay.socket",
+        "runtime_socket": "relay.runtime_endpoint",
+        "image_socket": "relay.image_endpoint",
+        "control_socket": "control.socket",
+        "state_dir": "state.directory",
+    }
+    overrides: dict[str, Any] = {keys[name]: value for name, value in flags.items() if value}
+    # Intel's word for "the same as the runtime's".
+    if overrides.get("relay.image_endpoint") == "default":
+        del overrides["relay.image_endpoint"]
+    if "control.socket" not in overrides and click.get_current_context().find_root().obj is not None:
+        overrides["control.socket"] = str(click.get_current_context().find_root().obj)
+    files = settings.Files(fallback_config, config_file, force_config, overrides)
+    if reset_policy:
+        directory = settings.load_or_last(files).config["state.directory"]
+        click.echo(Store(Path(directory)).set_aside(), err=True)
+    sys.exit(main(RunOptions(files, strict)))
+
+
+@cli.command()
+@_json_option
+def status(as_json: bool) -> None:
+    """Is all well? Mode, runtime, containers, and every reason why not."""
+    _show(_ask("status"), as_json, status_text)
+
+
+@cli.command()
+@click.argument("mode", required=False, type=click.Choice(["enforce", "observe", "off"]))
+def mode(mode: Optional[str]) -> None:
+    """Show or set the mode: enforce, observe (decide, change nothing) or off (bytes only)."""
+    found = _ask("mode", {"mode": mode} if mode else {})
+    suffix = "" if found["mode"] == found["wanted"] else f" (wanted: {found['wanted']}; see cri-resmgr status)"
+    click.echo(found["mode"] + suffix)
+
+
+@cli.command()
+@_json_option
+def placements(as_json: bool) -> None:
+    """Where every container runs."""
+    _show(_ask("placements"), as_json, placements_text)
+
+
+@cli.command()
+@click.argument("container")
+@_json_option
+def explain(container: str, as_json: bool) -> None:
+    """Why a container is where it is. CONTAINER: an id or its beginning, or namespace/pod/container."""
+    _show(_ask("explain", {"container": container}), as_json, explain_text)
+
+
+@cli.command()
+def metrics() -> None:
+    """Print the metrics as Prometheus text."""
+    click.echo(_ask("metrics"), nl=False)
+
+
+@cli.command()
+@click.argument("container", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every container.")
+@click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
+@_json_option
+def release(container: Optional[str], everything: bool, config_file: Optional[Path], as_json: bool) -> None:
+    """Give containers the CPUs and memory nodes they would have without us. Works with the daemon down, too."""
+    if everything == bool(container):
+        raise click.UsageError("name one container, or say --all")
+    try:
+        document = ask(_control_socket(), "release", {"container": container, "all": everything})
+    except DaemonAbsent:
+        document = _release_offline(container, config_file)
+    except ControlError as error:
+        _fail(str(error))
+    _show(document, as_json, _updates_text)
+    if not all(update["done"] for update in document["updates"]):
+        sys.exit(1)
+
+
+def _release_offline(container: Optional[str], config_file: Optional[Path]) -> Any:
+    import grpc
+
+    from cri_proxy.shell import logs
+    from cri_proxy.shell.machine import NoMachine
+    from cri_proxy.shell.release import NothingToRelease, release
+
+    click.echo("the daemon is not running: asking the runtime directly", err=True)
+    config = settings.load_or_last(settings.Files(config=config_file)).config
+    try:
+        return asyncio.run(release(config, container, logs.set_up("warning", "console")))
+    except (NothingToRelease, NoRuntime, NoMachine) as error:
+        return _fail(str(error))
+    except grpc.aio.AioRpcError as error:
+        return _fail(f"the runtime does not answer: {error.details()}")
+
+
+def _updates_text(document: Mapping[str, Any]) -> str:
+    lines = [f"{u['id'][:13]}: {u['cpus']}{'' if u['done'] else '  NOT DONE ' + u.get('error', '')}" for u in document["updates"]]
+    return "\n".join([*lines, f"{len(lines)} of {document['containers']} containers changed"])
+
+
+@cli.command()
+@click.argument("container")
+@_json_option
+def adopt(container: str, as_json: bool) -> None:
+    """Take a container under management that is not: place it now."""
+    _show(_ask("adopt", {"container": container}), as_json, _updates_text)
+
+
+@cli.command("reset-policy")
+@click.option("--replace", is_flag=True, help="Also place every container anew, and print the moves.")
+@click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
+@_json_option
+def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> None:
+    """Set the state aside and adopt what runs, moving nothing."""
+    try:
+        document = ask(_control_socket(), "reset-policy", {"replace": replace})
+    except DaemonAbsent as error:
+        if replace:
+            _fail(str(error))
+        directory = settings.load_or_last(settings.Files(config=config_file)).config["state.directory"]
+        document = {"state": Store(Path(directory)).set_aside(), "updates": [], "containers": 0}
+    except ControlError as error:
+        _fail(str(error))
+    _show(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")
+
+
+# ---------------------------------------------------------------------- without the daemon
+
+
+@cli.command()
+@click.option("--sysfs", type=_file, help="Read this sysfs tree (or JSON topology) instead of asking the daemon or reading /sys.")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
+@_json_option
+def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
+    """Draw the machine: sockets, NUMA nodes, L3 slices, CPUs, memory, distances."""
+    data = _read_machine(sysfs if sysfs is not None else Path("/sys"))
+    if as_json:
+        _print_json(write_topology(data))
+    else:
+        click.echo(draw_topology(Topology(data), ascii=ascii_only))
+
+
+def _read_machine(source: Path) -> TopologyData:
+    try:
+        if source.is_dir():
+            # A saved tree keeps its proc beside its sys, as the real ones are.
+            reading = read_sysfs(source, source.parent / "proc")
+            for warning in reading.warnings:
+                click.echo(f"warning: {warning}", err=True)
+            data = reading.data
+        else:
+            data = read_topology(json.loads(source.read_text()))
+        Topology(data)
+    except (SysfsError, BadTopology, ValueError) as error:
+        return _fail(f"{source}: {error}") if str(source) not in str(error) else _fail(str(error))  # type: ignore[no-any-return]
+    except OSError as error:
+        return _fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")  # type: ignore[no-any-return]
+    return data
+
+
+@cli.command()
+@click.option("--topology", "topology_file", type=_file, required=True, help="A sysfs root directory, or JSON.")
+@click.option("--config", "config_file", type=_file, help="Our configuration, or Intel's form.")
+@click.argument("scenario", type=_file)
+def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -> None:
+    """Replay SCENARIO (a JSON list of steps) on a machine; one JSON object a step. No daemon, no root."""
+    from cri_proxy.core.scenario import BadScenario
+    from cri_proxy.core.simulate import run_simulation
+
+    data = _read_machine(topology_file)
+    try:
+        config = _load_config(config_file)
+        steps = json.loads(scenario.read_text())
+        for line in run_simulation(data, config, steps, lambda name: _load_config(scenario.parent / name)):
+            click.echo(line)
+    except (BadScenario, BadConfig) as error:
+        click.echo(f"cri-resmgr: {error}", err=True)
+        sys.exit(2)
+    except (OSError, ValueError) as error:
+        click.echo(f"cri-resmgr: {scenario}: {error}", err=True)
+        sys.exit(2)
+
+
+def _load_config(path: Optional[Path]) -> Config:
+    if path is None:
+        return read_config([]).config
+    try:
+        return read_config([Source(str(path), path.read_text())]).config
+    except OSError as error:
+        raise BadConfig([f"{path}: cannot be read: {error.strerror}"]) from None
+
+
+@cli.group()
+def config() -> None:
+    """Check and show the configuration."""
+
+
+@config.command()
+@click.argument("file", type=_file)
+def check(file: Path) -> None:
+    """Check FILE as the daemon would read it; unknown keys are errors here."""
+    try:
+        online = Topology(read_sysfs().data).online
+    except (SysfsError, BadTopology):
+        online = None
+    try:
+        read_config([Source(str(file), file.read_text())], topology_cpus=online, strict=True)
+    except BadConfig as error:
+        for sentence in error.errors:
+            click.echo(sentence, err=True)
+        sys.exit(1)
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"{file}: cannot be read: {error}")
+    click.echo(f"{file}: good")
+
+
+@config.command()
+@_json_option
+@click.option("--config", "config_file", type=_file, help="Show what this file would give, without asking the daemon.")
+def show(as_json: bool, config_file: Optional[Path]) -> None:
+    """Every option with its value and where that comes from."""
+    if config_file is not None:
+        try:
+            shown = _load_config(config_file).show()
+        except BadConfig as error:
+            _fail(str(error))
+        rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
+    else:
+        rows = _ask("config")
+    _show(rows, as_json, _config_text)
+
+
+def _config_text(rows: Any) -> str:
+    width = max(len(row["key"]) for row in rows)
+    values = max(len(row["value"]) for row in rows)
+    return "\n".join(f"{row['key']:<{width}}  {row['value']:<{values}}  {row['origin']}" for row in rows)

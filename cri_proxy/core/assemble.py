@@ -1,0 +1,81 @@
+"""From configuration and what was read of the machine to the values an engine is made of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Optional
+
+from cri_proxy.core.config import Config, CpuConstraint, engine_options, placement_settings, reservation
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.host import Host
+from policies.cpus import NO_CPUS, format_cpus
+from policies.registry import POLICIES, Policy
+from policies.reserved import reserve
+from policies.topology import Topology
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was read of the node: the tree, what kubelet's cgroup allows (None: no limit known), kubelet's own CPUs."""
+
+    topology: Topology
+    parent_cpus: Optional[frozenset[int]] = None
+    parent_mems: Optional[frozenset[int]] = None
+    kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    kubelet_reserved: frozenset[int] = NO_CPUS
+
+
+def make_host(config: Config, machine: Machine, cgroups: Optional[Mapping[str, frozenset[int]]] = None) -> tuple[Host, tuple[str, ...]]:
+    """The host as policies see it, and warnings. ``cgroups``: the CPUs of cgroups that the configuration names.
+
+    Usable CPUs (design rule 11): online, in the effective cpuset of kubelet's cgroup, and available to us.
+    """
+    topology = machine.topology
+    data = topology.data
+    # A topology from a file may state what the cgroup allows; it then counts, not this machine's cgroups.
+    parent_cpus = data.parent_cpus if data.parent_cpus is not None else machine.parent_cpus
+    parent_mems = data.parent_mems if data.parent_mems is not None else machine.parent_mems
+    parent = topology.online if parent_cpus is None else parent_cpus & topology.online
+    known = cgroups or {}
+    available = _available(config["policy.AvailableResources.CPU"], topology, parent, known)
+    usable = parent if available is None else parent & available
+    warnings = []
+    if not usable:
+        warnings.append(f"no CPU is both available and allowed to kubelet's cgroup ({format_cpus(parent)}); AvailableResources ignored")
+        usable = parent
+    wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup))
+    reserved = reserve(topology, usable, wanted, machine.kubelet_reserved)
+    mems = topology.memory_nodes if parent_mems is None else parent_mems & topology.memory_nodes
+    # On a topology that is not this machine's the two may have nothing in common.
+    host = Host(
+        topology=topology,
+        usable=usable,
+        mems=mems or topology.memory_nodes,
+        parent_cpus=parent,
+        reserved=reserved.cpus,
+        kubelet_exclusive=dict(machine.kubelet_exclusive),
+    )
+    return host, (*warnings, *reserved.warnings)
+
+
+def _available(
+    constraint: CpuConstraint, topology: Topology, parent: frozenset[int], cgroups: Mapping[str, frozenset[int]]
+) -> Optional[frozenset[int]]:
+    if constraint.cgroup:
+        return cgroups.get(constraint.cgroup)
+    if constraint.cpus is not None or not constraint.milli:
+        return constraint.cpus
+    # A count: whole leaves in their order, so that what is left to others is whole as well.
+    ordered = [cpu for leaf in topology.leaves for cpu in sorted(leaf.cpus & parent)]
+    return frozenset(ordered[: -(-constraint.milli // 1000)])
+
+
+def make_policy(config: Config, topology: Topology) -> Policy:
+    """The active policy for a machine."""
+    return POLICIES[config["policy.Active"]](topology, placement_settings(config))
+
+
+def make_engine(config: Config, host: Host) -> Engine:
+    """An engine with no containers."""
+    return Engine(host, make_policy(config, host.topology), engine_options(config))

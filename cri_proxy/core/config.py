@@ -1,0 +1,243 @@
+"""The configuration: sources, of which later ones win key by key, into typed values with their origins.
+
+Reading is all or nothing: any error in any source, also in a value that a later source replaces, and there is
+no configuration but ``BadConfig``. What the daemon does then is rule 7 of the design and not decided here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Optional
+
+import voluptuous as vol
+
+from cri_proxy.core import config_intel
+from cri_proxy.core.config_text import BadText, Entry, Source, describe, read_entries, show_key
+from cri_proxy.core.host import EngineOptions
+from cri_proxy.core.option_checks import CpuConstraint
+from cri_proxy.core.options import BY_KEY, OPTIONS, SECTIONS
+from policies.cpus import format_cpus
+from policies.model import PlacementSettings
+from policies.reserved import Reservation
+
+__all__ = [
+    "BadConfig",
+    "Config",
+    "CpuConstraint",
+    "Loaded",
+    "Source",
+    "engine_options",
+    "placement_settings",
+    "read_config",
+    "reservation",
+]
+
+_SCHEMA = vol.Schema({vol.Optional(option.key): option.check for option in OPTIONS})
+_ALL_SECTIONS = SECTIONS | config_intel.SECTIONS
+#: A foreign file may consist of unknown keys: beyond these many a source's warnings are counted, not written.
+MAX_WARNINGS = 50
+_KEY_CHARACTERS = 60
+
+
+class BadConfig(Exception):
+    """The sources make no configuration. ``errors``: sentences with file, line, key, value, expectation."""
+
+    def __init__(self, errors: Sequence[str], warnings: Sequence[str] = ()) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = tuple(errors)
+        self.warnings = tuple(warnings)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Immutable: the value and the origin ("default", "FILE:LINE", "command line") of every option."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def show(self) -> list[tuple[str, str, str]]:
+        """(key, value as a file would say it, origin) of every option, in the order of the documentation."""
+        return [(o.key, o.check.write(self.values[o.key]), self.origins[o.key]) for o in OPTIONS]
+
+    def differences(self, other: Config) -> tuple[str, ...]:
+        """The keys whose values differ."""
+        return tuple(o.key for o in OPTIONS if self.values[o.key] != other.values[o.key])
+
+    def restart_needed(self, other: Config) -> tuple[str, ...]:
+        """Those of the differences that a running daemon cannot take over."""
+        return tuple(key for key in self.differences(other) if not BY_KEY[key].live)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, and sentences about what in its sources an operator should look at."""
+
+    config: Config
+    warnings: tuple[str, ...] = ()
+
+
+def read_config(
+    sources: Iterable[Source], *, topology_cpus: Optional[frozenset[int]] = None, strict: bool = False
+) -> Loaded:
+    """Merge the sources over the defaults; the last one wins.
+
+    ``topology_cpus``: the online CPUs, if they are known; sets of CPUs are then held against them.
+    ``strict``: warnings are errors.
+
+    :raises BadConfig: any error in any source.
+    """
+    values = {option.key: option.default for option in OPTIONS}
+    origins = dict.fromkeys(values, "default")
+    errors: list[str] = []
+    warnings: list[str] = []
+    # 1. Each source by itself, so that its errors are found even where a later source replaces the value.
+    for source in sources:
+        try:
+            entries, notes = read_entries(source, _ALL_SECTIONS)
+        except BadText as error:
+            errors.append(str(error))
+            continue
+        settings = _settle(entries, errors, notes)
+        warnings += _capped(notes, source.name)
+        typed = _validate(settings, errors)
+        values.update(typed)
+        origins.update({key: _origin(settings[key]) for key in typed})
+    config = Config(MappingProxyType(values), MappingProxyType(origins))
+    # 2. The result as a whole.
+    errors += _shared_sockets(config)
+    if topology_cpus is not None:
+        _compare_cpus(config, topology_cpus, errors, warnings)
+    if strict:
+        errors, warnings = errors + warnings, []
+    if errors:
+        raise BadConfig(errors, warnings)
+    return Loaded(config, tuple(warnings))
+
+
+def placement_settings(config: Config) -> PlacementSettings:
+    """What policies read."""
+    return PlacementSettings(
+        ladder=config["placement.ladder"],
+        unlimited=config["placement.unlimited"],
+        besteffort=config["placement.besteffort"],
+        memory=config["placement.memory"],
+        memory_only_nodes=config["placement.memory_only_nodes"],
+        reserved_namespaces=config["placement.reserved_namespaces"],
+    )
+
+
+def engine_options(config: Config) -> EngineOptions:
+    """What the engine reads."""
+    return EngineOptions(
+        restart_hold_s=config["placement.restart_hold"],
+        unmanaged_namespaces=config["placement.unmanaged_namespaces"],
+        unmanaged_handlers=config["placement.unmanaged_handlers"],
+    )
+
+
+def reservation(config: Config, cgroup_cpus: Optional[frozenset[int]] = None) -> Reservation:
+    """The reserved CPUs wanted. ``cgroup_cpus``: those of the cgroup that the option names; None = none."""
+    wanted: CpuConstraint = config["policy.ReservedResources.CPU"]
+    return Reservation(wanted.milli, cgroup_cpus if wanted.cgroup else wanted.cpus)
+
+
+def _settle(entries: list[Entry], errors: list[str], warnings: list[str]) -> dict[str, Entry]:
+    """One entry for each option the source sets; what is left over goes to the errors and warnings."""
+    active = next((e.raw for e in reversed(entries) if e.key == "policy.Active"), None)
+    own = {entry.key for entry in entries}
+    settings: dict[str, Entry] = {}
+    for given in entries:
+        entry, warning = config_intel.translate(given, active if isinstance(active, str) else "")
+        if warning:
+            warnings.append(warning)
+        if entry is None or (entry.via and entry.key in own):
+            continue
+        if entry.key in SECTIONS:
+            found = describe(entry.raw)
+            errors.append(f"{entry.origin}: {entry.key} is {found}, expected a mapping of options")
+        elif entry.key not in BY_KEY:
+            warnings.append(_unknown(entry, suggest=len(warnings) < MAX_WARNINGS))
+        elif entry.raw is None:
+            warnings.append(f"{entry.origin}: {entry.written} has no value; it counts as not given")
+        else:
+            settings[entry.key] = entry
+    return settings
+
+
+def _validate(settings: Mapping[str, Entry], errors: list[str]) -> dict[str, Any]:
+    raw = {key: entry.raw for key, entry in settings.items()}
+    try:
+        return dict(_SCHEMA(raw))
+    except vol.MultipleInvalid as invalid:
+        for error in invalid.errors:
+            key = str(error.path[0])
+            del raw[key]
+            entry, detail = settings[key], f" ({error.msg})" if error.msg else ""
+            expected = f"expected {BY_KEY[key].check.expected}{detail}"
+            errors.append(f"{entry.origin}: {entry.written} is {describe(entry.raw)}, {expected}")
+    return dict(_SCHEMA(raw))
+
+
+def _origin(entry: Entry) -> str:
+    return f"{entry.origin} ({entry.via})" if entry.via else entry.origin
+
+
+def _unknown(entry: Entry, suggest: bool) -> str:
+    sentence = f"{entry.origin}: unknown key {show_key(entry.key)}"
+    if not suggest or len(entry.key) > _KEY_CHARACTERS:
+        return sentence
+    nearest = _nearest(entry.key)
+    return f"{sentence}; did you mean {nearest}?" if nearest else sentence
+
+
+def _nearest(unknown: str) -> str:
+    """The known key that looks most like it, or that has the same last part; "" for none."""
+    known = [*BY_KEY] if "." in unknown else [*BY_KEY, *sorted(SECTIONS)]
+    folded = {key.lower(): key for key in known}
+    same_end = [key for key in folded if key.endswith("." + unknown.lower().rpartition(".")[2])]
+    nearest = difflib.get_close_matches(unknown.lower(), folded, n=1) or same_end[:1]
+    return folded[nearest[0]] if nearest else ""
+
+
+def _capped(warnings: list[str], name: str) -> list[str]:
+    if len(warnings) <= MAX_WARNINGS:
+        return warnings
+    return [*warnings[:MAX_WARNINGS], f"{name}: {len(warnings) - MAX_WARNINGS} more warnings like these"]
+
+
+def _shared_sockets(config: Config) -> list[str]:
+    """Two roles of one socket: a relay that is its own runtime calls itself for ever."""
+    errors = []
+    ours = {_real(config["relay.socket"]): "relay.socket"}
+    for extra in config["relay.extra_sockets"]:
+        ours.setdefault(_real(extra), "relay.extra_sockets")
+    for key in ("control.socket", "relay.runtime_endpoint", "relay.image_endpoint"):
+        taken = ours.get(_real(config[key]))
+        if taken:
+            sentence = f"{config.origins[key]}: {key} is {config[key]}"
+            errors.append(f"{sentence}, expected another socket than {taken}")
+    return errors
+
+
+def _real(path: str) -> str:
+    # /var/run is a symbolic link to /run on every distribution we run on.
+    return path[len("/var") :] if path.startswith("/var/run/") else path
+
+
+def _compare_cpus(config: Config, online: frozenset[int], errors: list[str], warnings: list[str]) -> None:
+    for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
+        cpus = config[key].cpus
+        if cpus is None or cpus <= online:
+            continue
+        sentence = f"{config.origins[key]}: {key} is cpuset:{format_cpus(cpus)}"
+        machine = f"online CPUs are {format_cpus(online)}"
+        if cpus & online:
+            warnings.append(f"{sentence}, of which {format_cpus(cpus - online)} is not online; {machine}")
+        else:
+            errors.append(f"{sentence}, expected CPUs of this machine: {machine}")

@@ -1,0 +1,120 @@
+"""Writes docs/configuration.md and the sample config.yaml from the table of options.
+
+    python -m cri_proxy.core.config_docs > docs/configuration.md
+    python -m cri_proxy.core.config_docs sample
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from itertools import groupby
+
+from cri_proxy.core import config_intel
+from cri_proxy.core.options import OPTIONS, Option
+
+COMMAND = "python -m cri_proxy.core.config_docs > docs/configuration.md"
+_WIDTH = 100
+
+_INTRO = """\
+# Configuration
+
+<!-- Written by `{command}`; a test compares. -->
+
+cri-resmgr needs no configuration: every option has a default. Where one is wanted, it is looked for in this
+order; what comes later wins, key by key:
+
+1. the defaults below,
+2. `/etc/cri-resmgr/fallback.cfg` (or the file of `--fallback-config`), as for Intel's cri-resource-manager,
+3. `/etc/cri-resmgr/config.yaml`, shipped with every line commented,
+4. the file of `--force-config`,
+5. options of the command line.
+
+All files have the same format and may use every option. `cri-resmgr config show` prints each value with the
+file and line it comes from; `cri-resmgr config check FILE` reads a file without using it, and takes warnings
+for errors.
+
+**Changes.** An option that is *live* is applied by a reload (`systemctl reload cri-resource-manager`); the
+others wait for a restart.
+
+**An invalid file** never takes the node down. A wrong type or an impossible value is an error, and a
+configuration with an error is not used, not even in part: at start the last one that loaded is used in its
+place (it is kept in `state.directory`), else the socket is served in mode `off`; on a reload the running one
+stays. `cri-resmgr status` says why in one sentence, and loading is tried again. Only `run --strict` exits
+instead. An unknown key, a key given twice or a key without a value is a warning that names file and line and,
+for an unknown one, the nearest known key.
+
+**Values.** Durations are seconds (`300`) or have units (`250ms`, `5m`, `1h30m`), above 0 and up to 24h. Lists
+of names take globs; a name that begins with `*` must be quoted. `false` is taken for `off` where `off` is a
+value. A file may have 256 KiB. YAML's anchors and aliases work for values and sections, its merge keys (`<<`)
+do not.
+
+**CPUs** are named as in Intel's files: a quantity (`750m`, `4`), a set (`cpuset:0-3`, or `0-3,8` with a dash or
+a comma at least), or a cgroup whose set is looked up (`cgroup:/system.slice`, or an absolute path).
+"""
+
+_INTEL = """
+## Files of Intel's cri-resource-manager
+
+They load as they are. The `policy` options above are theirs; further:
+
+| Intel's key | what it becomes |
+|---|---|
+| `policy.Active: topology-aware` and Intel's other policies | `policy.Active: hygon`, with a warning |
+| `policy.NAME.ReservedPoolNamespaces` | `placement.reserved_namespaces`, with `kube-system` as in Intel's |
+| `policy.NAME.PinMemory: false` | `placement.memory: off` |
+| `logger.Debug`, if it turns any source on | `log.level: debug` |
+
+NAME is the policy that the same file makes active; sections of others do not count. An option of our own in
+the same file wins over a translated one. Everything else in Intel's sections is accepted, and a warning names
+each key once, as it has no meaning here. The sections are {sections}.
+"""
+
+_SAMPLE = """\
+## Configuration of cri-resmgr. Every line is commented and shows a default; docs/configuration.md explains.
+## Check with: cri-resmgr config check FILE. Apply with: systemctl reload cri-resource-manager
+"""
+
+
+def configuration_markdown() -> str:
+    """The page docs/configuration.md."""
+    parts = [_INTRO.format(command=COMMAND)]
+    for section, options in groupby(OPTIONS, key=_section):
+        parts.append(f"\n## `{section}`\n")
+        for option in options:
+            default = option.check.write(option.default)
+            parts.append(f"\n### `{option.key}`\n\n{option.help}\n\nDefault: `{default}`. {_terms(option)}\n")
+    sections = ", ".join(f"`{name}`" for name in sorted(config_intel.SECTIONS))
+    parts.append(_INTEL.format(sections=sections))
+    return "".join(parts)
+
+
+def sample_config() -> str:
+    """The shipped config.yaml: without the first # of each line it is a file that sets every default."""
+    lines = _SAMPLE.splitlines()
+    opened: list[str] = []
+    for option in OPTIONS:
+        *sections, name = option.key.split(".")
+        for depth, section in enumerate(sections):
+            if opened[: depth + 1] != sections[: depth + 1]:
+                lines += [] if depth else ["#"]
+                lines.append(f"#{'  ' * depth}{section}:")
+        opened = sections
+        indent = "  " * len(sections)
+        note = f"{option.help} {_terms(option)}"
+        lines += [f"#{indent}# {line}" for line in textwrap.wrap(note, _WIDTH, break_on_hyphens=False)]
+        lines.append(f"#{indent}{name}: {option.check.write(option.default)}")
+    return "\n".join(lines) + "\n"
+
+
+def _section(option: Option) -> str:
+    return option.key.partition(".")[0]
+
+
+def _terms(option: Option) -> str:
+    unit = f" Unit: {option.unit}." if option.unit else ""
+    return f"Value: {option.check.expected}.{unit} {'Live' if option.live else 'Needs a restart'}."
+
+
+if __name__ == "__main__":
+    print(sample_config() if sys.argv[1:] == ["sample"] else configuration_markdown(), end="")

@@ -1,0 +1,115 @@
+"""What the relay and the deciding code say to each other; independent of the transport.
+
+A transport asks ``Interceptor.open`` for every call. None means: bytes through. Else it hands over the
+request message, does what the ``Outcome`` says, and reports the reply and the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Callable, Optional, Protocol, Union
+
+#: CRI versions have the same messages under two service names.
+RUNTIME_SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
+
+#: Methods whose request or reply is read. Every other method, of any service, passes as bytes.
+INTERCEPTED = frozenset(
+    [
+        "RunPodSandbox",
+        "StopPodSandbox",
+        "RemovePodSandbox",
+        "UpdatePodSandboxResources",
+        "CreateContainer",
+        "StartContainer",
+        "StopContainer",
+        "RemoveContainer",
+        "UpdateContainerResources",
+        "GetContainerEvents",
+    ]
+)
+
+
+def intercepted(full_method: str) -> str:
+    """The short name of a method that is intercepted, ``/runtime.v1.RuntimeService/CreateContainer``; else ""."""
+    service, _, method = full_method.lstrip("/").partition("/")
+    return method if method in INTERCEPTED and service in RUNTIME_SERVICES else ""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Send the request on, with these bytes appended (none: the same bytes)."""
+
+    delta: bytes = b""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer with a gRPC status; nothing is sent to the runtime."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Make the reply ourselves: a coroutine that may call the runtime. Used while an NRI plugin is connected."""
+
+    reply: Callable[[], Awaitable[bytes]]
+
+
+Outcome = Union[Forward, Refuse, Answer]
+
+
+class End(Enum):
+    """How a call ended that was sent to the runtime."""
+
+    OK = "ok"
+    REFUSED = "refused"  # the runtime answered with an error of its own: nothing has happened
+    UNKNOWN = "unknown"  # client gone, deadline passed, connection lost: nobody knows
+
+
+#: gRPC status codes that do not tell whether the runtime has done it: CANCELLED, UNKNOWN is the runtime's own
+#: word for most errors, DEADLINE_EXCEEDED.
+_DOUBTFUL = frozenset([1, 4])
+UNAVAILABLE = 14
+
+
+def end_of(code: int, sent: bool) -> End:
+    """Classify a gRPC status (design rule 3). ``sent``: the request may have reached the runtime.
+
+    UNAVAILABLE from a connection that never was means nothing was sent; from one that broke, nobody knows.
+    """
+    if code == 0:
+        return End.OK
+    if code in _DOUBTFUL or (code == UNAVAILABLE and sent):
+        return End.UNKNOWN
+    return End.REFUSED
+
+
+class Interception(Protocol):
+    """One intercepted call."""
+
+    #: Applied to each reply message when set: whole list entries cut out. Used while an NRI plugin is connected.
+    filter: Optional[Callable[[bytes], bytes]]
+
+    async def request(self, message: bytes) -> Outcome:
+        """Decide about the request message. Never raises: what cannot be decided goes through."""
+        ...
+
+    async def replied(self, message: bytes) -> None:
+        """A reply message has come; called before it is passed on."""
+        ...
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        """The call is over. Called exactly once, also when the client is gone."""
+        ...
+
+
+class Interceptor(Protocol):
+    """Makes an ``Interception`` for the calls that need one."""
+
+    def open(self, full_method: str) -> Optional[Interception]:
+        """None: the call passes as bytes."""
+        ...

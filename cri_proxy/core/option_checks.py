@@ -1,0 +1,261 @@
+"""What a value of an option may be: each check reads the text that was written into a typed value, and back.
+
+A check is a voluptuous validator: called with what was written it returns the value or raises
+``vol.Invalid``, whose message, if any, says more than ``expected`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import voluptuous as vol
+
+from cri_proxy.core.config_text import Raw
+from cri_proxy.core.quantity import BadQuantity, parse_milli
+from policies.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
+
+MAX_DURATION_S = 24 * 3600.0
+#: sun_path of a unix socket has 108 bytes, the last of them a NUL (linux/un.h).
+MAX_SOCKET_BYTES = 107
+
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)"
+_SECONDS = re.compile(_NUMBER)
+_DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?")
+_UNITS_S = (3600.0, 60.0, 1.0, 0.001)
+_LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+#: Texts that YAML takes for themselves without quotes.
+_PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._:-]*[A-Za-z0-9]|[A-Za-z0-9/]")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One kind of value. ``expected`` in words; ``read`` takes what was written, ``write`` gives it."""
+
+    expected: str
+    read: Callable[[Raw], Any]
+    write: Callable[[Any], str]
+
+    def __call__(self, raw: Raw) -> Any:
+        return self.read(raw)
+
+
+@dataclass(frozen=True)
+class CpuConstraint:
+    """CPUs as Intel's files name them: a quantity, a set, or a cgroup whose set the shell looks up.
+
+    ``cgroup`` is the path as given: absolute, or below kubelet's cgroup root. All three empty = not given.
+    """
+
+    milli: int = 0
+    cpus: Optional[frozenset[int]] = None
+    cgroup: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.milli or self.cpus is not None or self.cgroup)
+
+
+def one_of(*values: str) -> Check:
+    """One word of several. YAML's ``false`` is read as "off" where there is one: tools rewrite off to it."""
+
+    def read(raw: Raw) -> str:
+        text = _text(raw)
+        if text not in values and text.lower() == "false" and "off" in values:
+            return "off"
+        if text not in values:
+            raise vol.Invalid("")
+        return text
+
+    return Check(f"{', '.join(values[:-1])} or {values[-1]}", read, _write_text)
+
+
+def duration() -> Check:
+    """Seconds as a float, from 300, "250ms", "5m" or "1h30m"."""
+    expected = "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
+    return Check(expected, _read_duration, _write_duration)
+
+
+def names() -> Check:
+    """A tuple of names or globs; a single one needs no list."""
+    return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, _write_list)
+
+
+def path() -> Check:
+    """An absolute path."""
+    return Check("an absolute path", lambda raw: _path(_text(raw)), _write_text)
+
+
+def socket_path() -> Check:
+    """The absolute path of a unix socket."""
+    expected = f"an absolute path of at most {MAX_SOCKET_BYTES} bytes"
+    return Check(expected, lambda raw: _socket(_text(raw)), _write_text)
+
+
+def socket_paths() -> Check:
+    """A tuple of such paths."""
+    expected = f"a list of absolute paths of at most {MAX_SOCKET_BYTES} bytes each"
+    return Check(expected, lambda raw: tuple(_socket(item) for item in _texts(raw)), _write_list)
+
+
+def endpoint(empty: str) -> Check:
+    """The path of a socket to connect to, also when given as a ``unix:`` URL; ``empty``: what "" means."""
+
+    def read(raw: Raw) -> str:
+        text = _text(raw)
+        for scheme in ("unix://", "unix:"):
+            if text.startswith(scheme):
+                return _socket(text[len(scheme) :])
+        return _socket(text) if text else ""
+
+    expected = f'unix:///PATH or an absolute path of at most {MAX_SOCKET_BYTES} bytes, or "" for {empty}'
+    return Check(expected, read, _write_text)
+
+
+def listen() -> Check:
+    """A TCP address to listen on; "" = do not."""
+
+    def read(raw: Raw) -> str:
+        text = _text(raw)
+        match = _LISTEN.fullmatch(text)
+        if text and not (match and 0 < int(match[2]) < 65536):
+            raise vol.Invalid("")
+        return text
+
+    return Check('HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off', read, _write_text)
+
+
+def nodes() -> Check:
+    """A frozenset of NUMA nodes, from a list in the kernel's format."""
+    return Check('NUMA nodes such as 2 or 2-3,5, or "" for none', lambda raw: _cpus(_text(raw)), _write_nodes)
+
+
+def cpus(none_is: str, may_be_zero: bool) -> Check:
+    """A CpuConstraint, in Intel's forms; ``none_is``: what "" means."""
+
+    def read(raw: Raw) -> CpuConstraint:
+        text = _text(raw)
+        found = _constraint(text)
+        if text and not found and not may_be_zero:
+            raise vol.Invalid("no CPU would be left")
+        return found
+
+    forms = "a quantity such as 750m or 4, a set such as cpuset:0-3 or 0-3,8, a cgroup such as cgroup:/system"
+    return Check(f'{forms}, or "" for {none_is}', read, _write_constraint)
+
+
+def _text(raw: Raw) -> str:
+    if not isinstance(raw, str):
+        raise vol.Invalid("")
+    return raw.strip()
+
+
+def _texts(raw: Raw) -> tuple[str, ...]:
+    if isinstance(raw, str):
+        return (raw.strip(),)
+    if not isinstance(raw, tuple):
+        raise vol.Invalid("")
+    return tuple(item.strip() for item in raw)
+
+
+def _read_names(raw: Raw) -> tuple[str, ...]:
+    found = _texts(raw)
+    if not all(name and name.isprintable() and " " not in name for name in found):
+        raise vol.Invalid("")
+    return found
+
+
+def _read_duration(raw: Raw) -> float:
+    text = _text(raw)
+    bare = _SECONDS.fullmatch(text)
+    match = None if bare else _DURATION.fullmatch(text)
+    if bare:
+        seconds = float(text)
+    elif match and text:
+        seconds = sum(float(number) * unit for number, unit in zip(match.groups(), _UNITS_S) if number)
+    else:
+        raise vol.Invalid("")
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise vol.Invalid("")
+    return seconds
+
+
+def _write_duration(seconds: float) -> str:
+    rest_us = round(seconds * 1_000_000)
+    parts = []
+    for unit_us, unit in ((3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s")):
+        count, rest_us = divmod(rest_us, unit_us)
+        if count:
+            parts.append(f"{count}{unit}")
+    if rest_us:
+        parts.append(f"{rest_us / 1000:.3f}".rstrip("0").rstrip(".") + "ms")
+    return "".join(parts) or f"{seconds:.9f}"
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isprintable():
+        raise vol.Invalid("")
+    return text
+
+
+def _socket(text: str) -> str:
+    size = len(text.encode("utf-8", "replace"))
+    if size > MAX_SOCKET_BYTES:
+        raise vol.Invalid(f"it has {size} bytes")
+    return _path(text)
+
+
+def _cpus(text: str) -> frozenset[int]:
+    try:
+        return parse_cpus(text)
+    except BadCpuList as error:
+        raise vol.Invalid(str(error)) from None
+
+
+def _constraint(text: str) -> CpuConstraint:
+    kind, colon, rest = text.partition(":")
+    if text.startswith("/") or (colon and kind == "cgroup"):
+        return CpuConstraint(cgroup=_cgroup(rest if colon and kind == "cgroup" else text))
+    if (colon and kind == "cpuset") or "-" in text or "," in text:
+        found = _cpus(rest if colon and kind == "cpuset" else text)
+        if not found:
+            raise vol.Invalid("the set names no CPU")
+        return CpuConstraint(cpus=found)
+    if not text:
+        return CpuConstraint()
+    try:
+        milli = parse_milli(text)
+    except BadQuantity:
+        raise vol.Invalid("") from None
+    if milli > (MAX_ID + 1) * 1000:
+        raise vol.Invalid("no machine has as many")
+    return CpuConstraint(milli=milli)
+
+
+def _cgroup(text: str) -> str:
+    if not text or not text.isprintable() or ".." in text.split("/"):
+        raise vol.Invalid("a cgroup's path is not empty and has no ..")
+    return text
+
+
+def _write_text(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) and text.lower() != "null" else json.dumps(text, ensure_ascii=False)
+
+
+def _write_list(items: tuple[str, ...]) -> str:
+    return "[" + ", ".join(_write_text(item) for item in items) + "]"
+
+
+def _write_nodes(found: frozenset[int]) -> str:
+    return _write_text(format_cpus(found or NO_CPUS))
+
+
+def _write_constraint(found: CpuConstraint) -> str:
+    if found.cgroup:
+        return _write_text(f"cgroup:{found.cgroup}")
+    if found.cpus is not None:
+        return _write_text(f"cpuset:{format_cpus(found.cpus)}")
+    whole, rest = divmod(found.milli, 1000)
+    return '""' if not found.milli else f"{found.milli}m" if rest else str(whole)

@@ -1,0 +1,211 @@
+"""What people and scripts are told: placements, explanations and status as plain data and as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Grant, Record, Stance
+from policies.cpus import format_cpus
+from policies.node import Node
+
+
+@dataclass(frozen=True)
+class DomainPools:
+    """One domain's CPUs by pool (``usable``, ``shared``, ``exclusive``, ``reserved``) and the requests charged on it."""
+
+    level: str
+    name: str
+    cpus: frozenset[int]
+    counts: dict[str, int]
+    charged_milli: int
+
+    @property
+    def free_milli(self) -> int:
+        """Shared capacity no request is charged on; negative when overcommitted."""
+        return self.counts["shared"] * 1000 - self.charged_milli
+
+
+def domain_pools(node: Node) -> tuple[DomainPools, ...]:
+    """The domains that placements use (L3, NUMA node, socket, machine), largest first, with their pools."""
+    found = []
+    for level in ("machine", "socket", "numa", "l3"):
+        for domain in node.topology.at(level):
+            pools = {"usable": node.usable, "shared": node.shared, "exclusive": node.exclusive, "reserved": node.reserved}
+            counts = {name: len(pool & domain.cpus) for name, pool in pools.items()}
+            charged = node.charge_milli(domain.cpus & node.shared)
+            found.append(DomainPools(level, domain.name_at(level), domain.cpus, counts, charged))
+    return tuple(found)
+
+
+def placement_row(grant: Grant) -> dict[str, Any]:
+    """One container as ``placements --json`` shows it."""
+    container = grant.container
+    return {
+        "id": grant.key,
+        "namespace": container.pod.namespace,
+        "pod": container.pod.name,
+        "pod_uid": container.pod.uid,
+        "container": container.name,
+        "attempt": container.attempt,
+        "qos": container.qos.value,
+        "state": grant.life.value,
+        "stance": grant.stance.value,
+        "level": grant.placement.level if grant.stance in (Stance.PLACED, Stance.OBSERVED) else "none",
+        "cpus": format_cpus(grant.cpus),
+        "mems": format_cpus(grant.placement.mems),
+        "exclusive": format_cpus(grant.exclusive),
+        "cpu_request_milli": container.resources.milli_request,
+        "cpu_limit_milli": container.resources.milli_limit,
+        "why": grant.why,
+    }
+
+
+def placement_rows(engine: Engine) -> list[dict[str, Any]]:
+    """All containers, by namespace, pod and name."""
+    grants = sorted(engine.grants.values(), key=lambda g: (g.container.path, g.container.attempt, g.key))
+    return [placement_row(grant) for grant in grants]
+
+
+_COLUMNS = (("CONTAINER", "_path"), ("STATE", "state"), ("LEVEL", "level"), ("CPUS", "cpus"), ("MEMS", "mems"),
+            ("REQUEST", "_request"), ("LIMIT", "_limit"), ("MANAGED", "stance"))  # fmt: skip
+
+
+def placements_text(rows: Iterable[dict[str, Any]]) -> str:
+    """A table for the terminal."""
+    lines = [[title for title, _ in _COLUMNS]]
+    for row in rows:
+        shown = dict(row)
+        shown["_path"] = f"{row['namespace']}/{row['pod']}/{row['container']}"
+        shown["_request"] = f"{row['cpu_request_milli']}m"
+        shown["_limit"] = "-" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
+        lines.append([str(shown[key]) or "-" for _, key in _COLUMNS])
+    if len(lines) == 1:
+        return "no containers"
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def find(engine: Engine, name: str) -> list[Grant]:
+    """Containers by id prefix or by ``namespace/pod/container`` (or the end of it)."""
+    by_id = [g for key, g in sorted(engine.grants.items()) if name and key.startswith(name)]
+    return by_id or [g for g in engine.grants.values() if _matches(g.container.path, name)]
+
+
+def _matches(path: str, name: str) -> bool:
+    return path == name or path.endswith("/" + name)
+
+
+def explain(engine: Engine, name: str) -> Optional[dict[str, Any]]:
+    """Everything known about a container: its place now, its past decisions, the room around it. None if unknown."""
+    grants = find(engine, name)
+    ids = {g.key for g in grants}
+    history = [r for r in engine.history if r.id in ids or (name and r.id.startswith(name)) or _matches(r.path, name)]
+    if not grants and not history:
+        return None
+    return {
+        "containers": [_explained(engine, grant) for grant in grants],
+        "history": [history_row(record) for record in history],
+    }
+
+
+def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
+    row = placement_row(grant)
+    node = engine.node
+    row["fence_cpus"] = None if grant.fence.cpus is None else format_cpus(grant.fence.cpus)
+    row["domains"] = [
+        {"name": p.name, "cpus": format_cpus(p.cpus), "charged_milli": p.charged_milli, "free_milli": p.free_milli}
+        for p in domain_pools(node)
+        if p.level in ("l3", "numa") and not p.cpus.isdisjoint(grant.cpus)
+    ]
+    row["memory"] = [
+        {"node": n, "charged_bytes": node.memory_charged(n), "total_bytes": node.topology.memory_bytes(n)}
+        for n in sorted(grant.placement.mems or node.topology.nodes_of(grant.cpus))
+    ]
+    return row
+
+
+def history_row(record: Record) -> dict[str, Any]:
+    """One past decision."""
+    return {
+        "number": record.number,
+        "at_s": round(record.at_s, 3),
+        "operation": record.operation,
+        "container": record.path,
+        "id": record.id,
+        "stance": record.stance,
+        "level": record.placement.level,
+        "cpus": format_cpus(record.placement.cpus),
+        "mems": format_cpus(record.placement.mems),
+        "why": record.why,
+        "outcome": record.outcome,
+    }
+
+
+def explain_text(document: dict[str, Any]) -> str:
+    """The explanation for the terminal."""
+    lines: list[str] = []
+    for row in document["containers"]:
+        lines.append(f"{row['namespace']}/{row['pod']}/{row['container']} (attempt {row['attempt']}, {row['id']})")
+        limit = "none" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
+        lines.append(f"  {row['state']}, {row['stance']}, {row['qos']}, request {row['cpu_request_milli']}m, limit {limit}")
+        lines.append(f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}")
+        lines.append(f"  why: {row['why']}")
+        if row["fence_cpus"] is not None:
+            lines.append(f"  the caller's own cpuset: {row['fence_cpus']}")
+        for domain in row["domains"]:
+            charged, free = domain["charged_milli"], domain["free_milli"]
+            lines.append(f"  {domain['name']} ({domain['cpus']}): {charged}m charged, {free}m free")
+        for memory in row["memory"]:
+            total = "unknown" if memory["total_bytes"] is None else f"{memory['total_bytes'] / 2**30:.1f} GiB"
+            lines.append(f"  memory of node {memory['node']}: {memory['charged_bytes'] / 2**30:.1f} of {total} charged")
+    if document["history"]:
+        lines.append("decisions:")
+    for row in document["history"]:
+        outcome = f" -> {row['outcome']}" if row["outcome"] else ""
+        where = f"{row['cpus'] or 'untouched'} ({row['level']})"
+        lines.append(f"  #{row['number']} {row['operation']} {row['container']}: {where}, {row['why']}{outcome}")
+    return "\n".join(lines)
+
+
+def domain_rows(node: Node) -> list[dict[str, Any]]:
+    """Capacity and load of every domain, for JSON."""
+    return [
+        {
+            "level": pools.level,
+            "name": pools.name,
+            "cpus": format_cpus(pools.cpus),
+            **pools.counts,
+            "charged_milli": pools.charged_milli,
+            "free_milli": pools.free_milli,
+        }
+        for pools in domain_pools(node)
+    ]
+
+
+def status_text(document: dict[str, Any]) -> str:
+    """The status for the terminal: the sentence that matters first."""
+    lines = []
+    runtime = document["runtime"]
+    reasons = document["degraded"]
+    lines.append(f"cri-resmgr {document['version']}: mode {document['mode']}" + (", DEGRADED" if reasons else ""))
+    lines += [f"  degraded ({topic}): {reason}" for topic, reason in reasons.items()]
+    state = f"{runtime['name']} {runtime['version']}, {runtime['api']}" if runtime["connected"] else "NOT CONNECTED"
+    lines.append(f"  runtime    {runtime['socket']} ({state})")
+    lines.append(f"  serving    {', '.join(document['sockets'])}")
+    if "policy" in document:
+        containers = ", ".join(f"{count} {stance}" for stance, count in document["containers"].items()) or "none"
+        lines.append(f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {document['reserved'] or 'none'}")
+        lines.append(f"  containers {containers}; {document['held']} places held, {document['in_doubt']} creates in doubt")
+        for path in document["foreign"]:
+            lines.append(f"  foreign    {path}: another writer keeps changing its cpuset")
+        for path in document["unusable_fences"]:
+            lines.append(f"  untouched  {path}: the caller's cpuset holds no usable CPU")
+        for who in document["distrusted"]:
+            lines.append(f"  untouched  {who} (pod uid/container): failed to start where it was placed")
+        lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
+    lines.append(f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting")
+    lines += [f"  warning    {sentence}" for sentence in document["warnings"]]
+    return "\n".join(lines)

@@ -1,0 +1,211 @@
+"""The engine's records as JSON texts, one record a text: what is kept in the state file, readable by a person.
+
+Sets are CPU lists (``0-3,8``). A text that cannot be read back raises ``UnreadableRecord``; the caller sets
+the state aside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+from cri_proxy.core.engine import JournalValue
+from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
+from policies.cpus import format_cpus, parse_cpus
+from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
+
+#: Grows when an older daemon could not read what this one writes.
+FORMAT = 1
+
+
+class UnreadableRecord(ValueError):
+    """A record of the state file is not what this version writes."""
+
+
+def write_record(value: JournalValue) -> str:
+    """The text of one journal value."""
+    if isinstance(value, (Grant, Ticket, Pod, Record)):
+        return json.dumps(_WRITERS[type(value)](value), separators=(",", ":"), sort_keys=True)
+    return json.dumps(value)
+
+
+def read_record(kind: str, text: str) -> Any:
+    """The value of a text written by ``write_record``; ``kind`` is the journal's: grant, ticket, pod, record, distrust.
+
+    :raises UnreadableRecord: not written by this version.
+    """
+    try:
+        return _READERS[kind](json.loads(text))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableRecord(f"{kind} record {text[:80]!r}: {type(error).__name__} {error}") from None
+
+
+def write_placement(placement: Placement) -> dict[str, Any]:
+    return {
+        "cpus": format_cpus(placement.cpus),
+        "mems": format_cpus(placement.mems),
+        "exclusive": format_cpus(placement.exclusive),
+        "level": placement.level,
+        "home": format_cpus(placement.home),
+        "memory": [list(pair) for pair in placement.memory_charge],
+    }
+
+
+def read_placement(document: Mapping[str, Any]) -> Placement:
+    return Placement(
+        parse_cpus(document["cpus"]),
+        parse_cpus(document["mems"]),
+        parse_cpus(document["exclusive"]),
+        document["level"],
+        parse_cpus(document["home"]),
+        tuple((int(node), int(size)) for node, size in document["memory"]),
+    )
+
+
+def _write_pod(pod: Pod) -> dict[str, Any]:
+    size = pod.size
+    return {
+        "id": pod.id,
+        "uid": pod.uid,
+        "name": pod.name,
+        "namespace": pod.namespace,
+        "cgroup_parent": pod.cgroup_parent,
+        "runtime_handler": pod.runtime_handler,
+        "labels": dict(pod.labels),
+        "annotations": dict(pod.annotations),
+        "size": None if size is None else [size.milli_request, size.milli_limit, size.source],
+    }
+
+
+def _read_pod(document: Mapping[str, Any]) -> Pod:
+    size = document["size"]
+    fields = {key: document[key] for key in document if key != "size"}
+    return Pod(**fields, size=None if size is None else PodSize(*size))
+
+
+def _write_container(container: Container) -> dict[str, Any]:
+    resources = container.resources
+    return {
+        "pod": _write_pod(container.pod),
+        "name": container.name,
+        "attempt": container.attempt,
+        "qos": container.qos.value,
+        "resources": [
+            resources.milli_request,
+            resources.milli_limit,
+            resources.memory_request_bytes,
+            resources.memory_limit_bytes,
+        ],
+        "labels": dict(container.labels),
+        "annotations": dict(container.annotations),
+    }
+
+
+def _read_container(document: Mapping[str, Any]) -> Container:
+    return Container(
+        _read_pod(document["pod"]),
+        document["name"],
+        int(document["attempt"]),
+        Qos(document["qos"]),
+        Resources(*document["resources"]),
+        document["labels"],
+        document["annotations"],
+    )
+
+
+def _write_set(cpus: Optional[frozenset[int]]) -> Optional[str]:
+    return None if cpus is None else format_cpus(cpus)
+
+
+def _read_set(text: Optional[str]) -> Optional[frozenset[int]]:
+    return None if text is None else parse_cpus(text)
+
+
+def _write_grant(grant: Grant) -> dict[str, Any]:
+    return {
+        "key": grant.key,
+        "container": _write_container(grant.container),
+        "placement": write_placement(grant.placement),
+        "stance": grant.stance.value,
+        "fence": [_write_set(grant.fence.cpus), _write_set(grant.fence.mems)],
+        "life": grant.life.value,
+        "runs_on": format_cpus(grant.runs_on),
+        "since_s": grant.since_s,
+        "hold_until_s": grant.hold_until_s,
+        "exit_code": grant.exit_code,
+        "displaced": None if grant.displaced is None else write_placement(grant.displaced),
+        "repairs": list(grant.repairs),
+        "why": grant.why,
+    }
+
+
+def _read_grant(document: Mapping[str, Any]) -> Grant:
+    displaced = document["displaced"]
+    cpus, mems = document["fence"]
+    return Grant(
+        key=document["key"],
+        container=_read_container(document["container"]),
+        placement=read_placement(document["placement"]),
+        stance=Stance(document["stance"]),
+        fence=Fence(_read_set(cpus), _read_set(mems)),
+        life=Life(document["life"]),
+        runs_on=parse_cpus(document["runs_on"]),
+        since_s=float(document["since_s"]),
+        hold_until_s=float(document["hold_until_s"]),
+        exit_code=document["exit_code"],
+        displaced=None if displaced is None else read_placement(displaced),
+        repairs=tuple(document["repairs"]),
+        why=document["why"],
+    )
+
+
+def _write_ticket(ticket: Ticket) -> dict[str, Any]:
+    return {
+        "id": ticket.id,
+        "kind": ticket.kind.value,
+        "key": ticket.key,
+        "since_s": ticket.since_s,
+        "target": ticket.target,
+        "sent": write_placement(ticket.sent),
+        "in_doubt": ticket.in_doubt,
+        "replaces": [_write_grant(grant) for grant in ticket.replaces],
+        "replaced_tickets": [_write_ticket(t) for t in ticket.replaced_tickets],
+    }
+
+
+def _read_ticket(document: Mapping[str, Any]) -> Ticket:
+    return Ticket(
+        document["id"],
+        TicketKind(document["kind"]),
+        document["key"],
+        float(document["since_s"]),
+        document["target"],
+        read_placement(document["sent"]),
+        bool(document["in_doubt"]),
+        tuple(_read_grant(grant) for grant in document["replaces"]),
+        tuple(_read_ticket(t) for t in document["replaced_tickets"]),
+    )
+
+
+def _write_history(record: Record) -> dict[str, Any]:
+    return {**vars(record), "placement": write_placement(record.placement)}
+
+
+def _read_history(document: Mapping[str, Any]) -> Record:
+    return Record(**{**document, "placement": read_placement(document["placement"])})
+
+
+_WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Grant: _write_grant,
+    Ticket: _write_ticket,
+    Pod: _write_pod,
+    Record: _write_history,
+}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "grant": _read_grant,
+    "ticket": _read_ticket,
+    "pod": _read_pod,
+    "record": _read_history,
+    "distrust": float,
+}

@@ -1,0 +1,75 @@
+"""Reads cpusets from cgroupfs: v1, v2 and hybrid. Every path hangs under a root parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from policies.cpus import BadCpuList, parse_cpus
+
+#: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
+KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")
+
+
+@dataclass(frozen=True)
+class Cpusets:
+    """CPUs and memory nodes of one cgroup. An empty set = the file is empty: inherited."""
+
+    cpus: frozenset[int]
+    mems: frozenset[int]
+
+
+class Cgroups:
+    """The cgroup mounts under ``root`` (/sys/fs/cgroup) and process tables under ``proc``."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
+        self.proc = proc
+        v1 = root / "cpuset"
+        self.is_v1 = v1.is_dir()
+        #: The hierarchy that holds cpusets.
+        self.base = v1 if self.is_v1 else root
+
+    def effective(self, path: str) -> Optional[Cpusets]:
+        """What a cgroup may really use; of the nearest ancestor that exists, if it does not. None without cpusets."""
+        names: tuple[tuple[str, str], ...] = (("cpuset.effective_cpus", "cpuset.effective_mems"), ("cpuset.cpus", "cpuset.mems"))
+        if not self.is_v1:
+            names = (("cpuset.cpus.effective", "cpuset.mems.effective"),)
+        folder = self.base / path.lstrip("/")
+        while True:
+            for cpus_name, mems_name in names:
+                cpus, mems = _read(folder / cpus_name), _read(folder / mems_name)
+                if cpus and mems:
+                    return Cpusets(cpus, mems)
+            if folder == self.base or self.base not in folder.parents:
+                return None
+            folder = folder.parent
+
+    def kubepods(self) -> str:
+        """Kubelet's root cgroup, by looking for the usual names; "" if there is none (yet)."""
+        return next((path for path in KUBEPODS if (self.base / path.lstrip("/")).is_dir()), "")
+
+    def of_process(self, pid: int) -> Optional[str]:
+        """The cgroup of a process in the hierarchy that holds cpusets, as a path from its mount. None if it is gone."""
+        try:
+            lines = (self.proc / str(pid) / "cgroup").read_text().splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if ("cpuset" in controllers.split(",")) if self.is_v1 else controllers == "":
+                return path
+        return None
+
+    def configured(self, path: str) -> Optional[Cpusets]:
+        """What was written to a cgroup's cpuset files. None if it is gone or has no cpuset controller."""
+        folder = self.base / path.lstrip("/")
+        cpus, mems = _read(folder / "cpuset.cpus"), _read(folder / "cpuset.mems")
+        return None if cpus is None or mems is None else Cpusets(cpus, mems)
+
+
+def _read(path: Path) -> Optional[frozenset[int]]:
+    try:
+        return parse_cpus(path.read_text())
+    except (OSError, BadCpuList):
+        return None

@@ -1,0 +1,202 @@
+"""What the command line can ask of a running daemon; each command returns plain data for JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import grpc
+
+from cri_api.control import ControlError
+from cri_proxy.core.assemble import make_engine
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Grant, Life, Stance, Update
+from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.core.report import domain_rows, explain, find, placement_rows
+from cri_proxy.shell.control import Command
+from cri_proxy.shell.keeper import MODES
+from cri_proxy.version import VERSION
+from policies.cpus import format_cpus
+from policies.model import PlacementRefused
+from policies.topology import write_topology
+
+#: How long a command waits for the runtime to take updates.
+WAIT_S = 30.0
+
+
+class Commands:
+    """The commands of one daemon."""
+
+    def __init__(self, daemon: Any) -> None:
+        self._daemon = daemon
+        self._started = time.monotonic()
+
+    def table(self) -> Mapping[str, Command]:
+        """The commands by the name they have on the wire."""
+        return {
+            "status": self.status,
+            "mode": self.mode,
+            "topology": self.topology,
+            "placements": self.placements,
+            "explain": self.explain,
+            "release": self.release,
+            "adopt": self.adopt,
+            "metrics": self.metrics,
+            "config": self.config,
+            "reset-policy": self.reset_policy,
+        }
+
+    def _engine(self) -> Engine:
+        engine: Optional[Engine] = self._daemon.keeper.engine
+        if engine is None:
+            reasons = "; ".join(self._daemon.degraded.values()) or "it is starting"
+            raise ControlError(f"the daemon is degraded and passes bytes only: {reasons}")
+        return engine
+
+    # ------------------------------------------------------------------ questions
+
+    async def status(self, arguments: dict[str, Any]) -> Any:
+        daemon = self._daemon
+        keeper, runtime = daemon.keeper, daemon.runtime
+        connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
+        document: dict[str, Any] = {
+            "version": VERSION,
+            "mode": daemon.mode,
+            "mode_wanted": keeper.mode,
+            "degraded": dict(daemon.degraded),
+            "warnings": list(daemon.warnings),
+            "uptime_s": round(time.monotonic() - self._started, 1),
+            "sockets": [str(path) for path in daemon.sockets],
+            "runtime": {
+                "socket": runtime.path,
+                "connected": connected,
+                "name": runtime.name,
+                "version": runtime.version,
+                "api": runtime.api,
+            },
+            "exits": "a client's event stream" if daemon.events.streams else "own event stream" if daemon.own_stream else "polling",
+            "updates_waiting": len(keeper.updates.unsettled),
+            "counters": counters(daemon.metrics.registry),
+        }
+        if keeper.engine is not None:
+            document.update(engine_status(keeper.engine, daemon.config["policy.Active"]))
+        return document
+
+    async def topology(self, arguments: dict[str, Any]) -> Any:
+        return write_topology(self._engine().host.topology.data)
+
+    async def placements(self, arguments: dict[str, Any]) -> Any:
+        return placement_rows(self._engine())
+
+    async def explain(self, arguments: dict[str, Any]) -> Any:
+        name = str(arguments.get("container", ""))
+        document = explain(self._engine(), name)
+        if document is None:
+            raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
+        return document
+
+    async def metrics(self, arguments: dict[str, Any]) -> Any:
+        return self._daemon.metrics.text()
+
+    async def config(self, arguments: dict[str, Any]) -> Any:
+        return [{"key": key, "value": value, "origin": origin} for key, value, origin in self._daemon.config.show()]
+
+    # ------------------------------------------------------------------ actions
+
+    async def mode(self, arguments: dict[str, Any]) -> Any:
+        wanted = arguments.get("mode")
+        if wanted is not None:
+            if wanted not in MODES:
+                raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
+            self._daemon.set_mode(wanted)
+        return {"mode": self._daemon.mode, "wanted": self._daemon.keeper.mode}
+
+    async def release(self, arguments: dict[str, Any]) -> Any:
+        engine = self._engine()
+        if arguments.get("all"):
+            grants = [g for g in engine.grants.values() if g.life is not Life.CREATING]
+        else:
+            grants = [self._one(str(arguments.get("container", "")))]
+        updates = [u for g in grants if (u := engine.release(g.key)) is not None]
+        return await self._carry_out(updates, len(grants))
+
+    async def adopt(self, arguments: dict[str, Any]) -> Any:
+        grant = self._one(str(arguments.get("container", "")))
+        if grant.stance is Stance.PLACED:
+            raise ControlError(f"{grant.container.path} is managed already")
+        try:
+            update = self._engine().manage(grant.key)
+        except PlacementRefused as error:
+            raise ControlError(str(error)) from None
+        if update is None:
+            raise ControlError(f"{grant.container.path} cannot be placed: {grant.why or grant.life.value}")
+        return await self._carry_out([update], 1)
+
+    async def reset_policy(self, arguments: dict[str, Any]) -> Any:
+        """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
+        daemon = self._daemon
+        old = self._engine()
+        phrase = daemon.store.set_aside()
+        daemon.engage(make_engine(daemon.config, old.host))
+        await daemon.reconciler.run()
+        engine = self._engine()
+        updates: list[Update] = []
+        if arguments.get("replace"):
+            adopted = sorted((g for g in engine.grants.values() if g.stance is Stance.ADOPTED), key=lambda g: (g.container.path, g.key))
+            updates = [u for g in adopted if (u := engine.manage(g.key)) is not None]
+        result = await self._carry_out(updates, len(engine.grants))
+        return {**result, "state": phrase, "adopted": len(engine.grants)}
+
+    def _one(self, name: str) -> Grant:
+        found = [g for g in find(self._engine(), name) if g.life is not Life.CREATING]
+        if not found:
+            raise ControlError(f"no container {name!r} is known; see: cri-resmgr placements")
+        if len(found) > 1:
+            raise ControlError(f"{name!r} means {len(found)} containers: {', '.join(g.key[:13] for g in found[:5])}")
+        return found[0]
+
+    async def _carry_out(self, updates: list[Update], count: int) -> Any:
+        keeper = self._daemon.keeper
+        keeper.save()
+        await keeper.updates.send_and_wait(updates, WAIT_S)
+        waiting = keeper.updates.unsettled
+        return {
+            "containers": count,
+            "updates": [
+                {"id": u.id, "cpus": format_cpus(u.placement.cpus), "mems": format_cpus(u.placement.mems), "done": u.id not in waiting}
+                for u in updates
+            ],
+        }
+
+
+def engine_status(engine: Engine, policy: str) -> dict[str, Any]:
+    """The engine's part of the status."""
+    stances: dict[str, int] = {}
+    for grant in engine.grants.values():
+        stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
+    unusable = [g.container.path for g in engine.grants.values() if g.stance is Stance.UNTOUCHED and g.fence.cpus is not None]
+    return {
+        "policy": policy,
+        "usable": format_cpus(engine.host.usable),
+        "reserved": format_cpus(engine.node.reserved),
+        "containers": dict(sorted(stances.items())),
+        "held": sum(1 for g in engine.grants.values() if g.life is Life.HELD),
+        "in_doubt": sum(1 for t in engine.tickets.values() if t.in_doubt),
+        "foreign": [g.container.path for g in engine.grants.values() if g.stance is Stance.FOREIGN],
+        "unusable_fences": unusable,
+        "distrusted": [f"{uid}/{name}" for uid, name in engine.distrusted],
+        "invariants": broken_invariants(engine),
+        "domains": domain_rows(engine.node),
+    }
+
+
+def counters(registry: Any) -> dict[str, float]:
+    """The counters that are not zero, by name and labels."""
+    found = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            if family.type == "counter" and sample.value and not sample.name.endswith("_created"):
+                labels = ",".join(f"{k}={v}" for k, v in sample.labels.items())
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found

@@ -1,0 +1,388 @@
+"""Carries out what the engine decides about the calls we intercept, one small class for each kind of call.
+
+Rule: nothing that goes wrong in here reaches the client. A bug, an unreadable message, a spent budget: the
+original bytes go through, with one log line and a counter (unless the namespace is configured to fail closed).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Optional
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import (
+    UnreadableRequest,
+    parse,
+    read_create,
+    read_pod,
+    read_update,
+    sum_pod_size,
+    update_resources,
+    write_create_delta,
+    write_update_delta,
+)
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Admission, Stance
+from cri_proxy.core.interception import End, Forward, Interception, Outcome, Refuse, intercepted
+from cri_proxy.shell.keeper import Keeper
+from policies.cpus import format_cpus
+from policies.model import BudgetSpent, PlacementRefused
+
+FAILED_PRECONDITION, INTERNAL, NOT_FOUND = 9, 13, 5
+
+
+class CriInterceptor:
+    """Opens an ``Interception`` for every intercepted method while the engine is to be asked."""
+
+    def __init__(self, keeper: Keeper, events: EventCount) -> None:
+        self._keeper = keeper
+        self._events = events
+
+    def open(self, full_method: str) -> Optional[Interception]:
+        method = intercepted(full_method)
+        if not method:
+            return None
+        engine = self._keeper.active()
+        if engine is None and method != "GetContainerEvents":
+            return None
+        if method == "GetContainerEvents":
+            return EventStream(self._keeper, self._events)
+        assert engine is not None
+        return _KINDS[method](self._keeper, engine)
+
+
+class EventCount:
+    """How many clients read the runtime's event stream through us; tells who waits when that changes."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.streams = 0
+        self.changed = changed
+
+    def add(self, number: int) -> None:
+        self.streams += number
+        self.changed()
+
+
+class Call:
+    """What all intercepted calls share: guarded steps, and one log line at the end."""
+
+    filter: Optional[Callable[[bytes], bytes]] = None
+    method = ""
+
+    def __init__(self, keeper: Keeper, engine: Engine) -> None:
+        self.keeper = keeper
+        self.engine = engine
+        self.outcome = "passed"
+        self.fields: dict[str, Any] = {}
+        self.namespace = ""
+        self.decision_us = 0.0
+
+    # The three steps a transport calls; each guarded, none raises.
+
+    async def request(self, message: bytes) -> Outcome:
+        started = time.perf_counter()
+        try:
+            outcome = await self.decide(message)
+        except PlacementRefused as error:
+            self.outcome = "refused"
+            self.fields["why"] = str(error)
+            outcome = Refuse(FAILED_PRECONDITION, f"cri-resmgr: {error}")
+        except UnreadableRequest as error:
+            outcome = self._fail_open("unreadable", error)
+        except BudgetSpent as error:
+            outcome = self._fail_open("budget", error)
+        except Exception as error:
+            outcome = self._fail_open("bug", error, trace=True)
+        self.decision_us = (time.perf_counter() - started) * 1e6
+        return outcome
+
+    async def replied(self, message: bytes) -> None:
+        try:
+            await self.done(message)
+        except Exception as error:
+            self._fail_open("bug", error, trace=True)
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        try:
+            await self.close(end, code, details)
+        except Exception as error:
+            self._fail_open("bug", error, trace=True)
+        self.keeper.metrics.requests.labels(self.method, self.outcome).inc()
+        self.fields.update(outcome=self.outcome, us=round(self.decision_us))
+        if code:
+            self.fields.update(code=code, details=details[:200])
+        self.keeper.log.info(self.method, **self.fields)
+
+    def _fail_open(self, reason: str, error: Exception, trace: bool = False) -> Outcome:
+        self.outcome = f"failed open: {reason}"
+        self.keeper.metrics.failed_open.labels(reason).inc()
+        self.keeper.log.error("failed open", method=self.method, reason=reason, error=str(error), exc_info=trace)
+        if self.keeper.fails_closed(self.namespace):
+            self.outcome = "refused"
+            return Refuse(INTERNAL, f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed")
+        return Forward()
+
+    # What a kind of call does; the defaults pass.
+
+    async def decide(self, message: bytes) -> Outcome:
+        return Forward()
+
+    async def done(self, message: bytes) -> None:
+        pass
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        pass
+
+
+class CreateContainer(Call):
+    method = "CreateContainer"
+    admission: Optional[Admission] = None
+    bound = False
+
+    async def decide(self, message: bytes) -> Outcome:
+        keeper, engine = self.keeper, self.engine
+        request = read_create(message, engine.pods, keeper.memory_bytes)
+        container = request.container
+        self.namespace = container.pod.namespace
+        self.fields.update(container=container.path, attempt=container.attempt)
+        started = time.perf_counter()
+        admission = engine.admit(container, request.fence, keeper.clock(), keeper.enforcing)
+        keeper.metrics.decision_seconds.observe(time.perf_counter() - started)
+        self.admission = admission
+        self._tell(admission)
+        keeper.save()
+        await keeper.make_room(admission.before)
+        return Forward(write_create_delta(admission.placement))
+
+    def _tell(self, admission: Admission) -> None:
+        placement = admission.decision.placement
+        self.outcome = "placed" if admission.stance is Stance.PLACED else f"untouched: {admission.stance.value}"
+        self.fields.update(cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), level=placement.level)
+        self.fields.update(why=admission.decision.why)
+
+    async def done(self, message: bytes) -> None:
+        if self.admission is None:
+            return
+        container_id = parse(cri.CreateContainerResponse, message).container_id
+        if not container_id:
+            return
+        missed = self.engine.bind(self.admission.ticket, container_id, self.keeper.clock())
+        self.bound = True
+        self.keeper.save()
+        self.fields["id"] = container_id
+        self.keeper.send(missed + self.admission.after)
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if self.admission is None or self.bound:
+            return
+        if end is End.REFUSED:
+            self.outcome = "cancelled"
+            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock(), f"not created: {details[:200]}"))
+        else:
+            self.outcome = "in doubt"
+            self.engine.doubt(self.admission.ticket)
+            self.keeper.on_doubt()
+        self.keeper.save()
+
+
+class UpdateContainerResources(Call):
+    method = "UpdateContainerResources"
+    admission: Optional[Admission] = None
+
+    async def decide(self, message: bytes) -> Outcome:
+        keeper, engine = self.keeper, self.engine
+        request = read_update(message)
+        grant = engine.grants.get(request.container_id)
+        self.fields["id"] = request.container_id
+        if grant is None or (grant.stance is Stance.PLACED and not keeper.enforcing):
+            return Forward()
+        container = grant.container
+        self.namespace = container.pod.namespace
+        self.fields["container"] = container.path
+        resources = update_resources(container.resources, request.linux, container.qos)
+        self.admission = engine.resize(request.container_id, resources, request.fence, keeper.clock())
+        if self.admission is None:
+            return Forward()
+        self.fields.update(cpus=format_cpus(self.admission.placement.cpus), why=self.admission.decision.why)
+        self.outcome = "placed" if self.admission.stance is Stance.PLACED else f"untouched: {self.admission.stance.value}"
+        keeper.save()
+        await keeper.make_room(self.admission.before)
+        return Forward(write_update_delta(self.admission.placement))
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if self.admission is None:
+            return
+        if end is End.OK:
+            self.keeper.send(self.admission.after + self.engine.commit(self.admission.ticket, self.keeper.clock()))
+        elif end is End.REFUSED:
+            self.outcome = "cancelled"
+            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock()))
+        else:
+            self.outcome = "in doubt"
+            self.engine.doubt(self.admission.ticket)
+            self.keeper.on_doubt()
+        self.keeper.save()
+
+
+class RunPodSandbox(Call):
+    method = "RunPodSandbox"
+    request_message = b""
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.request_message = message
+        return Forward()
+
+    async def done(self, message: bytes) -> None:
+        request = parse(cri.RunPodSandboxRequest, self.request_message)
+        sandbox_id = parse(cri.RunPodSandboxResponse, message).pod_sandbox_id
+        pod = read_pod(request.config, sandbox_id, request.runtime_handler)
+        self.engine.add_pod(pod)
+        self.keeper.save()
+        self.fields.update(pod=f"{pod.namespace}/{pod.name}", id=sandbox_id)
+
+
+class UpdatePodSandboxResources(Call):
+    method = "UpdatePodSandboxResources"
+    message = b""
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.message = message
+        return Forward()
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK:
+            request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
+            self.fields["id"] = request.pod_sandbox_id
+            self.engine.resize_pod(request.pod_sandbox_id, sum_pod_size(request.resources, request.overhead))
+            self.keeper.save()
+
+
+class _AboutContainer(Call):
+    """A call whose request names a container in field 1: StartContainer, StopContainer, RemoveContainer."""
+
+    container_id = ""
+
+    async def decide(self, message: bytes) -> Outcome:
+        # The three requests share field 1; reading one as another leaves what it does not know alone.
+        self.container_id = parse(cri.RemoveContainerRequest, message).container_id
+        self.fields["id"] = self.container_id
+        grant = self.engine.grants.get(self.container_id)
+        if grant is not None:
+            self.fields["container"] = grant.container.path
+        return Forward()
+
+
+class StartContainer(_AboutContainer):
+    method = "StartContainer"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK:
+            self.engine.started(self.container_id)
+        elif end is End.REFUSED:
+            distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
+            self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
+            self.fields["next_create_untouched"] = distrusted
+        self.keeper.save()
+
+
+class StopContainer(_AboutContainer):
+    method = "StopContainer"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK:
+            self.keeper.send(self.engine.exited(self.container_id, None, self.keeper.clock()))
+            self.keeper.save()
+
+
+class RemoveContainer(_AboutContainer):
+    method = "RemoveContainer"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK or code == NOT_FOUND:
+            self.keeper.updates.forget(self.container_id)
+            self.keeper.send(self.engine.remove(self.container_id))
+            self.keeper.save()
+
+
+class EndPodSandbox(Call):
+    """StopPodSandbox and RemovePodSandbox."""
+
+    sandbox_id = ""
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.sandbox_id = parse(cri.RemovePodSandboxRequest, message).pod_sandbox_id
+        self.fields["id"] = self.sandbox_id
+        return Forward()
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK or code == NOT_FOUND:
+            self.keeper.send(self.engine.end_pod(self.sandbox_id))
+            self.keeper.save()
+
+
+class StopPodSandbox(EndPodSandbox):
+    method = "StopPodSandbox"
+
+
+class RemovePodSandbox(EndPodSandbox):
+    method = "RemovePodSandbox"
+
+
+class EventStream:
+    """A client's GetContainerEvents, read along: exits are noticed without a stream of our own."""
+
+    filter: Optional[Callable[[bytes], bytes]] = None
+
+    def __init__(self, keeper: Keeper, count: EventCount) -> None:
+        self._keeper = keeper
+        self._count = count
+        self._counted = False
+
+    async def request(self, message: bytes) -> Outcome:
+        self._counted = True
+        self._count.add(1)
+        return Forward()
+
+    async def replied(self, message: bytes) -> None:
+        engine = self._keeper.active()
+        if engine is None:
+            return
+        try:
+            note_event(self._keeper, engine, parse(cri.ContainerEventResponse, message))
+        except Exception as error:
+            self._keeper.log.error("event not understood", error=str(error))
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        if self._counted:
+            self._count.add(-1)
+        self._keeper.log.info("GetContainerEvents ended", code=code)
+
+
+def note_event(keeper: Keeper, engine: Engine, event: cri.ContainerEventResponse) -> None:
+    """Tell the engine what a container event says."""
+    if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
+        codes = [s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at]
+        keeper.send(engine.exited(event.container_id, codes[0] if codes else None, keeper.clock()))
+    elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
+        keeper.send(engine.remove(event.container_id))
+    elif event.container_event_type == cri.CONTAINER_STARTED_EVENT:
+        engine.started(event.container_id)
+    else:
+        return
+    keeper.save()
+
+
+_KINDS: dict[str, type[Call]] = {
+    kind.method: kind
+    for kind in (
+        RunPodSandbox,
+        StopPodSandbox,
+        RemovePodSandbox,
+        UpdatePodSandboxResources,
+        CreateContainer,
+        StartContainer,
+        StopContainer,
+        RemoveContainer,
+        UpdateContainerResources,
+    )
+}

@@ -1,0 +1,75 @@
+"""Keeps engine, state file and runtime in step: what the engine journals is written down, what it wants is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Optional
+
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Update
+from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.store import Store
+from cri_proxy.shell.updates import Updates
+
+ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
+MODES = (ENFORCE, OBSERVE, OFF)
+
+
+def boot_time_s() -> float:
+    """Seconds since boot, suspended time included: goes on through restarts of the daemon."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class Keeper:
+    """The live state of the daemon. ``engine`` None: degraded, everything passes as bytes."""
+
+    store: Store
+    updates: Updates
+    metrics: Metrics
+    log: Any
+    engine: Optional[Engine] = None
+    mode: str = ENFORCE
+    shrink_wait_s: float = 2.0
+    fail_closed: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    clock: Callable[[], float] = boot_time_s
+    #: Called when a create was left in doubt, so that somebody looks soon.
+    on_doubt: Callable[[], None] = lambda: None
+
+    @property
+    def enforcing(self) -> bool:
+        return self.mode == ENFORCE
+
+    def active(self) -> Optional[Engine]:
+        """The engine, if it is to be asked: not degraded and not in mode off."""
+        return None if self.mode == OFF else self.engine
+
+    def fails_closed(self, namespace: str) -> bool:
+        """Whether requests of a namespace are refused rather than passed when we cannot decide."""
+        return any(fnmatchcase(namespace, glob) for glob in self.fail_closed)
+
+    def save(self) -> None:
+        """Make the engine's changes durable. A failure is counted and shown in the status; the service goes on."""
+        if self.engine is None:
+            return
+        started = time.perf_counter()
+        was_well = not self.store.problem
+        if not self.store.write(self.engine.drain()):
+            self.metrics.state_failures.inc()
+            if was_well:
+                self.log.error("state is not durable", problem=self.store.problem)
+        self.metrics.state_seconds.observe(time.perf_counter() - started)
+
+    def send(self, updates: Iterable[Update]) -> None:
+        """Give other containers their new cpusets, in the background."""
+        if self.enforcing:
+            self.updates.send(updates)
+
+    async def make_room(self, updates: Iterable[Update]) -> None:
+        """Shrink others before a create; waits for it, but not for ever."""
+        if self.enforcing:
+            await self.updates.send_and_wait(updates, self.shrink_wait_s)

@@ -1,0 +1,117 @@
+"""Unix sockets to listen on: stale ones are replaced, live ones never stolen, systemd's are taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+#: First file descriptor of socket activation (sd_listen_fds(3)).
+FIRST_FD = 3
+CHUNK = 256 * 1024
+
+
+class SocketTaken(Exception):
+    """Somebody serves this socket, or the path is something else. The message says so, with a hint."""
+
+
+def claim(path: Path) -> None:
+    """Make a path free for binding: its folder exists, and a socket nobody serves is removed.
+
+    :raises SocketTaken: a live server is there, or the path is not a socket.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SocketTaken(f"{path} exists and is not a socket; remove it or set relay.socket to another path")
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except OSError as error:
+            raise SocketTaken(f"{path} is in use ({error}); stop the other server first") from None
+    raise SocketTaken(f"{path} is served by another process; stop it first (is cri-resmgr running already?)")
+
+
+def copy_access(source: Path, targets: list[Path]) -> None:
+    """Give our sockets the mode and owner of the runtime's; 0660 and root while that does not exist."""
+    try:
+        status = source.stat()
+        mode, uid, gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    except OSError:
+        mode, uid, gid = 0o660, os.getuid(), os.getgid()
+    for target in targets:
+        with contextlib.suppress(OSError):
+            os.chown(target, uid, gid)
+        with contextlib.suppress(OSError):
+            os.chmod(target, mode)
+
+
+def activated(environment: Mapping[str, str], pid: int) -> list[socket.socket]:
+    """Listening sockets that systemd hands over (LISTEN_PID, LISTEN_FDS); none if they are not meant for this process."""
+    if environment.get("LISTEN_PID") != str(pid):
+        return []
+    count = int(environment.get("LISTEN_FDS", "0"))
+    return [socket.socket(fileno=fd) for fd in range(FIRST_FD, FIRST_FD + count)]
+
+
+class Splice:
+    """Passes the bytes of accepted connections to another unix socket and back.
+
+    grpc cannot serve a listening socket it did not open, so connections on systemd's socket go through here
+    to the server's own.
+    """
+
+    def __init__(self, listener: socket.socket, target: str) -> None:
+        self._listener = listener
+        self._target = target
+        self._server: Optional[asyncio.AbstractServer] = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._connected, sock=self._listener, limit=CHUNK)
+
+    async def stop(self) -> None:
+        """Close the connections, not the listening socket: it is systemd's, and queues callers meanwhile."""
+        if self._server is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            their_reader, their_writer = await asyncio.open_unix_connection(self._target, limit=CHUNK)
+            await asyncio.gather(_pump(reader, their_writer), _pump(their_reader, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            for end in (writer, locals().get("their_writer")):
+                if end is not None:
+                    end.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        # Half a connection is of no use to HTTP/2.
+        writer.close()

@@ -1,0 +1,208 @@
+"""Looks at the runtime and the cgroups and tells the engine what is really there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Optional
+
+import grpc
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import UnreadableRequest, read_pod, read_qos, read_resources
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Life, Seen
+from cri_proxy.core.resync import Resync, resync, unknown_ids
+from cri_proxy.shell.cgroups import Cgroups, Cpusets
+from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.runtime import Runtime, gather_limited
+from policies.cpus import BadCpuList, parse_cpus
+from policies.model import Container, Pod
+
+AT_A_TIME = 8
+
+
+class Reconciler:
+    """One runtime's list against one engine's records. ``run`` may be called any time; runs never overlap."""
+
+    def __init__(self, runtime: Runtime, cgroups: Cgroups, keeper: Keeper) -> None:
+        self._runtime = runtime
+        self._cgroups = cgroups
+        self._keeper = keeper
+        self._lock = asyncio.Lock()
+        #: The cgroup of each container, looked up once; None: it has none that can be read.
+        self._paths: dict[str, Optional[str]] = {}
+
+    async def run(self, with_cpusets: bool = True) -> Resync:
+        """One resync. ``with_cpusets``: also look at every container's cpuset (costs a call for new containers).
+
+        :raises grpc.aio.AioRpcError: the runtime does not answer; nothing has changed then.
+        """
+        async with self._lock:
+            keeper = self._keeper
+            engine = keeper.active()
+            if engine is None:
+                return Resync()
+            listed_at_s = keeper.clock()
+            listed = await self._runtime.containers()
+            seen = {c.id: _seen(c, engine.pods) for c in listed}
+            await self._exit_codes(engine, seen)
+            details = await self._details(unknown_ids(engine, seen.values()), seen)
+            if with_cpusets:
+                await self._cpusets(engine, seen)
+            if engine is not keeper.active():
+                return Resync()
+            result = resync(
+                engine, seen.values(), details, keeper.clock(), listed_at_s, keeper.updates.unsettled
+            )
+            keeper.send(result.updates)
+            keeper.save()
+            self._tell(result)
+            self._paths = {key: path for key, path in self._paths.items() if key in seen}
+            return result
+
+    def _tell(self, result: Resync) -> None:
+        metrics, log = self._keeper.metrics, self._keeper.log
+        metrics.resyncs.labels("ok").inc()
+        metrics.drift.labels("repaired").inc(len(result.drifted))
+        metrics.drift.labels("foreign").inc(len(result.foreign))
+        for container_id in result.foreign:
+            log.error("another writer keeps changing a cpuset; the container is left alone", id=container_id)
+        counts = {
+            name: len(getattr(result, name)) for name in ("adopted", "removed", "drifted", "foreign", "bound", "cancelled")
+        }
+        if any(counts.values()) or result.updates:
+            log.info("resync", updates=len(result.updates), **counts)
+
+    # ------------------------------------------------------------------ looking things up
+
+    async def _exit_codes(self, engine: Engine, seen: dict[str, Seen]) -> None:
+        """A list does not say how a container ended; ask for those whose end is news."""
+        news = [
+            s.id
+            for s in seen.values()
+            if s.exited and (g := engine.grants.get(s.id)) is not None and not (g.life is Life.HELD and g.exit_code is not None)
+        ]
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in news])
+        for container_id, got in zip(news, statuses):
+            if not isinstance(got, BaseException):
+                seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
+
+    async def _details(self, ids: tuple[str, ...], seen: dict[str, Seen]) -> dict[str, Container]:
+        """What containers are that we have no record of, and what they run on."""
+        if not ids:
+            return {}
+        pods = await self._pods({seen[i].sandbox_id for i in ids})
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids])
+        details: dict[str, Container] = {}
+        for container_id, got in zip(ids, statuses):
+            pod = pods.get(seen[container_id].sandbox_id)
+            if isinstance(got, BaseException) or pod is None:
+                continue
+            status, info = got
+            linux = linux_resources(status, info)
+            qos = read_qos(pod.cgroup_parent, linux)
+            resources = read_resources(linux, qos, self._keeper.memory_bytes)
+            details[container_id] = Container(
+                pod, status.metadata.name, status.metadata.attempt, qos, resources, dict(status.labels), dict(status.annotations)
+            )
+            self._remember_cgroup(container_id, info)
+            seen[container_id] = await self._with_cpuset(seen[container_id], linux)
+        return details
+
+    async def _pods(self, wanted: set[str]) -> dict[str, Pod]:
+        listed = [s for s in await self._runtime.sandboxes() if s.id in wanted]
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.sandbox_status(s.id) for s in listed])
+        pods = {}
+        for sandbox, got in zip(listed, statuses):
+            info = {} if isinstance(got, BaseException) else got[1]
+            pods[sandbox.id] = _pod(sandbox, info)
+        return pods
+
+    async def _cpusets(self, engine: Engine, seen: dict[str, Seen]) -> None:
+        """The cpusets of all containers we have records of, from their cgroups; else as the runtime remembers them."""
+        live = [s for s in seen.values() if s.id in engine.grants and not s.exited]
+        new = [s.id for s in live if s.id not in self._paths]
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in new])
+        resources: dict[str, cri.LinuxContainerResources] = {}
+        for container_id, got in zip(new, statuses):
+            if not isinstance(got, BaseException):
+                self._remember_cgroup(container_id, got[1])
+                resources[container_id] = linux_resources(*got)
+        for item in live:
+            if item.id in self._paths and self._paths[item.id] is None and item.id not in resources:
+                try:
+                    resources[item.id] = linux_resources(*await self._runtime.container_status(item.id))
+                except grpc.aio.AioRpcError:
+                    continue
+            seen[item.id] = await self._with_cpuset(item, resources.get(item.id))
+
+    async def _with_cpuset(self, item: Seen, linux: Optional[cri.LinuxContainerResources]) -> Seen:
+        path = self._paths.get(item.id)
+        sets = None if path is None else self._cgroups.configured(path)
+        if sets is None and path is None and linux is not None and linux.cpuset_cpus:
+            try:
+                sets = Cpusets(parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems))
+            except BadCpuList:
+                return item
+            return replace(item, cpus=sets.cpus, mems=sets.mems or None)
+        return item if sets is None else replace(item, cpus=sets.cpus, mems=sets.mems or None)
+
+    def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
+        pid = info.get("pid")
+        path = self._cgroups.of_process(pid) if isinstance(pid, int) and pid > 0 else None
+        # A path that has no cpuset files of its own is of no use (and a fake runtime's pid may be anybody's).
+        self._paths[container_id] = path if path is not None and container_id in path else None
+
+
+def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.LinuxContainerResources:
+    """A container's resources: from its status (runtimes since 2023), else from the OCI spec in the verbose information."""
+    if status.resources.linux.ByteSize():
+        return status.resources.linux
+    spec = info.get("runtimeSpec") or {}
+    resources = (spec.get("linux") or {}).get("resources") or {}
+    cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
+    try:
+        return cri.LinuxContainerResources(
+            cpu_shares=int(cpu.get("shares") or 0),
+            cpu_quota=int(cpu.get("quota") or 0),
+            cpu_period=int(cpu.get("period") or 0),
+            cpuset_cpus=str(cpu.get("cpus") or ""),
+            cpuset_mems=str(cpu.get("mems") or ""),
+            memory_limit_in_bytes=int(memory.get("limit") or 0),
+            oom_score_adj=int((spec.get("process") or {}).get("oomScoreAdj") or 0),
+        )
+    except (TypeError, ValueError):
+        return cri.LinuxContainerResources()
+
+
+def _seen(container: cri.Container, pods: Mapping[str, Pod]) -> Seen:
+    # Kubelet labels containers with their pod's uid; other clients may not, and their pods may have none.
+    known = pods.get(container.pod_sandbox_id)
+    label = container.labels.get("io.kubernetes.pod.uid", "")
+    return Seen(
+        id=container.id,
+        sandbox_id=container.pod_sandbox_id,
+        pod_uid=known.uid if known is not None else label or container.pod_sandbox_id,
+        name=container.metadata.name,
+        attempt=container.metadata.attempt,
+        running=container.state == cri.CONTAINER_RUNNING,
+        exited=container.state == cri.CONTAINER_EXITED,
+    )
+
+
+def _pod(sandbox: cri.PodSandbox, info: dict[str, Any]) -> Pod:
+    """A pod from the runtime's list and, for its cgroup, from the verbose status."""
+    linux = ((info.get("config") or {}).get("linux")) or {}
+    config = cri.PodSandboxConfig(metadata=sandbox.metadata)
+    config.linux.cgroup_parent = str(linux.get("cgroup_parent") or "")
+    for key, value in sandbox.labels.items():
+        config.labels[key] = value
+    for key, value in sandbox.annotations.items():
+        config.annotations[key] = value
+    handler = sandbox.runtime_handler or str(info.get("runtimeHandler") or "")
+    try:
+        return read_pod(config, sandbox.id, handler)
+    except UnreadableRequest:
+        return Pod(sandbox.id, sandbox.id)

@@ -1,0 +1,234 @@
+"""The transport: a grpc.aio server that passes every call of every method on to the runtime, as bytes.
+
+All methods are served by one generic stream-stream handler without serializers (a unary call is a stream of
+one message each way). Metadata, deadline, cancellation, status, details and trailers go through; so do
+methods this version has never heard of. Calls for which the interceptor opens an ``Interception`` have their
+messages shown to it; what it decides is carried out here, nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import grpc
+
+from cri_proxy.core.interception import UNAVAILABLE, Answer, End, Forward, Interception, Interceptor, Outcome, Refuse, end_of
+
+#: kubelet allows replies of 16 MiB; we set no limit of our own.
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 1 << 20),
+    ("grpc.absolute_max_metadata_size", 1 << 20),
+    # Clients may ping as often as they like: containerd's server does not mind either.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+)
+CHANNEL_OPTIONS = (
+    *SERVER_OPTIONS[:4],
+    # A runtime that comes back is found within half a second (design: works again within a second).
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+    # Else a connection that was refused elsewhere in this process would make this one wait.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+)
+#: Request headers that gRPC sets itself on the way to the runtime.
+OWN_HEADERS = frozenset(["user-agent", "te", "content-type", "grpc-accept-encoding", "grpc-timeout"])
+#: Calls that may last for minutes: they are ended at once when the daemon stops; clients call again.
+LONG_CALLS = frozenset(["GetContainerEvents", "PullImage"])
+STOPPING = "cri-resmgr is stopping; call again"
+
+#: Words by which grpc says that a call never left this process.
+_NEVER_SENT = ("failed to connect", "connections to all backends failing", "empty address list")
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def open_channel(path: str) -> grpc.aio.Channel:
+    """A channel to a unix socket with our options; it connects when used."""
+    return grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call under way: what is needed to end it when the daemon stops."""
+
+    method: str
+    upstream: Any = None
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.upstream is not None:
+            self.upstream.cancel()
+
+
+class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handler of a grpc.aio server. ``images``: the channel for ImageService where that is another process."""
+
+    def __init__(self, runtime: grpc.aio.Channel, images: Optional[grpc.aio.Channel], interceptor: Interceptor) -> None:
+        self._runtime = runtime
+        self._images = images or runtime
+        self._interceptor = interceptor
+        self._active: set[_Call] = set()
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """grpc asks who handles a method: we do, whatever it is."""
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
+        if handler is None:
+
+            async def behaviour(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+                await self._serve(method, requests, context)
+
+            handler = grpc.stream_stream_rpc_method_handler(behaviour)
+            if len(self._handlers) < 1000:  # invented method names must not grow our memory
+                self._handlers[method] = handler
+        return handler
+
+    async def drain(self, seconds: float) -> None:
+        """End the calls under way: long ones and streams at once, the others when ``seconds`` are over."""
+        for call in [c for c in self._active if _is_long(c.method)]:
+            call.stop()
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._active and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for call in list(self._active):
+            call.stop()
+
+    async def _serve(self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        call = _Call(method)
+        self._active.add(call)
+        try:
+            interception = self._interceptor.open(method)
+            if interception is None:
+                await self._pass(call, requests, context)
+            else:
+                await self._intercept(call, interception, requests, context)
+        finally:
+            self._active.discard(call)
+
+    # ------------------------------------------------------------------ bytes through
+
+    async def _pass(self, call: _Call, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        upstream = self._start(call, context, requests)
+        try:
+            await _send_initial_metadata(upstream, context)
+            while (message := await upstream.read()) is not grpc.aio.EOF:
+                await context.write(message)
+        except grpc.aio.AioRpcError:
+            pass  # the runtime's own status, passed on below
+        except BaseException:
+            upstream.cancel()
+            raise
+        await _finish(call, upstream, context)
+
+    def _start(self, call: _Call, context: grpc.aio.ServicerContext, requests: Optional[AsyncIterator[bytes]]) -> Any:
+        channel = self._images if "ImageService/" in call.method else self._runtime
+        metadata = tuple((k, v) for k, v in context.invocation_metadata() or () if k not in OWN_HEADERS)
+        call.upstream = channel.stream_stream(call.method)(
+            requests, timeout=context.time_remaining(), metadata=metadata
+        )
+        return call.upstream
+
+    # ------------------------------------------------------------------ intercepted
+
+    async def _intercept(
+        self, call: _Call, interception: Interception, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        end, code, details = End.REFUSED, 1, "the client went away"
+        upstream: Any = None
+        try:
+            message = await _first(requests)
+            if message is None:
+                await context.abort(grpc.StatusCode.INTERNAL, "the call ended without a request message")
+            outcome: Outcome = await interception.request(message or b"")
+            if isinstance(outcome, Forward):
+                sent = (message or b"") + outcome.delta
+                upstream = self._start(call, context, _prepend(sent, requests))
+                end = End.UNKNOWN
+                await self._replies(interception, upstream, context)
+                code, details = await _status(upstream)
+                end = end_of(code, not details.startswith(_NEVER_SENT))
+            elif isinstance(outcome, Refuse):
+                code, details = outcome.code, outcome.message
+            else:
+                end, code, details = await _answer(outcome, context)
+        finally:
+            if upstream is not None and not upstream.done():
+                upstream.cancel()
+            # Before the client learns the end, the state knows it.
+            await interception.ended(end, code, details)
+        if upstream is not None:
+            await _finish(call, upstream, context)
+        elif code:
+            await context.abort(_CODES.get(code, grpc.StatusCode.UNKNOWN), details)
+
+    async def _replies(self, interception: Interception, upstream: Any, context: grpc.aio.ServicerContext) -> None:
+        try:
+            await _send_initial_metadata(upstream, context)
+            while (message := await upstream.read()) is not grpc.aio.EOF:
+                await interception.replied(message)
+                if interception.filter is not None:
+                    message = interception.filter(message)
+                await context.write(message)
+        except grpc.aio.AioRpcError:
+            pass
+
+
+def _is_long(method: str) -> bool:
+    name = method.rpartition("/")[2]
+    return name in LONG_CALLS or name.startswith("Stream")
+
+
+async def _first(requests: AsyncIterator[bytes]) -> Optional[bytes]:
+    async for message in requests:
+        return message
+    return None
+
+
+async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for message in rest:
+        yield message
+
+
+async def _answer(outcome: Answer, context: grpc.aio.ServicerContext) -> tuple[End, int, str]:
+    """Run an answer of our own; the error of a call it made upstream is the client's to see as it is."""
+    try:
+        await context.write(await outcome.reply())
+    except grpc.aio.AioRpcError as error:
+        context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+        return End.REFUSED, error.code().value[0], error.details() or ""
+    return End.OK, 0, ""
+
+
+async def _send_initial_metadata(upstream: Any, context: grpc.aio.ServicerContext) -> None:
+    initial = await upstream.initial_metadata()
+    if initial:
+        await context.send_initial_metadata(tuple(initial))
+
+
+async def _status(upstream: Any) -> tuple[int, str]:
+    code = await upstream.code()
+    return code.value[0], await upstream.details() or ""
+
+
+async def _finish(call: _Call, upstream: Any, context: grpc.aio.ServicerContext) -> None:
+    """Give the runtime's status, details and trailers to the client."""
+    code, details = await _status(upstream)
+    trailing = await upstream.trailing_metadata()
+    if trailing:
+        context.set_trailing_metadata(tuple(trailing))
+    if call.stopped:
+        code, details = UNAVAILABLE, STOPPING
+    if code:
+        context.set_code(_CODES.get(code, grpc.StatusCode.UNKNOWN))
+        context.set_details(details)

@@ -1,0 +1,95 @@
+"""Sends cpusets to containers other than the one of the request at hand.
+
+Eight at a time; of two updates for one container the later wins; one that fails is kept and sent again with
+the next ``retry``. A failure never reaches the caller of the request that caused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+
+from cri_proxy.core.grants import Update
+from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.runtime import Runtime
+
+AT_A_TIME = 8
+
+
+class Updates:
+    """The queue of updates to one runtime."""
+
+    def __init__(self, runtime: Runtime, metrics: Metrics, log: Any) -> None:
+        self._runtime = runtime
+        self._metrics = metrics
+        self._log = log
+        self._gate = asyncio.Semaphore(AT_A_TIME)
+        #: The update each container should get, until it has got it.
+        self._wanted: dict[str, Update] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        for key in [k for k, t in self._sending.items() if t is task]:
+            del self._sending[key]
+
+    @property
+    def unsettled(self) -> frozenset[str]:
+        """Ids of containers whose cpuset is about to change."""
+        return frozenset(self._wanted)
+
+    def send(self, updates: Iterable[Update]) -> None:
+        """Start sending; does not wait."""
+        for update in updates:
+            self._wanted[update.id] = update
+            if update.id not in self._sending:
+                task = asyncio.create_task(self._deliver(update.id))
+                self._sending[update.id] = task
+                task.add_done_callback(self._sent)
+
+    async def send_and_wait(self, updates: Iterable[Update], seconds: float) -> None:
+        """Start sending and wait until all have been tried, at most ``seconds``."""
+        listed = list(updates)
+        self.send(listed)
+        tasks = [self._sending[u.id] for u in listed if u.id in self._sending]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    def retry(self) -> None:
+        """Send again what failed before."""
+        waiting = [u for key, u in self._wanted.items() if key not in self._sending]
+        for update in waiting:
+            self._metrics.updates.labels("retried").inc()
+            self.send([update])
+
+    def forget(self, container_id: str) -> None:
+        """The container is gone, or not ours any more."""
+        self._wanted.pop(container_id, None)
+
+    async def close(self) -> None:
+        """Stop sending."""
+        tasks = list(self._sending.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _deliver(self, container_id: str) -> None:
+        while (update := self._wanted.get(container_id)) is not None:
+            try:
+                async with self._gate:
+                    await self._runtime.update(container_id, update.placement)
+            except grpc.aio.AioRpcError as error:
+                self._failed(update, error)
+                return
+            self._metrics.updates.labels("sent").inc()
+            if self._wanted.get(container_id) is update:
+                del self._wanted[container_id]
+
+    def _failed(self, update: Update, error: grpc.aio.AioRpcError) -> None:
+        self._metrics.updates.labels("failed").inc()
+        gone = error.code() is grpc.StatusCode.NOT_FOUND
+        if gone:
+            self.forget(update.id)
+        self._log.warning("update failed", id=update.id, why=update.why, error=error.details(), gone=gone)

@@ -1,0 +1,58 @@
+"""Tells when CPUs or memory nodes come or go: kernel uevents, and a look every few seconds in case they are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Callable, Optional
+
+#: NETLINK_KOBJECT_UEVENT (linux/netlink.h); group 1 are the kernel's own messages.
+NETLINK_KOBJECT_UEVENT, KERNEL_GROUP = 15, 1
+
+
+class TopologyWatch:
+    """Calls ``changed`` (in the event loop) when ``signature`` differs from the one before."""
+
+    def __init__(self, signature: Callable[[], str], changed: Callable[[], None], interval_s: float) -> None:
+        self._signature = signature
+        self._changed = changed
+        self._interval_s = interval_s
+        self._wake = asyncio.Event()
+        self._seen = ""
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            uevents = _open_uevents()
+            if uevents is not None:
+                stack.enter_context(contextlib.closing(uevents))
+                loop.add_reader(uevents.fileno(), self._uevent, uevents)
+                stack.callback(loop.remove_reader, uevents.fileno())
+            self._seen = await asyncio.to_thread(self._signature)
+            while True:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self._interval_s)
+                self._wake.clear()
+                now = await asyncio.to_thread(self._signature)
+                if now != self._seen:
+                    self._seen = now
+                    self._changed()
+
+    def _uevent(self, source: socket.socket) -> None:
+        try:
+            message = source.recv(65536)
+        except OSError:
+            return
+        if b"/devices/system/cpu/" in message or b"/devices/system/node/" in message or b"/devices/system/memory/" in message:
+            self._wake.set()
+
+
+def _open_uevents() -> Optional[socket.socket]:
+    try:
+        source = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT)
+        source.bind((0, KERNEL_GROUP))
+    except OSError:
+        return None
+    return source

@@ -1,0 +1,167 @@
+"""Test support: the real daemon as a process of its own, on temporary paths.
+
+``Agent`` writes a configuration, starts ``python -m cri_proxy run``, waits until it is ready (by the notify
+socket, as systemd would), talks to it through the real command line, and kills it in every way tests need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from policies.topology import TopologyData, write_topology
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_TIMEOUT_S = 30.0
+
+
+def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested configurations; ``extra`` wins key by key."""
+    result = dict(base)
+    for key, value in extra.items():
+        result[key] = merged(result.get(key, {}), value) if isinstance(value, Mapping) else value
+    return result
+
+
+class Agent:
+    """One daemon in one folder. ``runtime`` is the runtime's socket; ``topology`` a machine or a path."""
+
+    def __init__(
+        self,
+        runtime: Union[str, Path],
+        topology: Union[TopologyData, Path, None] = None,
+        config: Optional[Mapping[str, Any]] = None,
+        folder: Optional[Path] = None,
+    ) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="cra-"))
+        self.socket = str(self.folder / "k.sock")
+        self.control = self.folder / "c.sock"
+        self.state = self.folder / "state"
+        self.config_file = self.folder / "config.yaml"
+        self.log_file = self.folder / "log"
+        self.process: Optional[asyncio.subprocess.Process] = None
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._notify.bind(str(self.folder / "n.sock"))
+        self.messages: list[str] = []
+        (self.folder / "cgroup").mkdir(exist_ok=True)
+        source: Union[str, Path] = "/sys"
+        if isinstance(topology, TopologyData):
+            source = self.folder / "topology.json"
+            source.write_text(json.dumps(write_topology(topology)))
+        elif topology is not None:
+            source = topology
+        #: What every test's daemon has; slow periodic work is off so that nothing happens unasked.
+        self.config: dict[str, Any] = {
+            "relay": {"socket": self.socket, "extra_sockets": [], "runtime_endpoint": str(runtime)},
+            "state": {"directory": str(self.state)},
+            "control": {"socket": str(self.control)},
+            "topology": {"source": str(source), "cgroup_root": str(self.folder / "cgroup"), "interval": "1h"},
+            "kubelet": {"directory": str(self.folder / "kubelet")},
+            "reconcile": {"interval": "1h", "poll": "1h"},
+        }
+        self.write_config(config or {})
+
+    def write_config(self, extra: Mapping[str, Any]) -> None:
+        """Change settings; what was set before stays."""
+        self.config = merged(self.config, extra)
+        self.config_file.write_text(json.dumps(self.config))  # JSON is YAML
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self, *arguments: str, environment: Optional[Mapping[str, str]] = None, ready: bool = True) -> None:
+        """Start the daemon and wait for READY. ``arguments`` follow ``run``."""
+        env = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "n.sock"), "PYTHONPATH": str(ROOT), **(environment or {})}
+        with self.log_file.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "cri_proxy", "run", "--config", str(self.config_file), *arguments,
+                stdout=log, stderr=log, env=env, cwd=str(self.folder),
+            )  # fmt: skip
+        if ready:
+            await self.wait_notified("READY=1")
+
+    async def wait_notified(self, text: str) -> str:
+        """The next message to the service manager that contains ``text``.
+
+        :raises AssertionError: the daemon ended, or nothing came in time; with its log.
+        """
+        loop = asyncio.get_running_loop()
+        received = asyncio.ensure_future(self._receive(loop, text))
+        assert self.process is not None
+        ended = asyncio.ensure_future(self.process.wait())
+        done, pending = await asyncio.wait({received, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if received not in done:
+            raise AssertionError(f"no {text!r} from the daemon:\n{self.log()}")
+        return received.result()
+
+    async def _receive(self, loop: asyncio.AbstractEventLoop, text: str) -> str:
+        while True:
+            message = (await loop.sock_recv(self._notify, 65536)).decode()
+            self.messages.append(message)
+            if text in message:
+                return message
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    async def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return await asyncio.wait_for(self.process.wait(), 30)
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    def reload(self) -> None:
+        """SIGHUP."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
+    async def close(self) -> None:
+        """Kill what runs, remove the folder."""
+        if self.process is not None and self.process.returncode is None:
+            await self.kill()
+        self._notify.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def __aenter__(self) -> Agent:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ the command line
+
+    async def cli(self, *words: str) -> tuple[int, str, str]:
+        """Run ``cri-resmgr WORDS`` against this daemon: exit code, stdout, stderr."""
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cri_proxy", "--control-socket", str(self.control), *words,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=env,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def ask(self, *words: str) -> Any:
+        """The JSON answer of a command that must succeed."""
+        code, out, err = await self.cli(*words, "--json")
+        assert code == 0, err
+        return json.loads(out)
