@@ -190,6 +190,8 @@ def _origin(entry: Entry) -> str:
 
 def _unknown(entry: Entry, suggest: bool) -> str:
     sentence = f"{entry.origin}: unknown key {show_key(entry.key)}"
+    if entry.key.endswith("<<"):
+        return f"{sentence}; merge keys are not followed"
     if not suggest or len(entry.key) > _KEY_CHARACTERS:
         return sentence
     nearest = _nearest(entry.key)

@@ -1,7 +1,7 @@
 """Writes docs/configuration.md and the sample config.yaml from the table of options.
 
-    python -m cri_proxy.core.config_docs > docs/configuration.md
-    python -m cri_proxy.core.config_docs sample
+python -m cri_proxy.core.config_docs > docs/configuration.md
+python -m cri_proxy.core.config_docs sample
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ of names take globs; a name that begins with `*` must be quoted. `false` is take
 value. A file may have 256 KiB. YAML's anchors and aliases work for values and sections, its merge keys (`<<`)
 do not.
 
-**CPUs** are named as in Intel's files: a quantity (`750m`, `4`), a set (`cpuset:0-3`, or `0-3,8` with a dash or
-a comma at least), or a cgroup whose set is looked up (`cgroup:/system.slice`, or an absolute path).
+**CPUs** are named as in Intel's files: a quantity (`750m`, `4`), a set (`cpuset:0-3`, or `0-3,8` with a dash
+or comma), or a cgroup whose set is looked up (`cgroup:/system.slice`, or an absolute path).
 """
 
 _INTEL = """

@@ -39,6 +39,7 @@ from policies.model import (
 )
 from policies.node import Node, Resident
 from policies.registry import Policy
+from policies.topology import Topology
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
 OPT_OUT = {
@@ -105,20 +106,23 @@ class Engine:
         self._sandboxes: dict[str, set[str]] = {}
         self.node = self._new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
-        self._refreshed = (id(self.node), self.node.pool_version)
+        self._refreshed = self._pools()
 
     # ------------------------------------------------------------------ pods
 
+    @_transition
     def add_pod(self, pod: Pod) -> None:
         """Remember a sandbox that is running."""
         self._change("pod", self.pods, pod.id, pod)
 
+    @_transition
     def resize_pod(self, sandbox_id: str, size: Optional[PodSize]) -> None:
         """UpdatePodSandboxResources was accepted: the pod's size from now on."""
         pod = self.pods.get(sandbox_id)
         if pod is not None and size is not None:
             self.add_pod(replace(pod, size=size))
 
+    @_transition
     def end_pod(self, sandbox_id: str) -> tuple[Update, ...]:
         """The sandbox was stopped or removed: its containers are gone, and its holds end."""
         for key in sorted(self._sandboxes.get(sandbox_id, ())):
@@ -134,6 +138,7 @@ class Engine:
 
     # ------------------------------------------------------------------ creating a container
 
+    @_transition
     def admit(self, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
         """Reserve a place for a container that is about to be created.
 
@@ -172,6 +177,7 @@ class Engine:
         before, after = _split(self._refresh())
         return Admission(key, decision, stance, sent, before, after)
 
+    @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
         """The runtime has created the container. Returns what it missed while it was on its way."""
         ticket = self.tickets.get(ticket_id)
@@ -190,6 +196,7 @@ class Engine:
         updates = self._refresh()
         return self._with_missed(updates, container_id, ticket.sent, "changed while the container was being created")
 
+    @_transition
     def cancel(self, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> tuple[Update, ...]:
         """The runtime has said no, or nothing was sent: as if it had never been asked for."""
         ticket = self.tickets.get(ticket_id)
@@ -201,6 +208,7 @@ class Engine:
         self._outcome(ticket.target or ticket_id, reason)
         return self._refresh()
 
+    @_transition
     def doubt(self, ticket_id: str) -> None:
         """Nobody knows whether the container exists: it keeps its CPUs until ``resync`` finds out."""
         ticket = self.tickets.get(ticket_id)
@@ -210,6 +218,7 @@ class Engine:
 
     # ------------------------------------------------------------------ resizing a container
 
+    @_transition
     def resize(self, container_id: str, resources: Resources, fence: Fence, now_s: float) -> Optional[Admission]:
         """Reserve the place a container gets with new resources; its old one stays reserved until ``commit``.
 
@@ -242,6 +251,7 @@ class Engine:
         before, after = _split(self._refresh())
         return Admission(key, decision, stance, sent, before, after)
 
+    @_transition
     def commit(self, ticket_id: str, now_s: float) -> tuple[Update, ...]:
         """The runtime has accepted a resize: the new place replaces the old one. Returns updates for others and itself."""
         ticket = self.tickets.get(ticket_id)
@@ -289,23 +299,24 @@ class Engine:
         self, old: Grant, container: Container, fence: Fence, asked: Fence, now_s: float
     ) -> tuple[Decision, Stance, frozenset[int]]:
         if old.stance is not Stance.PLACED and not (old.stance is Stance.KUBELET and asked.cpus):
-            runs_on = asked.cpus or old.runs_on
-            return Decision(old.placement, f"{old.stance.value}: left as it is"), old.stance, runs_on
+            runs_on, placement = asked.cpus or old.runs_on, old.placement
+            if old.stance is Stance.ADOPTED and asked.cpus:
+                placement = replace(placement, home=asked.cpus, exclusive=placement.exclusive & asked.cpus)
+            return Decision(placement, f"{old.stance.value}: left as it is"), old.stance, runs_on
         if self._kubelet_owned(container, fence):
             return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
         same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
-        resident = self.node.remove(old.key)
-        try:
-            stay = old.placement
+        stay = old.placement
+        with self._without([old.key]):
             if not same_wish or not stay.cpus:
-                decision = self.policy.place(self.node, container, fence, self.affinity, old.placement.home or None)
+                decision = self.policy.place(self.node, container, fence, self.affinity, stay.home or None)
                 if not decision.placement.cpus:
-                    return Decision(UNTOUCHED, decision.why), Stance.UNTOUCHED, fence.cpus or self.host.parent_cpus
+                    untouched = Decision(UNTOUCHED, decision.why)
+                    return untouched, Stance.UNTOUCHED, fence.cpus or self.host.parent_cpus or self.host.usable
                 if decision.placement.level != stay.level or not self._still_holds(stay, container, fence):
-                    return replace(decision, placement=self._keep_memory(stay, decision.placement)), Stance.PLACED, NO_CPUS
+                    moved = self._keep_memory(stay, decision.placement, fence)
+                    return replace(decision, placement=moved), Stance.PLACED, NO_CPUS
             return self._stay(stay, container, fence, old), Stance.PLACED, NO_CPUS
-        finally:
-            self.node.add(old.key, resident)
 
     def _still_holds(self, stay: Placement, container: Container, fence: Fence) -> bool:
         cpus = self._effective(stay, fence)
@@ -313,29 +324,43 @@ class Engine:
         return len(cpus) * 1000 >= wanted_milli(container) and room >= container.resources.milli_request
 
     def _stay(self, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
-        """The same CPUs; memory nodes are only ever added, where a larger memory limit needs them."""
+        """The same CPUs, without the container in the books; memory nodes are only added, where a larger limit needs them."""
         cpus = self._effective(stay, fence) or stay.cpus
-        if container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes or not stay.mems:
-            return Decision(replace(stay, cpus=cpus), "stays where it is: the same rung")
+        kept = replace(stay, cpus=cpus)
+        why = "stays where it is: the same rung"
+        same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
+        if stay.mems and not (same_limit and fence.mems == old.fence.mems):
+            memory = self._memory_for(cpus, container, fence)
+            kept = self._keep_memory(stay, replace(kept, mems=memory.nodes, memory_charge=memory.charge), fence)
+            why += f"; {memory.why}" if memory.why else ""
+        return Decision(kept, why)
+
+    def _memory_for(self, cpus: frozenset[int], container: Container, fence: Fence) -> Memory:
+        """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none."""
         settings = getattr(self.policy, "settings", None)
         if settings is None:
-            return Decision(replace(stay, cpus=cpus), "stays where it is: the same rung")
-        memory = choose_memory(
-            self.node, cpus, container.resources.memory_limit_bytes, settings.memory, settings.memory_only_nodes, fence.mems
-        )
-        kept = replace(stay, cpus=cpus, mems=stay.mems | memory.nodes, memory_charge=memory.charge)
-        return Decision(kept, "stays where it is: the same rung" + (f"; {memory.why}" if memory.why else ""))
+            return Memory()
+        limit = container.resources.memory_limit_bytes
+        return choose_memory(self.node, cpus, limit, settings.memory, settings.memory_only_nodes, fence.mems)
 
-    def _keep_memory(self, old: Placement, new: Placement) -> Placement:
+    def _keep_memory(self, old: Placement, new: Placement, fence: Fence) -> Placement:
         """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new."""
-        if not old.mems or not new.mems:
-            return new if old.mems else replace(new, mems=NO_CPUS, memory_charge=())
-        if self.host.topology.nodes_of(new.cpus) <= old.mems:
-            return replace(new, mems=old.mems, memory_charge=old.memory_charge)
-        return replace(new, mems=old.mems | new.mems)
+        if not old.mems:
+            return replace(new, mems=NO_CPUS, memory_charge=())
+        allowed = self.node.mems if fence.mems is None else self.node.mems & fence.mems
+        kept = old.mems & allowed
+        if not kept:
+            return new
+        if not new.mems:  # its memory limit is gone; its memory is still there
+            return replace(new, mems=kept, memory_charge=())
+        same_limit = sum(size for _, size in old.memory_charge) == sum(size for _, size in new.memory_charge)
+        if same_limit and kept == old.mems and self.host.topology.nodes_of(new.cpus) <= kept:
+            return replace(new, mems=kept, memory_charge=old.memory_charge)
+        return replace(new, mems=kept | new.mems)
 
     # ------------------------------------------------------------------ the life of a container
 
+    @_transition
     def started(self, container_id: str) -> None:
         """StartContainer was accepted, or the container was seen running."""
         grant = self.grants.get(container_id)
@@ -345,6 +370,7 @@ class Engine:
         if grant.life is Life.CREATED:
             self._put(replace(grant, life=Life.RUNNING))
 
+    @_transition
     def start_failed(self, container_id: str, message: str, now_s: float) -> bool:
         """StartContainer failed. True if the next create of this pod and name will go through untouched for it."""
         grant = self.grants.get(container_id)
@@ -357,10 +383,10 @@ class Engine:
         self._outcome(container_id, f"start failed: {message[:200]}")
         if not ours and self.start_failures[who] < 2:
             return False
-        self.distrusted[who] = now_s + self.options.distrust_s
-        self._note("distrust", "\n".join(who), self.distrusted[who])
+        self._change("distrust", self.distrusted, who, now_s + self.options.distrust_s)
         return True
 
+    @_transition
     def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> tuple[Update, ...]:
         """The container stopped (``exit_code`` None: not known yet). Its place is held for its next attempt."""
         grant = self.grants.get(container_id)
@@ -377,63 +403,80 @@ class Engine:
         self._put(replace(grant, life=Life.HELD, since_s=since_s, hold_until_s=since_s + hold_s, exit_code=exit_code))
         return ()
 
+    @_transition
     def remove(self, container_id: str) -> tuple[Update, ...]:
         """The container is gone from the runtime: this attempt's place is free, no other's."""
         grant = self.grants.get(container_id)
+        if grant is None:
+            self._drop_replaced(lambda g: g.key == container_id)
         if grant is None or grant.life is Life.CREATING:
             return ()
         self._drop(container_id)
         return self._refresh()
 
+    @_transition
     def tick(self, now_s: float) -> tuple[Update, ...]:
         """Let time pass: holds end, and so does distrust."""
         over = [k for k, g in self.grants.items() if g.life is Life.HELD and g.hold_until_s <= now_s]
         for key in over:
             self._drop(key)
         for who in [w for w, until_s in self.distrusted.items() if until_s <= now_s]:
-            del self.distrusted[who]
-            self._note("distrust", "\n".join(who), None)
-        return self._refresh() if over else ()
+            self._change("distrust", self.distrusted, who, None)
+        return self._refresh()
 
     # ------------------------------------------------------------------ by command
 
+    @_transition
     def release(self, container_id: str) -> Optional[Update]:
         """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
         grant = self.grants.get(container_id)
         if grant is None or grant.life is Life.CREATING:
             return None
-        cpus, mems = self._unmanaged_place(grant)
-        ours = grant.stance in (Stance.PLACED, Stance.ADOPTED)
-        self._put(replace(grant, stance=Stance.RELEASED, runs_on=cpus, displaced=None, why="released by command"))
-        if not ours or grant.life is Life.HELD:
+        if grant.stance is Stance.KUBELET:
             return None
-        return Update(container_id, Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS), False, "released")
+        if grant.stance not in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED):
+            self._put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
+            return None
+        cpus, mems = self._unmanaged_place(grant)
+        self._put(replace(grant, stance=Stance.RELEASED, runs_on=cpus, displaced=None, why="released by command"))
+        if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
+            return None
+        place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
+        return Update(container_id, place, bool(grant.cpus - cpus), "released")
 
     def _unmanaged_place(self, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
         return grant.fence.cpus or self.host.parent_cpus or self.host.usable, grant.fence.mems or self.host.mems
 
+    @_transition
     def manage(self, container_id: str) -> Optional[Update]:
         """Place a container that is not managed; None if it is unknown or cannot be placed.
 
         :raises PlacementRefused, BudgetSpent: as the policy.
         """
         grant = self.grants.get(container_id)
-        if grant is None or grant.life not in (Life.CREATED, Life.RUNNING) or grant.stance is Stance.PLACED:
+        if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
             return None
-        resident = self.node.remove(container_id)
-        try:
+        if grant.stance in (Stance.PLACED, Stance.KUBELET):
+            return None
+        with self._without([container_id]):
             decision = self.policy.place(self.node, grant.container, grant.fence, self.affinity)
-        finally:
-            self.node.add(container_id, resident)
         if not decision.placement.cpus:
             return None
-        placed = replace(grant, stance=Stance.PLACED, placement=decision.placement, runs_on=NO_CPUS, repairs=(), why=decision.why)
+        placed = self._placed(grant, decision.placement, decision.why)
         self._put(placed)
         self._record("adopt", container_id, placed, grant.since_s)
-        return _update(placed, grant.runs_on, "taken under management by command")
+        place = placed.placement
+        return Update(container_id, place, bool(grant.cpus - place.cpus), "taken under management by command")
 
+    def _placed(self, grant: Grant, placement: Placement, why: str) -> Grant:
+        return replace(
+            grant, stance=Stance.PLACED, placement=placement, runs_on=NO_CPUS, displaced=None, repairs=(), why=why
+        )
+
+    @_transition
     def apply(self, plan: Plan) -> tuple[Update, ...]:
         """Carry out the moves of a plan that still hold; the others are dropped."""
+        stale = plan.version != self.version
         updates = []
         for move in plan.moves:
             grant = self.grants.get(move.id)
@@ -441,33 +484,39 @@ class Engine:
                 continue
             placement = replace(grant.placement, home=move.home, level=move.level)
             cpus = self._effective(placement, grant.fence)
-            if plan.version != self.version:
-                resident = self.node.remove(grant.key)
-                fits = self._still_holds(replace(placement, cpus=cpus), grant.container, grant.fence)
-                self.node.add(grant.key, resident)
-                if not fits:
+            with self._without([grant.key]):
+                if not cpus or (stale and not self._still_holds(placement, grant.container, grant.fence)):
                     continue
-            if cpus and cpus != grant.placement.cpus:
-                updates.append(self._move(replace(grant, displaced=None), replace(placement, cpus=cpus), move.why or plan.why))
+                memory = self._memory_for(cpus, grant.container, grant.fence)
+            placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
+            placement = self._keep_memory(grant.placement, placement, grant.fence)
+            moved = replace(grant, placement=placement, displaced=None, why=move.why or plan.why)
+            self._put(moved)
+            if _has_changed(grant, moved) and grant.life is not Life.CREATING:
+                updates.append(_update(grant, moved))
         return tuple(updates)
 
     # ------------------------------------------------------------------ the node changes
 
+    @_transition
     def rehost(self, host: Host, policy: Optional[Policy] = None, options: Optional[EngineOptions] = None) -> tuple[Update, ...]:
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
+        before = self.host, self.policy, self.options, self.node
         old_topology = self.host.topology
-        self.host = host
-        self.policy = policy or self.policy
-        self.options = options or self.options
-        self._refreshed = (0, 0)
-        self.node = self._new_node(host)
-        for grant in list(self.grants.values()):
-            home = _grown_home(grant.placement.home, old_topology.leaves, host.topology.leaves)
-            if home != grant.placement.home:
-                grant = replace(grant, placement=replace(grant.placement, home=home))
-                self._store(grant)
-            self.node.add(grant.key, _resident(grant))
-        return self._refresh()
+        try:
+            self.host = host
+            self.policy = policy or self.policy
+            self.options = options or self.options
+            self.node = self._new_node(host)
+            for grant in list(self.grants.values()):
+                grown = _grown(grant, old_topology, host.topology)
+                if grown is not grant:
+                    self._store(grown)
+                self.node.add(grant.key, _resident(grown))
+            return self._refresh(force=True)
+        except BaseException:
+            self.host, self.policy, self.options, self.node = before
+            raise
 
     def _new_node(self, host: Host) -> Node:
         node = Node(host.topology, host.usable, host.mems, host.reserved)
@@ -476,69 +525,116 @@ class Engine:
             node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))
         return node
 
-    def _refresh(self) -> tuple[Update, ...]:
+    def _refresh(self, force: bool = False) -> tuple[Update, ...]:
         """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
-        if self._refreshed == (id(self.node), self.node.pool_version):
+        if not force and self._refreshed == self._pools():
             return ()
-        updates: list[Update] = []
-        for key in sorted(self.grants, key=lambda k: (self.grants[k].since_s, k)):
-            grant = self.grants[key]
-            if grant.stance is Stance.PLACED:
-                updates += self._refresh_placed(grant)
-            elif grant.stance is Stance.ADOPTED:
-                updates += self._refresh_adopted(grant)
-        self._refreshed = (id(self.node), self.node.pool_version)
+        before = dict(self.grants)
+        for _ in range(REFRESH_ROUNDS):
+            self._refreshed = self._pools()
+            # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
+            own = {t.target: self.grants[t.key].exclusive for t in self.tickets.values() if t.target}
+            own.update({t.key: before[t.target].exclusive for t in self.tickets.values() if t.target in before})
+            for key in sorted(self.grants, key=lambda k: (self.grants[k].since_s, k)):
+                self._settle(self.grants[key], own.get(key, NO_CPUS))
+            if self._refreshed == self._pools():
+                break
+        updates = [
+            _update(was, now)
+            for was, now in ((was, self.grants[key]) for key, was in before.items())
+            if now is not was and now.life in (Life.CREATED, Life.RUNNING) and _has_changed(was, now)
+        ]
         return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
-    def _refresh_placed(self, grant: Grant) -> list[Update]:
+    def _pools(self) -> tuple[int, frozenset[int], frozenset[int]]:
+        return id(self.node), self.node.shared, self.node.exclusive
+
+    def _settle(self, grant: Grant, own: frozenset[int]) -> None:
+        """Bring one grant in line with the pools; ``own``: CPUs that are exclusive to it by another record."""
+        if grant.stance is Stance.PLACED or (grant.stance is Stance.UNTOUCHED and grant.displaced is not None):
+            self._settle_placed(grant, own)
+        elif grant.stance is Stance.ADOPTED:
+            self._settle_adopted(grant, own)
+
+    def _settle_placed(self, grant: Grant, own: frozenset[int]) -> None:
+        # 1. Back to the place it had before its CPUs went away, if all of that is there again.
         back = grant.displaced
-        if back is not None and self._effective(back, grant.fence) == back.cpus:
-            return self._moved(grant, replace(grant, displaced=None), back, "its first place is there again")
-        cpus = self._effective(grant.placement, grant.fence)
-        if cpus == grant.placement.cpus:
-            return []
+        if back is not None and self._is_free(back, grant, own):
+            mems = (back.mems & self.node.mems) or grant.placement.mems
+            back = replace(back, mems=mems)
+            self._put(self._placed(grant, back, "its first place is there again"))
+            return
+        # 2. The same domain, as far as it may be used now.
+        placement = grant.placement
+        cpus = self._effective(placement, grant.fence, own)
         if cpus:
-            return self._moved(grant, grant, replace(grant.placement, cpus=cpus), "CPUs of its domain came or went")
-        resident = self.node.remove(grant.key)
-        decision = self.policy.place(self.node, grant.container, grant.fence, self.affinity)
-        self.node.add(grant.key, resident)
-        if not decision.placement.cpus:
-            return []
-        anew = replace(decision.placement, mems=decision.placement.mems | (grant.placement.mems & self.node.mems)
-                       if grant.placement.mems else NO_CPUS)  # fmt: skip
-        return self._moved(grant, replace(grant, displaced=back or grant.placement), anew, f"its CPUs are gone: {decision.why}")
+            mems = placement.mems & self.node.mems
+            if cpus != placement.cpus or mems != placement.mems:
+                why = "CPUs of its domain came or went" if cpus != placement.cpus else "memory nodes came or went"
+                charge = placement.memory_charge
+                if placement.mems and not mems:
+                    with self._without([grant.key]):
+                        memory = self._memory_for(cpus, grant.container, grant.fence)
+                    mems, charge = memory.nodes or self.node.mems, memory.charge
+                self._put(replace(grant, placement=replace(placement, cpus=cpus, mems=mems, memory_charge=charge), why=why))
+            return
+        # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
+        first = back or placement
+        anew = self._place_anew(grant)
+        if anew is not None and anew.placement.cpus:
+            kept = self._keep_memory(placement if placement.cpus else first, anew.placement, grant.fence)
+            moved = self._placed(grant, kept, f"its CPUs are gone: {anew.why}")
+            self._put(replace(moved, displaced=first))
+        elif grant.stance is Stance.PLACED:
+            why = "its CPUs are gone, and there are no others for it"
+            runs_on = (placement.cpus & self.host.topology.online) or grant.fence.cpus or self.host.parent_cpus
+            self._put(
+                replace(grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why)
+            )
 
-    def _moved(self, old: Grant, new: Grant, placement: Placement, why: str) -> list[Update]:
-        update = self._move(new, placement, why, old.placement.cpus)
-        return [update] if old.life in (Life.CREATED, Life.RUNNING) else []
-
-    def _move(self, grant: Grant, placement: Placement, why: str, was: Optional[frozenset[int]] = None) -> Update:
-        before = grant.placement.cpus if was is None else was
-        kept = self._keep_memory(grant.placement, placement) if placement.mems == grant.placement.mems else placement
-        moved = replace(grant, placement=kept, why=why)
-        self._put(moved)
-        return _update(moved, before, why)
-
-    def _refresh_adopted(self, grant: Grant) -> list[Update]:
+    def _settle_adopted(self, grant: Grant, own: frozenset[int]) -> None:
         """An adopted container keeps what it has, less what others now own."""
-        taken = self.node.exclusive
-        if not taken and grant.runs_on == grant.placement.home:
-            return []
-        cpus = (grant.placement.home & self.host.topology.online) - taken
-        if cpus == grant.runs_on & self.host.topology.online:
-            return []
-        if not cpus:
-            update = self.manage(grant.key)
-            return [update] if update else []
-        changed = replace(grant, runs_on=cpus)
-        self._put(changed)
-        return [Update(grant.key, Placement(cpus=cpus), cpus < grant.runs_on, "CPUs it ran on belong to another now")]
+        online = self.host.topology.online
+        cpus = (grant.placement.home & online) - (self.node.exclusive - grant.exclusive - own)
+        if cpus == grant.runs_on & online:
+            return
+        if cpus:
+            self._put(replace(grant, runs_on=cpus, why="CPUs it ran on belong to another now"))
+            return
+        anew = self._place_anew(grant)
+        if anew is not None and anew.placement.cpus:
+            self._put(self._placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
 
-    def _effective(self, placement: Placement, fence: Fence) -> frozenset[int]:
-        pool = self.node.reserved if placement.level == "reserved" else self.node.shared
-        cpus = placement.home & pool if placement.level != "reserved" else pool
+    def _place_anew(self, grant: Grant) -> Optional[Decision]:
+        """Where the policy would put a container that is in the books now; None if it will not."""
+        with self._without([grant.key]):
+            try:
+                return self.policy.place(self.node, grant.container, grant.fence, self.affinity)
+            except (PlacementRefused, BudgetSpent):
+                return None
+
+    def _is_free(self, place: Placement, grant: Grant, own: frozenset[int]) -> bool:
+        others = self.node.exclusive - grant.exclusive - own
+        return place.exclusive.isdisjoint(others) and self._effective(place, grant.fence, own) == place.cpus
+
+    def _effective(self, placement: Placement, fence: Fence, own: frozenset[int] = NO_CPUS) -> frozenset[int]:
+        """The CPUs of a placement that may be used now."""
+        if placement.level == "reserved":
+            cpus = self.node.shared_reserved
+        else:
+            cpus = placement.home & (self.node.shared | (own & self.node.usable))
         cpus |= placement.exclusive & self.node.usable
         return cpus if fence.cpus is None else cpus & fence.cpus
+
+    @contextmanager
+    def _without(self, keys: Iterable[str]) -> Iterator[None]:
+        """The node's books without some containers, for as long as a question is asked."""
+        removed = [(key, self.node.remove(key)) for key in keys]
+        try:
+            yield
+        finally:
+            for key, resident in removed:
+                self.node.add(key, resident)
 
     # ------------------------------------------------------------------ deciding
 
@@ -586,39 +682,42 @@ class Engine:
             return decision, ()
         held = sorted((g for g in self.grants.values() if g.life is Life.HELD), key=lambda g: (g.since_s, g.key))
         # Oldest first, and no more of them than needed: the smallest number with which it fits, by bisection.
-        low, high, best = 1, len(held), None
+        low, high = 1, len(held)
+        best: Optional[tuple[int, Decision]] = None
         while low <= high:
-            count = (low + high) // 2
-            removed = [(g, self.node.remove(g.key)) for g in held[:count]]
-            try:
+            count = (low + high) // 2 if best is not None else high
+            with self._without(g.key for g in held[:count]):
                 trial = self.policy.place(self.node, container, fence, self.affinity)
-            finally:
-                for grant, resident in removed:
-                    self.node.add(grant.key, resident)
             if trial.fits:
                 best, high = (count, trial), count - 1
-            elif count == len(held):
-                break
+            elif best is None:
+                break  # not even with all of them
             else:
                 low = count + 1
         if best is None:
             return decision, ()
-        given_up = tuple(held[: best[0]])
+        # Those that are elsewhere do not help, however old.
+        cpus = best[1].placement.cpus
+        given_up = tuple(g for g in held[: best[0]] if not g.cpus.isdisjoint(cpus))
         self._set_aside(given_up, ())
         names = ", ".join(g.container.path for g in given_up[:3]) + ("" if len(given_up) < 4 else ", ...")
         return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up
 
     def _same_place(self, container: Container, fence: Fence, replaced: Iterable[Grant]) -> Optional[Decision]:
-        previous = [g for g in replaced if g.container.name == container.name and g.stance in (Stance.PLACED, Stance.OBSERVED)]
+        previous = [
+            g
+            for g in replaced
+            if g.container.name == container.name and g.stance in (Stance.PLACED, Stance.OBSERVED)
+        ]
         if not previous:
             return None
         last = max(previous, key=lambda g: g.container.attempt)
         if wanted_milli(last.container) != wanted_milli(container) or last.fence.cpus != fence.cpus:
             return None
-        cpus = self._effective(last.placement, fence)
-        if not cpus:
+        if not self._effective(last.placement, fence):
             return None
-        return Decision(replace(last.placement, cpus=cpus), f"the place of attempt {last.container.attempt} was held for it")
+        again = self._stay(last.placement, container, fence, last)
+        return replace(again, why=f"the place of attempt {last.container.attempt} was held for it")
 
     def _predecessors(self, container: Container) -> tuple[Grant, ...]:
         """Grants this container takes over from: earlier attempts of it, and finished init containers of its sandbox."""
@@ -630,10 +729,10 @@ class Engine:
             earlier = grant.container.attempt < container.attempt or grant.life is Life.HELD
             if key not in in_flight and (earlier or grant.life is Life.CREATING):
                 found.append(grant)
-        for key, grant in self.grants.items():
-            done = grant.life is Life.HELD and grant.exit_code == 0 and grant.container.pod.id == container.pod.id
-            if done and grant.container.name != name:
-                found.append(self.grants[key])
+        for key in sorted(self._sandboxes.get(container.pod.id, ())):
+            grant = self.grants[key]
+            if grant.life is Life.HELD and grant.exit_code == 0 and grant.container.name != name:
+                found.append(grant)
         return tuple(found)
 
     # ------------------------------------------------------------------ records
@@ -646,10 +745,22 @@ class Engine:
 
     def _put_back(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
         for grant in grants:
-            if grant.key not in self.grants:
-                self._put(grant)
+            taken = grant.exclusive & self.node.exclusive
+            if grant.key in self.grants or (taken and grant.life is Life.HELD):
+                continue
+            if taken:
+                grant = replace(grant, placement=replace(grant.placement, exclusive=grant.placement.exclusive - taken))
+            self._put(grant)
         for ticket in tickets:
-            self._put_ticket(ticket)
+            if ticket.key in self.grants:
+                self._put_ticket(ticket)
+
+    def _drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
+        """Containers that were removed while they were set aside are not put back."""
+        for ticket in list(self.tickets.values()):
+            left = tuple(g for g in ticket.replaces if g.life is Life.CREATING or not gone(g))
+            if len(left) < len(ticket.replaces):
+                self._put_ticket(replace(ticket, replaces=left))
 
     def _put(self, grant: Grant) -> None:
         """Insert or replace a grant, in the records and in the books."""
@@ -659,26 +770,48 @@ class Engine:
         self._store(grant)
 
     def _store(self, grant: Grant) -> None:
-        self.grants[grant.key] = grant
-        self._names.setdefault((grant.container.pod.uid, grant.container.name), set()).add(grant.key)
-        self._note("grant", grant.key, grant)
+        self._change("grant", self.grants, grant.key, grant)
+        container = grant.container
+        self._names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
+        self._sandboxes.setdefault(container.pod.id, set()).add(grant.key)
 
     def _drop(self, key: str) -> None:
-        grant = self.grants.pop(key)
+        container = self.grants[key].container
+        self._change("grant", self.grants, key, None)
         self.node.remove(key)
-        who = (grant.container.pod.uid, grant.container.name)
-        self._names[who].discard(key)
-        if not self._names[who]:
-            del self._names[who]
-        self._note("grant", key, None)
+        _discard(self._names, (container.pod.uid, container.name), key)
+        _discard(self._sandboxes, container.pod.id, key)
 
     def _put_ticket(self, ticket: Ticket) -> None:
-        self.tickets[ticket.id] = ticket
-        self._note("ticket", ticket.id, ticket)
+        self._change("ticket", self.tickets, ticket.id, ticket)
 
     def _drop_ticket(self, ticket_id: str) -> None:
-        del self.tickets[ticket_id]
-        self._note("ticket", ticket_id, None)
+        self._change("ticket", self.tickets, ticket_id, None)
+
+    def _change(self, kind: str, table: dict[Any, Any], key: Any, value: JournalValue) -> None:
+        """Set one record (None: delete it); what it was before is kept until the transition is over."""
+        name = key if isinstance(key, str) else "\n".join(key)
+        if self._undo is not None:
+            self._undo.setdefault((kind, name), (table, key, table.get(key)))
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+        self._note(kind, name, value)
+
+    def _roll_back(self, newest: int) -> None:
+        """Undo a transition that was cut short; ``newest``: the last record in the history before it."""
+        undo, self._undo = self._undo or {}, {}
+        for (kind, _), (table, key, before) in undo.items():
+            if kind != "grant":
+                self._change(kind, table, key, before)
+            elif before is not None:
+                self._put(before)
+            elif key in self.grants:
+                self._drop(key)
+        self._refreshed = (0, NO_CPUS, NO_CPUS)
+        for record in [r for r in self.history if r.number > newest]:
+            self._amend(record.id, outcome="undone: an error in cri-resmgr")
 
     def _note(self, kind: str, key: str, value: JournalValue) -> None:
         self.version += 1
@@ -689,6 +822,7 @@ class Engine:
         journal, self._journal = self._journal, {}
         return journal
 
+    @_transition
     def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[Record],
                 distrusted: dict[tuple[str, str], float]) -> tuple[Update, ...]:  # fmt: skip
         """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt.
@@ -696,30 +830,45 @@ class Engine:
         Returns updates only for containers whose CPUs are not usable any more.
         """
         for pod in pods:
-            self.pods[pod.id] = pod
+            self._change("pod", self.pods, pod.id, pod)
         for grant in grants:
             self._put(grant)
         for ticket in tickets:
-            if ticket.key in self.grants:
-                self._put_ticket(replace(ticket, in_doubt=True))
+            self._put_ticket(replace(ticket, in_doubt=True))
+        # Half of a pair is of no use to anybody.
+        for ticket in [t for t in self.tickets.values() if t.key not in self.grants]:
+            self._drop_ticket(ticket.id)
+        pending = {t.key for t in self.tickets.values()}
+        for key in [k for k, g in self.grants.items() if g.life is Life.CREATING and k not in pending]:
+            self._drop(key)
         self.history.extend(history)
-        self.distrusted.update(distrusted)
-        numbers = [int(t.rsplit("-", 1)[1]) for t in self.tickets]
-        self.counter = max([self.counter, *numbers])
-        self._refreshed = (0, 0)
-        return self._refresh()
+        for who, until_s in distrusted.items():
+            self._change("distrust", self.distrusted, who, until_s)
+        # A number is never used twice: ``explain`` finds decisions by it.
+        used = [key.rsplit("-", 1)[1] for key in (*self.tickets, *(r.id for r in self.history)) if key.startswith("ticket-")]
+        self.counter = max([self.counter, *map(int, used)])
+        return self._refresh(force=True)
 
+    @_transition
     def adopt(self, grant: Grant) -> tuple[Update, ...]:
-        """Take a container into the records as it runs."""
-        self._put(grant)
-        return self._refresh()
+        """Take a container into the records as it runs; it loses what belongs to others already."""
+        return self._put_and_settle(grant)
 
+    @_transition
     def amend(self, grant: Grant) -> tuple[Update, ...]:
         """Replace the record of a known container by what was found out about it."""
         if grant.key not in self.grants:
             raise KeyError(f"{grant.key} is not known")
+        return self._put_and_settle(grant)
+
+    def _put_and_settle(self, grant: Grant) -> tuple[Update, ...]:
         self._put(grant)
-        return self._refresh()
+        self._settle(grant, NO_CPUS)
+        settled = self.grants[grant.key]
+        updates = self._refresh()
+        if _has_changed(grant, settled) and all(u.id != grant.key for u in updates):
+            updates += (_update(grant, settled),)
+        return updates
 
     # ------------------------------------------------------------------ history
 
@@ -756,22 +905,41 @@ def _resident(grant: Grant) -> Resident:
     )
 
 
-def _update(grant: Grant, was: frozenset[int], why: str) -> Update:
-    return Update(grant.key, grant.placement, grant.placement.cpus < was, why)
+def _has_changed(was: Grant, now: Grant) -> bool:
+    """Whether the runtime has to be told: of our own cpuset, or of what is left to an adopted container."""
+    if now.stance is Stance.PLACED:
+        return now.cpus != was.cpus or now.placement.mems != was.placement.mems
+    return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
+
+
+def _update(was: Grant, now: Grant) -> Update:
+    place = now.placement if now.stance is Stance.PLACED else Placement(cpus=now.runs_on)
+    return Update(now.key, place, bool(was.cpus - place.cpus), now.why)
+
+
+def _discard(index: dict[Any, set[str]], name: Any, key: str) -> None:
+    index[name].discard(key)
+    if not index[name]:
+        del index[name]
 
 
 def _split(updates: tuple[Update, ...]) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
     return tuple(u for u in updates if u.shrink), tuple(u for u in updates if not u.shrink)
 
 
-def _grown_home(home: frozenset[int], old_leaves: Iterable[object], new_leaves: Iterable[object]) -> frozenset[int]:
-    """A home with the CPUs that have joined its domains: a leaf it held wholly is still held wholly."""
-    if not home:
-        return home
-    known = frozenset().union(*[leaf.cpus for leaf in old_leaves])  # type: ignore[attr-defined]
+def _grown(grant: Grant, old: Topology, new: Topology) -> Grant:
+    """A grant with the CPUs that have joined its domains; an adopted container keeps what it has."""
+    home = _grown_home(grant.placement.home, old, new)
+    if home == grant.placement.home or grant.stance is Stance.ADOPTED:
+        return grant
+    return replace(grant, placement=replace(grant.placement, home=home))
+
+
+def _grown_home(home: frozenset[int], old: Topology, new: Topology) -> frozenset[int]:
+    """A leaf it held wholly is still held wholly."""
+    known = frozenset(old.cpus)
     grown = set(home)
-    for leaf in new_leaves:
-        here: frozenset[int] = leaf.cpus  # type: ignore[attr-defined]
-        if here - known and here & known and here & known <= home:
-            grown |= here
+    for leaf in new.leaves if home else ():
+        if leaf.cpus - known and leaf.cpus & known and leaf.cpus & known <= home:
+            grown |= leaf.cpus
     return frozenset(grown)

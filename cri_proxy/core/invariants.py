@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Stance
-from policies.cpus import format_cpus
+from cri_proxy.core.engine import KUBELET_KEY, Engine
+from cri_proxy.core.grants import Grant, Life, Stance
+from policies.cpus import NO_CPUS, format_cpus
 
 
 def broken_invariants(engine: Engine) -> list[str]:
@@ -15,38 +15,56 @@ def broken_invariants(engine: Engine) -> list[str]:
     """
     problems: list[str] = []
     node = engine.node
-    owner: dict[int, str] = {}
-    shared: dict[int, str] = {}
+    # A resize on its way has its container twice in the records: the two may share CPUs.
+    target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
+    sharers: dict[int, set[str]] = {}
     for grant in engine.grants.values():
-        who = f"{grant.container.path} ({grant.key})"
+        container = target.get(grant.key, grant.key)
         for cpu in grant.exclusive:
-            if owner.setdefault(cpu, who) != who and not _same_container(engine, grant.key):
-                problems.append(f"CPU {cpu} is exclusive to {owner[cpu]} and to {who}")
-        if grant.stance is not Stance.PLACED:
-            continue
-        placement = grant.placement
-        if not placement.cpus:
-            problems.append(f"{who} has an empty cpuset")
-        if placement.cpus - node.usable:
-            problems.append(f"{who} has CPUs that are not usable: {format_cpus(placement.cpus - node.usable)}")
-        if placement.mems - node.mems:
-            problems.append(f"{who} has memory nodes that are not usable: {format_cpus(placement.mems - node.mems)}")
-        if grant.fence.cpus is not None and placement.cpus - grant.fence.cpus:
-            problems.append(f"{who} left the caller's cpuset {format_cpus(grant.fence.cpus)}")
-        if placement.exclusive & node.reserved:
-            problems.append(f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}")
-        for cpu in placement.cpus - placement.exclusive:
-            shared[cpu] = who
-    for cpu in sorted(owner.keys() & shared.keys()):
-        problems.append(f"CPU {cpu} is exclusive to {owner[cpu]} and shared by {shared[cpu]}")
-    if set(engine.grants) != set(node.residents) - {"kubelet"}:
+            owners.setdefault(cpu, set()).add(container)
+        if grant.stance is Stance.PLACED:
+            problems += _broken_placement(engine, grant)
+            for cpu in grant.placement.cpus - grant.placement.exclusive:
+                sharers.setdefault(cpu, set()).add(container)
+        elif grant.stance is Stance.ADOPTED:
+            for cpu in grant.runs_on - grant.placement.exclusive:
+                sharers.setdefault(cpu, set()).add(container)
+    for cpu, who in sorted(owners.items()):
+        if len(who) > 1:
+            problems.append(f"CPU {cpu} is exclusive to {', '.join(sorted(who))}")
+        others = sharers.get(cpu, set()) - who
+        if others:
+            problems.append(f"CPU {cpu} is exclusive to {min(who)} and shared by {', '.join(sorted(others))}")
+    if set(engine.grants) != set(node.residents) - {KUBELET_KEY}:
         problems.append("the node's books do not hold the containers the records name")
-    for key, ticket in engine.tickets.items():
-        if ticket.key not in engine.grants or engine.grants[ticket.key].life is not Life.CREATING:
-            problems.append(f"{key} has no pending grant")
+    pending = [t.key for t in engine.tickets.values()]
+    creating = [g.key for g in engine.grants.values() if g.life is Life.CREATING]
+    if sorted(pending) != sorted(creating):
+        problems.append(f"tickets for {sorted(pending)}, but pending are {sorted(creating)}")
     return problems
 
 
-def _same_container(engine: Engine, key: str) -> bool:
-    """A resize on its way has its container's CPUs twice in the records: the old and the new place."""
-    return any(key in (t.key, t.target) and t.target for t in engine.tickets.values())
+def _broken_placement(engine: Engine, grant: Grant) -> list[str]:
+    who, placement, node = f"{grant.container.path} ({grant.key})", grant.placement, engine.node
+    problems = []
+    if not placement.cpus:
+        problems.append(f"{who} has an empty cpuset")
+    if placement.cpus - node.usable:
+        problems.append(f"{who} has CPUs that are not usable: {format_cpus(placement.cpus - node.usable)}")
+    if placement.mems - node.mems:
+        problems.append(f"{who} has memory nodes that are not usable: {format_cpus(placement.mems - node.mems)}")
+    if grant.fence.cpus is not None and placement.cpus - grant.fence.cpus:
+        problems.append(f"{who} left the caller's cpuset {format_cpus(grant.fence.cpus)}")
+    if grant.fence.mems is not None and placement.mems - grant.fence.mems:
+        problems.append(f"{who} left the caller's memory nodes {format_cpus(grant.fence.mems)}")
+    if placement.exclusive & node.reserved:
+        problems.append(f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}")
+    return problems
+
+
+def _unclaimed(engine: Engine) -> frozenset[int]:
+    """CPUs that kubelet has assigned and no container of ours has yet."""
+    assigned = engine.node.residents.get(KUBELET_KEY)
+    claimed = frozenset().union(*[g.exclusive for g in engine.grants.values() if g.stance is Stance.KUBELET])
+    return NO_CPUS if assigned is None else assigned.exclusive - claimed

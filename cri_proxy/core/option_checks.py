@@ -21,6 +21,8 @@ from policies.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
 MAX_DURATION_S = 24 * 3600.0
 #: sun_path of a unix socket has 108 bytes, the last of them a NUL (linux/un.h).
 MAX_SOCKET_BYTES = 107
+#: Every second CPU of 1024 is a list of 2,000 characters; thousands of wide ranges would take a minute.
+MAX_TEXT = 2048
 
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)"
 _SECONDS = re.compile(_NUMBER)
@@ -149,6 +151,8 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
 def _text(raw: Raw) -> str:
     if not isinstance(raw, str):
         raise vol.Invalid("")
+    if len(raw) > MAX_TEXT:
+        raise vol.Invalid(f"it has {len(raw)} characters")
     return raw.strip()
 
 

@@ -13,7 +13,7 @@ from typing import Optional
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, TicketKind, Update
 from policies.cpus import NO_CPUS
-from policies.model import NO_FENCE, Container, Placement, Qos
+from policies.model import Container, Placement, Qos
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -67,19 +67,27 @@ def resync(
     drifted: list[str] = []
     foreign: list[str] = []
     adopted: list[str] = []
+    told = {u.id for u in updates}
     for item in listing.values():
+        found: tuple[Update, ...] = ()
         if item.id in engine.grants:
-            updates += _follow(engine, item, now_s)
-            if item.id not in unsettled:
-                repair = _check_cpuset(engine, item, now_s, foreign)
-                if repair is not None:
-                    drifted.append(item.id)
-                    updates.append(repair)
+            found = _follow(engine, item, now_s, listed_at_s)
+            # What a container runs on says nothing while it is being told to run elsewhere.
+            if item.id not in unsettled and item.id not in told:
+                found += _check_cpuset(engine, item, now_s, drifted, foreign)
         elif not item.exited and item.id in details:
-            updates += engine.adopt(_adoption(engine, item, details[item.id], now_s))
+            found = engine.adopt(_adoption(engine, item, details[item.id], now_s, listing))
             adopted.append(item.id)
+        updates += found
+        told |= {u.id for u in found}
     return Resync(
-        tuple(updates), tuple(adopted), tuple(removed), tuple(drifted), tuple(foreign), tuple(bound), tuple(cancelled)
+        tuple(updates),
+        tuple(adopted),
+        tuple(removed),
+        tuple(drifted),
+        tuple(foreign),
+        tuple(bound),
+        tuple(cancelled),
     )
 
 
@@ -113,68 +121,100 @@ def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int
     return {(c.pod.uid, c.name, c.attempt) for c in containers}
 
 
-def _follow(engine: Engine, item: Seen, now_s: float) -> tuple[Update, ...]:
+def _follow(engine: Engine, item: Seen, now_s: float, listed_at_s: float) -> tuple[Update, ...]:
     if item.exited:
         return engine.exited(item.id, item.exit_code, now_s)
-    if item.running:
-        engine.started(item.id)
+    if not item.running:
+        return ()
+    grant = engine.grants[item.id]
+    if grant.life is Life.HELD and grant.since_s < listed_at_s:  # it was told to stop, and has not
+        return engine.amend(replace(grant, life=Life.RUNNING, hold_until_s=0.0, exit_code=None))
+    engine.started(item.id)
     return ()
 
 
-def _check_cpuset(engine: Engine, item: Seen, now_s: float, foreign: list[str]) -> Optional[Update]:
-    """Repair a cpuset that is not ours any more; give up on one that somebody keeps changing."""
+def _check_cpuset(
+    engine: Engine, item: Seen, now_s: float, drifted: list[str], foreign: list[str]
+) -> tuple[Update, ...]:
+    """Repair a cpuset that is not what we set any more; give up on one that somebody keeps changing."""
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD or item.cpus is None:
-        return None
-    cpus = item.cpus or engine.host.parent_cpus or engine.host.usable
-    if grant.stance is not Stance.PLACED:
-        _follow_others(engine, grant, cpus)
-        return None
-    same_mems = item.mems is None or not grant.placement.mems or item.mems == grant.placement.mems
+        return ()
     online = engine.host.topology.online
-    if cpus & online == grant.placement.cpus & online and same_mems:
-        return None
+    cpus = item.cpus or engine.host.parent_cpus or engine.host.usable
+    ours = _set_by_us(grant, online)
+    if ours is None:
+        return _follow_others(engine, grant, cpus)
+    same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
+    if cpus & online == ours.cpus & online and same_mems:
+        return ()
     recent = grant.repairs if grant.repairs and now_s - grant.repairs[-1] <= DRIFT_WINDOW_S else ()
     if len(recent) >= FLIPS:
-        engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why="another writer keeps changing its cpuset"))
         foreign.append(grant.key)
-        return None
-    engine.amend(replace(grant, repairs=(*recent, now_s)))
-    return Update(grant.key, grant.placement, False, "its cpuset had been changed")
+        why = "another writer keeps changing its cpuset"
+        return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+    drifted.append(grant.key)
+    updates = engine.amend(replace(grant, repairs=(*recent, now_s)))
+    return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
 
 
-def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> None:
+def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
+    """What we made the cpuset of a container; None if others have."""
+    if grant.stance is Stance.PLACED:
+        return grant.placement
+    if grant.stance is Stance.ADOPTED and grant.runs_on & online != grant.placement.home & online:
+        return Placement(cpus=grant.runs_on)
+    return None
+
+
+def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[Update, ...]:
     """Containers that are not ours are charged where they run."""
     if grant.stance is Stance.OBSERVED or cpus == grant.runs_on:
-        return
+        return ()
     placement = grant.placement
     if grant.stance is Stance.ADOPTED:
-        if cpus == grant.runs_on:
-            return
-        placement = replace(placement, home=cpus)
-    engine.amend(replace(grant, runs_on=cpus, placement=placement))
+        placement = replace(placement, home=cpus, exclusive=placement.exclusive & cpus)
+    return engine.amend(replace(grant, runs_on=cpus, placement=placement))
 
 
-def _adoption(engine: Engine, item: Seen, container: Container, now_s: float) -> Grant:
+def _adoption(
+    engine: Engine, item: Seen, container: Container, now_s: float, listing: Mapping[str, Seen]
+) -> Grant:
     """The record of a container that runs without one: it keeps what it has."""
     cpus = item.cpus or engine.host.parent_cpus or engine.host.usable
-    life = Life.RUNNING if item.running else Life.CREATED
-    reason = engine.opted_out(container)
-    if reason:
-        return Grant(item.id, container, Placement(), Stance.OPTED_OUT, NO_FENCE, life, cpus, now_s, why=reason)
-    assigned = engine.host.kubelet_exclusive.get((container.pod.uid, container.name))
-    if assigned:
-        why = "kubelet gave it CPUs of its own"
-        return Grant(item.id, container, Placement(), Stance.KUBELET, NO_FENCE, life, cpus, now_s, why=why)
-    exclusive = cpus if engine.policy.owns_exclusively and _looks_exclusive(engine, container, item) else NO_CPUS
-    why = "it ran before this daemon knew it: it keeps what it has"
-    return Grant(
-        item.id, container, Placement(home=cpus, exclusive=exclusive), Stance.ADOPTED, NO_FENCE, life, cpus, now_s, why=why
+    grant = Grant(
+        key=item.id,
+        container=container,
+        placement=Placement(),
+        stance=Stance.OPTED_OUT,
+        life=Life.RUNNING if item.running else Life.CREATED,
+        runs_on=cpus,
+        since_s=now_s,
+        why=engine.opted_out(container),
+    )
+    if grant.why:
+        return grant
+    if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
+        return replace(grant, stance=Stance.KUBELET, why="kubelet gave it CPUs of its own")
+    exclusive = NO_CPUS
+    if engine.policy.owns_exclusively and _looks_exclusive(container, item, listing):
+        exclusive = cpus
+    return replace(
+        grant,
+        stance=Stance.ADOPTED,
+        placement=Placement(home=cpus, exclusive=exclusive),
+        why="it ran before this daemon knew it: it keeps what it has",
     )
 
 
-def _looks_exclusive(engine: Engine, container: Container, item: Seen) -> bool:
-    """Guaranteed, whole CPUs, as many as its cpuset has, and nobody else on them."""
+def _looks_exclusive(container: Container, item: Seen, listing: Mapping[str, Seen]) -> bool:
+    """Guaranteed, whole CPUs, as many as its cpuset has, and on the cpuset of nobody else.
+
+    Containers without a cpuset say nothing: nobody has kept them off anything.
+    """
     request = container.resources.milli_request
     whole = container.qos is Qos.GUARANTEED and request > 0 and request % 1000 == 0
-    return whole and item.cpus is not None and len(item.cpus) * 1000 == request and not engine.node.containers_on(item.cpus)
+    if not whole or not item.cpus or len(item.cpus) * 1000 != request:
+        return False
+    others = (s for s in listing.values() if s.id != item.id and not s.exited and s.cpus)
+    return all(item.cpus.isdisjoint(s.cpus or NO_CPUS) for s in others)

@@ -74,8 +74,8 @@ def test_the_message_says_what_was_found_and_what_was_expected() -> None:
         parse_milli("many")
     with pytest.raises(BadQuantity) as memory:
         parse_bytes("64GB")
-    assert str(cpus.value) == "'many' is not a quantity of CPUs such as \"750m\" or \"2\""
-    assert str(memory.value) == "'64GB' is not a quantity of memory such as \"512Mi\" or \"2Gi\""
+    assert str(cpus.value) == '\'many\' is not a quantity of CPUs such as "750m" or "2"'
+    assert str(memory.value) == '\'64GB\' is not a quantity of memory such as "512Mi" or "2Gi"'
 
 
 @given(st.integers(min_value=0, max_value=10**9))

@@ -1,0 +1,56 @@
+# make = the list of targets. Every target installs what it needs (Debian packages only as root).
+PYTHON ?= python3
+RUNTIME ?= demo
+VENV := .venv
+BIN := $(VENV)/bin
+DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
+
+.PHONY: help setup proto demo test test-long lint e2e bench run docs clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.ready: setup.cfg pyproject.toml cri_api/build_protos.py cri_api/runtime_v1.proto
+	@tools/prepare-venv $(PYTHON) $(VENV)
+	@touch $@
+
+setup: $(VENV)/.ready ## The virtual environment, with everything in it
+
+proto: setup ## Make the protobuf modules (cri_api/*_pb2.py)
+	$(BIN)/python -m cri_api.build_protos
+
+demo: setup ## The main job in one look; RUNTIME=containerd: with a private real containerd (root)
+	@$(if $(filter containerd,$(RUNTIME)),tools/debian-packages $(DEBIAN) &&,) $(BIN)/python -m demo --runtime $(RUNTIME)
+
+test: setup ## All tests; as root also those on a real containerd
+	@tools/debian-packages $(DEBIAN)
+	$(BIN)/python -m pytest
+
+test-long: setup ## Minutes of property tests and fuzzing
+	@tools/debian-packages $(DEBIAN)
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long
+
+e2e: setup ## Only the tests on a real containerd (root)
+	@tools/debian-packages $(DEBIAN)
+	$(BIN)/python -m pytest tests/e2e
+
+lint: setup ## ruff, mypy --strict, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --config setup.cfg
+
+bench: setup ## Added latency and decision time, measured side by side
+	$(BIN)/python -m bench.relay_latency
+	$(BIN)/python -m bench.decision_time
+
+docs: setup ## Write docs/configuration.md from the option table
+	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md
+
+run: setup ## The daemon in the foreground, with /etc/cri-resmgr (root)
+	$(BIN)/cri-resmgr run
+
+clean: ## Remove everything that was made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache
+	rm -f cri_api/*_pb2.py cri_api/*_pb2.pyi
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

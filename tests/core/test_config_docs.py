@@ -1,0 +1,43 @@
+"""The written documentation is the table, and the sample is the defaults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_proxy.core.config_docs import COMMAND, configuration_markdown, sample_config
+from cri_proxy.core.options import OPTIONS
+from tests.core.configs import read, value_of
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_documentation_is_what_the_table_says() -> None:
+    written = (REPOSITORY / "docs" / "configuration.md").read_text()
+    assert written == configuration_markdown(), f"run: {COMMAND}"
+
+
+def test_the_command_writes_the_documentation_and_the_sample() -> None:
+    module = [sys.executable, "-m", "cri_proxy.core.config_docs"]
+    assert subprocess.check_output(module, cwd=REPOSITORY, text=True) == configuration_markdown()
+    assert subprocess.check_output([*module, "sample"], cwd=REPOSITORY, text=True) == sample_config()
+
+
+def test_the_sample_sets_nothing_and_without_its_comments_every_default() -> None:
+    lines = sample_config().splitlines()
+    assert all(line.startswith("#") for line in lines)
+    assert all(len(line) <= 110 for line in lines)
+    loaded = read("\n".join(line[1:] for line in lines), strict=True)
+    assert loaded.config.differences(read("").config) == ()
+    assert "default" not in loaded.config.origins.values()
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
+def test_every_option_is_described_and_its_default_is_valid(option: Any) -> None:
+    assert option.help.endswith(".")
+    assert f"### `{option.key}`" in configuration_markdown()
+    assert value_of(option.key, option.check.write(option.default)) == option.default
