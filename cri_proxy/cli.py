@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import click
 
@@ -18,58 +18,55 @@ from cri_api.control import ControlError
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_text import Source
 from cri_proxy.core.picture import draw_topology
-from cri_proxy.core.report import explain_text, placements_text, status_text
+from cri_proxy.core.report import NotOne, explain_text, placements_text, status_text
 from cri_proxy.shell import settings
 from cri_proxy.shell.control import DaemonAbsent, ask
+from cri_proxy.shell.listen import is_served
 from cri_proxy.shell.runtime import NoRuntime
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.sysfs import SysfsError, read_sysfs
 from cri_proxy.version import VERSION
 from policies.topology import BadTopology, Topology, TopologyData, read_topology, write_topology
 
-#: Flags of Intel's daemon that have no meaning here; they are accepted with a warning so that old units start.
-INTEL_FLAGS = frozenset(
-    "relay-dir host-root allow-untested-runtimes agent-socket config-socket pid-file force-config-signal reset-config "
-    "disable-policy-switch metrics-interval rebalance-interval disable-ui external-visualizers cgroup-mount cgroup-v2-dir "
-    "kubelet-cgroup-root cgroup-path print-config list-policies".split()
-)
-INTEL_SWITCHES = frozenset(
-    "allow-untested-runtimes reset-config disable-policy-switch disable-ui external-visualizers print-config list-policies".split()
-)
-
 
 class RunByDefault(click.Group):
     """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag`` and ``--flag=value``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = args
-        while rest and rest[0].split("=", 1)[0] == "--control-socket":
-            rest = rest[1 if "=" in rest[0] else 2 :]
-        first = rest[0] if rest else ""
-        is_flag = first.startswith("-") and first not in ("--help", "-h", "--version")
-        if rest and not is_flag:
-            return super().parse_args(ctx, args)
-        return super().parse_args(ctx, ["run", *intel_arguments(args)])
+        at = 0
+        while at < len(args) and args[at].split("=", 1)[0] == "--control-socket":
+            at += 1 if "=" in args[at] else 2
+        first = args[at] if at < len(args) else ""
+        if first == "run":
+            args = [*args[: at + 1], *double_dashes(args[at + 1 :])]
+        elif first in ("-version", "-help"):
+            args = ["-" + first]
+        elif not first or (first.startswith("-") and first not in ("--help", "-h", "--version")):
+            args = ["run", *intel_arguments(args, {o for p in run.params for o in p.opts})]
+        return super().parse_args(ctx, args)
 
 
-def intel_arguments(args: list[str]) -> list[str]:
-    """Arguments in Intel's spelling as ours; flags without a meaning here are dropped with a warning."""
+def double_dashes(args: list[str]) -> list[str]:
+    """Go's ``-flag`` as ``--flag``."""
+    return ["-" + a if a.startswith("-") and not a.startswith("--") and len(a) > 2 else a for a in args]
+
+
+def intel_arguments(args: list[str], known: Iterable[str]) -> list[str]:
+    """Arguments without a subcommand, as Intel's units have them; flags not ``known`` go with a warning."""
     kept: list[str] = []
-    words = iter(args)
-    for word in words:
-        if word.startswith("-") and not word.startswith("--") and len(word) > 2:
-            word = "-" + word
-        name = word.lstrip("-").split("=", 1)[0]
-        if word.startswith("--") and name in INTEL_FLAGS:
-            click.echo(f"warning: {word.split('=')[0]} has no meaning here and is ignored", err=True)
-            if "=" not in word and name not in INTEL_SWITCHES:
-                next(words, None)
-            continue
-        kept.append(word)
+    is_known = True
+    for word in double_dashes(args):
+        if word.startswith("-"):
+            name = word.split("=", 1)[0]
+            is_known = name in known or name in ("-h", "--help")
+            if not is_known:
+                click.echo(f"warning: {name} has no meaning here and is ignored", err=True)
+        if is_known:  # or else a value of the flag before it
+            kept.append(word)
     return kept
 
 
-def _fail(sentence: str, hint: str = "") -> Any:
+def _fail(sentence: str, hint: str = "") -> NoReturn:
     click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
     sys.exit(1)
 
@@ -80,7 +77,9 @@ def _print_json(document: Any) -> None:
 
 @click.group(cls=RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="cri-resmgr")
-@click.option("--control-socket", type=click.Path(path_type=Path), help="Control socket of the daemon to talk to.")
+@click.option(
+    "--control-socket", type=click.Path(path_type=Path), help="Control socket of the daemon to talk to."
+)
 @click.pass_context
 def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     """Places containers on L3 slices (CCX) and NUMA nodes, between kubelet and the container runtime.
@@ -94,17 +93,16 @@ def _control_socket() -> Path:
     given: Optional[Path] = click.get_current_context().find_root().obj
     if given is not None:
         return given
-    try:
-        return Path(settings.load_or_last(settings.Files()).config["control.socket"])
-    except BadConfig:
-        return Path(read_config([]).config["control.socket"])
+    return Path(settings.load_or_last(settings.Files()).config["control.socket"])
 
 
 def _ask(command: str, arguments: Optional[dict[str, Any]] = None) -> Any:
     try:
         return ask(_control_socket(), command, arguments)
-    except (DaemonAbsent, ControlError) as error:
-        return _fail(str(error))
+    except DaemonAbsent as error:
+        _fail(str(error), error.hint)
+    except ControlError as error:
+        _fail(str(error))
 
 
 def _show(document: Any, as_json: bool, text: Callable[[Any], str]) -> None:
@@ -122,16 +120,18 @@ _file = click.Path(path_type=Path)
 
 
 @cli.command()
-@click.option("--config", "config_file", type=_file, help=f"Configuration file (default {settings.CONFIG}, if it exists).")
-@click.option("--fallback-config", type=_file, help=f"Read before --config (default {settings.FALLBACK}, if it exists).")
+@click.option("--config", "config_file", type=_file, help=f"Configuration file (default {settings.CONFIG}).")
+@click.option("--fallback-config", type=_file, help=f"Read before it (default {settings.FALLBACK}).")
 @click.option("--force-config", type=_file, help="Read after everything else.")
 @click.option("--relay-socket", help="Socket to serve kubelet on; relay.socket.")
 @click.option("--runtime-socket", help="The runtime's socket; relay.runtime_endpoint.")
-@click.option("--image-socket", help="The image service's socket, where that is another; relay.image_endpoint.")
+@click.option("--image-socket", help="The image service's, where that is another; relay.image_endpoint.")
 @click.option("--control-socket", help="Socket for the command line; control.socket.")
 @click.option("--state-dir", help="Where state is kept; state.directory.")
-@click.option("--reset-policy", is_flag=True, help="Set the state aside before starting; what runs is adopted where it is.")
-@click.option("--strict", is_flag=True, help="Exit on a configuration or machine that cannot be used, instead of passing bytes.")
+@click.option("--reset-policy", is_flag=True, help="Only set the state aside, and exit.")
+@click.option(
+    "--strict", is_flag=True, help="Exit where containers cannot be placed, instead of passing bytes."
+)
 def run(
     config_file: Optional[Path],
     fallback_config: Optional[Path],
@@ -141,8 +141,6 @@ def run(
     **flags: Optional[str],
 ) -> None:
     """Run the daemon in the foreground."""
-    from cri_proxy.daemon import RunOptions, main
-
     keys = {
         "relay_socket": "relay.socket",
         "runtime_socket": "relay.runtime_endpoint",
@@ -158,9 +156,23 @@ def run(
         overrides["control.socket"] = str(click.get_current_context().find_root().obj)
     files = settings.Files(fallback_config, config_file, force_config, overrides)
     if reset_policy:
-        directory = settings.load_or_last(files).config["state.directory"]
-        click.echo(Store(Path(directory)).set_aside(), err=True)
+        # As Intel's: for a daemon that is down. Ours does it running, too.
+        config = settings.load_or_last(files).config
+        for path in (config["relay.socket"], config["control.socket"]):
+            if is_served(Path(path)):
+                _fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
+        click.echo(f"state {_set_aside(config)}")
+        return
+    from cri_proxy.daemon import RunOptions, main
+
     sys.exit(main(RunOptions(files, strict)))
+
+
+def _set_aside(config: Config) -> str:
+    try:
+        return Store(Path(config["state.directory"])).set_aside()
+    except OSError as error:
+        _fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
 
 
 @cli.command()
@@ -172,11 +184,16 @@ def status(as_json: bool) -> None:
 
 @cli.command()
 @click.argument("mode", required=False, type=click.Choice(["enforce", "observe", "off"]))
-def mode(mode: Optional[str]) -> None:
+@_json_option
+def mode(mode: Optional[str], as_json: bool) -> None:
     """Show or set the mode: enforce, observe (decide, change nothing) or off (bytes only)."""
-    found = _ask("mode", {"mode": mode} if mode else {})
-    suffix = "" if found["mode"] == found["wanted"] else f" (wanted: {found['wanted']}; see cri-resmgr status)"
-    click.echo(found["mode"] + suffix)
+    _show(_ask("mode", {"mode": mode} if mode else {}), as_json, _mode_text)
+
+
+def _mode_text(found: Mapping[str, str]) -> str:
+    wanted = found["wanted"]
+    is_it = found["mode"] == wanted
+    return found["mode"] + ("" if is_it else f" (wanted: {wanted}; see: cri-resmgr status)")
 
 
 @cli.command()
@@ -206,7 +223,7 @@ def metrics() -> None:
 @click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
 @_json_option
 def release(container: Optional[str], everything: bool, config_file: Optional[Path], as_json: bool) -> None:
-    """Give containers the CPUs and memory nodes they would have without us. Works with the daemon down, too."""
+    """Give containers the CPUs and memory they would have without us; works with the daemon down, too."""
     if everything == bool(container):
         raise click.UsageError("name one container, or say --all")
     try:
@@ -225,21 +242,28 @@ def _release_offline(container: Optional[str], config_file: Optional[Path]) -> A
 
     from cri_proxy.shell import logs
     from cri_proxy.shell.machine import NoMachine
-    from cri_proxy.shell.release import NothingToRelease, release
+    from cri_proxy.shell.release import release
 
     click.echo("the daemon is not running: asking the runtime directly", err=True)
     config = settings.load_or_last(settings.Files(config=config_file)).config
     try:
         return asyncio.run(release(config, container, logs.set_up("warning", "console")))
-    except (NothingToRelease, NoRuntime, NoMachine) as error:
-        return _fail(str(error))
+    except (NotOne, NoRuntime, NoMachine) as error:
+        _fail(str(error))
     except grpc.aio.AioRpcError as error:
-        return _fail(f"the runtime does not answer: {error.details()}")
+        _fail(f"the runtime does not answer: {error.details()}")
 
 
 def _updates_text(document: Mapping[str, Any]) -> str:
-    lines = [f"{u['id'][:13]}: {u['cpus']}{'' if u['done'] else '  NOT DONE ' + u.get('error', '')}" for u in document["updates"]]
-    return "\n".join([*lines, f"{len(lines)} of {document['containers']} containers changed"])
+    lines = [f"{u['id'][:13]}: {u['cpus']}{_not_done(u)}" for u in document["updates"]]
+    lines.append(f"{len(lines)} of {document['containers']} containers changed")
+    return "\n".join([*lines, *filter(None, [document.get("problem")])])
+
+
+def _not_done(update: Mapping[str, Any]) -> str:
+    if update["done"]:
+        return ""
+    return f"  NOT DONE: {update.get('error') or 'the runtime has not taken it yet; it is tried again'}"
 
 
 @cli.command()
@@ -260,9 +284,9 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
         document = ask(_control_socket(), "reset-policy", {"replace": replace})
     except DaemonAbsent as error:
         if replace:
-            _fail(str(error))
-        directory = settings.load_or_last(settings.Files(config=config_file)).config["state.directory"]
-        document = {"state": Store(Path(directory)).set_aside(), "updates": [], "containers": 0}
+            _fail(str(error), error.hint)
+        config = settings.load_or_last(settings.Files(config=config_file)).config
+        document = {"state": _set_aside(config), "updates": [], "containers": 0}
     except ControlError as error:
         _fail(str(error))
     _show(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")
@@ -272,7 +296,7 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
 
 
 @cli.command()
-@click.option("--sysfs", type=_file, help="Read this sysfs tree (or JSON topology) instead of asking the daemon or reading /sys.")
+@click.option("--sysfs", type=_file, help="Read this sysfs tree (or JSON topology) instead of /sys.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
 @_json_option
 def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
@@ -281,7 +305,12 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
     if as_json:
         _print_json(write_topology(data))
     else:
-        click.echo(draw_topology(Topology(data), ascii=ascii_only))
+        drawn = draw_topology(Topology(data), ascii=ascii_only)
+        try:
+            drawn.encode(sys.stdout.encoding or "ascii")
+        except UnicodeEncodeError:
+            drawn = draw_topology(Topology(data), ascii=True)
+        click.echo(drawn)
 
 
 def _read_machine(source: Path) -> TopologyData:
@@ -296,14 +325,16 @@ def _read_machine(source: Path) -> TopologyData:
             data = read_topology(json.loads(source.read_text()))
         Topology(data)
     except (SysfsError, BadTopology, ValueError) as error:
-        return _fail(f"{source}: {error}") if str(source) not in str(error) else _fail(str(error))  # type: ignore[no-any-return]
+        _fail(str(error) if str(source) in str(error) else f"{source}: {error}")
     except OSError as error:
-        return _fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")  # type: ignore[no-any-return]
+        _fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")
     return data
 
 
 @cli.command()
-@click.option("--topology", "topology_file", type=_file, required=True, help="A sysfs root directory, or JSON.")
+@click.option(
+    "--topology", "topology_file", type=_file, required=True, help="A sysfs root directory, or JSON."
+)
 @click.option("--config", "config_file", type=_file, help="Our configuration, or Intel's form.")
 @click.argument("scenario", type=_file)
 def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -> None:
@@ -360,7 +391,9 @@ def check(file: Path) -> None:
 
 @config.command()
 @_json_option
-@click.option("--config", "config_file", type=_file, help="Show what this file would give, without asking the daemon.")
+@click.option(
+    "--config", "config_file", type=_file, help="Show what this file would give, without asking the daemon."
+)
 def show(as_json: bool, config_file: Optional[Path]) -> None:
     """Every option with its value and where that comes from."""
     if config_file is not None:
@@ -375,6 +408,6 @@ def show(as_json: bool, config_file: Optional[Path]) -> None:
 
 
 def _config_text(rows: Any) -> str:
-    width = max(len(row["key"]) for row in rows)
+    keys = max(len(row["key"]) for row in rows)
     values = max(len(row["value"]) for row in rows)
-    return "\n".join(f"{row['key']:<{width}}  {row['value']:<{values}}  {row['origin']}" for row in rows)
+    return "\n".join(f"{row['key']:<{keys}}  {row['value']:<{values}}  {row['origin']}" for row in rows)

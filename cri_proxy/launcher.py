@@ -1,104 +1,57 @@
-"""The command's first lines: hands over to the real program, or, if that cannot even be imported, passes bytes.
+"""The command's first lines: hands over to the real program, or, if that cannot run, to one that is simple.
 
-A node whose agent is broken must still start pods. So this module imports the standard library only; when the
-imports of ``cri-resmgr run`` fail, it serves the socket by splicing connections to the runtime's (mode off).
+A node whose agent is broken must still start pods. So this module imports the standard library only; when
+the imports or the start of ``cri-resmgr run`` fail, the process becomes ``passthrough.py`` (bytes only).
 """
 
-import asyncio
-import contextlib
-import json
 import os
-import signal
-import socket
 import sys
+import traceback
 
-DAEMON_WORDS = ("run",)
-STATE = "/var/lib/cri-resmgr/endpoints.json"
-RUNTIMES = ("/run/containerd/containerd.sock", "/run/crio/crio.sock", "/var/run/isulad.sock")
+#: The commands that serve nothing: for them an error is an error. All others are ``run``.
+OTHERS = frozenset(
+    ["adopt", "affinity", "config", "doctor", "explain", "kubelet", "metrics", "mode", "nri", "observer"]
+) | {"placements", "rebalance", "release", "reset-policy", "simulate", "status", "topology"}
+#: Flags, in our spelling and Intel's, with which ``run`` serves nothing either, or must not without placing.
+NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict"])
 
 
 def main():
     """Entry point of ``cri-resmgr``."""
+    serves = is_serving(sys.argv[1:])
     try:
         from cri_proxy.cli import cli
+
+        if serves:
+            import cri_proxy.daemon  # noqa: F401  # later nobody could take over from a failure of it
     except Exception as error:
-        words = [word for word in sys.argv[1:] if not word.startswith("-")]
-        is_daemon = not words or words[0] in DAEMON_WORDS or "/" in words[0]
-        if not is_daemon or {"--help", "-h", "--version", "--strict"} & set(sys.argv):
-            sys.exit(f"cri-resmgr cannot start: {type(error).__name__}: {error}; reinstall the package")
-        print(f"cri-resmgr: degraded, passing bytes only: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(asyncio.run(_serve(f"{type(error).__name__}: {error}")))
-    cli()
-
-
-def endpoints(argv, state=STATE):
-    """(sockets to serve, runtime socket): the last configuration that loaded, else the usual places; flags win."""
-    known = {}
-    folder = _flag(argv, "--state-dir")
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "endpoints.json") if folder else state) as f:
-        known = json.load(f)
-    main_socket = _flag(argv, "--relay-socket") or known.get("socket") or "/var/run/cri-resmgr.sock"
-    found = next((path for path in RUNTIMES if os.path.exists(path)), RUNTIMES[0])
-    runtime = _flag(argv, "--runtime-socket") or known.get("runtime") or found
-    return [main_socket, *known.get("extra_sockets", [])], runtime[7:] if runtime.startswith("unix://") else runtime
-
-
-def _flag(argv, name):
-    for index, word in enumerate(argv):
-        if word.lstrip("-").startswith(name[2:] + "=") and word.startswith("-"):
-            return word.split("=", 1)[1]
-        if word in (name, name[1:]) and index + 1 < len(argv):
-            return argv[index + 1]
-    return ""
-
-
-async def _serve(problem):
-    paths, runtime = endpoints(sys.argv[1:])
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-
-    async def connected(reader, writer):
-        with contextlib.suppress(OSError):
-            their_reader, their_writer = await asyncio.open_unix_connection(runtime)
-            await asyncio.gather(_pump(reader, their_writer), _pump(their_reader, writer), return_exceptions=True)
-        writer.close()
-
-    os.umask(0o177)
-    if os.environ.get("LISTEN_PID") == str(os.getpid()):
-        for fd in range(3, 3 + int(os.environ.get("LISTEN_FDS", "0"))):
-            listener = socket.socket(fileno=fd)
-            paths = [path for path in paths if path != listener.getsockname()]
-            await asyncio.start_unix_server(connected, sock=listener)
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError), contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
-            try:
-                probe.connect(path)
-                sys.exit(f"cri-resmgr: {path} is served by another process")
-            except ConnectionRefusedError:
-                os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            await asyncio.start_unix_server(connected, path)
-    _notify(f"READY=1\nSTATUS=degraded: {problem}")
-    await stopping.wait()
-    return 0
-
-
-async def _pump(reader, writer):
+        if not serves:
+            sys.exit(f"cri-resmgr: it cannot run: {_sentence(error)}\n  reinstall the package")
+        _pass_bytes(error)
     try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
+        cli()
+    except Exception as error:
+        if not serves:
+            raise
+        traceback.print_exc()
+        _pass_bytes(error)
 
 
-def _notify(message):
-    address = os.environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
-    if address:
-        with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as out:
-            out.sendto(message.encode(), address)
+def is_serving(words):
+    """Whether a command line (without the program's name) is one that serves kubelet's socket."""
+    flags = {word.lstrip("-").split("=")[0] for word in words if word.startswith("-")}
+    return not OTHERS & set(words) and not NOT_SERVING & flags
+
+
+def _pass_bytes(error):
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "passthrough.py")
+    problem = _sentence(error)
+    print(f"cri-resmgr: degraded, passing bytes only: {problem}", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, "-I", program, problem, *sys.argv[1:]])
+
+
+def _sentence(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 if __name__ == "__main__":

@@ -25,13 +25,16 @@ class Reserved:
     warnings: tuple[str, ...] = ()
 
 
-def reserve(topology: Topology, usable: frozenset[int], wanted: Reservation, kubelet: frozenset[int] = NO_CPUS) -> Reserved:
+def reserve(
+    topology: Topology, usable: frozenset[int], wanted: Reservation, kubelet: frozenset[int] = NO_CPUS
+) -> Reserved:
     """Choose the reserved CPUs of a machine.
 
     A set is taken as it is. A quantity is rounded up to whole cores and taken from one L3: the one with
     kubelet's ``reservedSystemCPUs`` (those first), else the lowest CPU's; what it lacks comes from the next
     L3s of the same NUMA node, then of the machine.
     """
+    usable &= topology.online
     if wanted.cpus is not None:
         return _as_given(topology, usable, wanted.cpus)
     count = -(-wanted.milli // 1000)

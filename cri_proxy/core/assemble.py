@@ -26,7 +26,9 @@ class Machine:
     kubelet_reserved: frozenset[int] = NO_CPUS
 
 
-def make_host(config: Config, machine: Machine, cgroups: Optional[Mapping[str, frozenset[int]]] = None) -> tuple[Host, tuple[str, ...]]:
+def make_host(
+    config: Config, machine: Machine, cgroups: Optional[Mapping[str, frozenset[int]]] = None
+) -> tuple[Host, tuple[str, ...]]:
     """The host as policies see it, and warnings. ``cgroups``: the CPUs of cgroups that the configuration names.
 
     Usable CPUs (design rule 11): online, in the effective cpuset of kubelet's cgroup, and available to us.
@@ -42,7 +44,9 @@ def make_host(config: Config, machine: Machine, cgroups: Optional[Mapping[str, f
     usable = parent if available is None else parent & available
     warnings = []
     if not usable:
-        warnings.append(f"no CPU is both available and allowed to kubelet's cgroup ({format_cpus(parent)}); AvailableResources ignored")
+        warnings.append(
+            f"no CPU is both available and allowed to kubelet's cgroup ({format_cpus(parent)}); AvailableResources ignored"
+        )
         usable = parent
     wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup))
     reserved = reserve(topology, usable, wanted, machine.kubelet_reserved)
@@ -60,7 +64,10 @@ def make_host(config: Config, machine: Machine, cgroups: Optional[Mapping[str, f
 
 
 def _available(
-    constraint: CpuConstraint, topology: Topology, parent: frozenset[int], cgroups: Mapping[str, frozenset[int]]
+    constraint: CpuConstraint,
+    topology: Topology,
+    parent: frozenset[int],
+    cgroups: Mapping[str, frozenset[int]],
 ) -> Optional[frozenset[int]]:
     if constraint.cgroup:
         return cgroups.get(constraint.cgroup)

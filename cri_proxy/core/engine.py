@@ -50,6 +50,8 @@ OPT_OUT = {
 #: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
 HISTORY = 1000
+#: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
+MESSAGE_CHARS = 1000
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
 REFRESH_ROUNDS = 8
@@ -380,7 +382,7 @@ class Engine:
         self.start_failures[who] = self.start_failures.get(who, 0) + 1
         text = message.lower()
         ours = any(word in text for word in ("cpuset", "cpus", "mems"))
-        self._outcome(container_id, f"start failed: {message[:200]}")
+        self._outcome(container_id, f"start failed: {message[:MESSAGE_CHARS]}")
         if not ours and self.start_failures[who] < 2:
             return False
         self._change("distrust", self.distrusted, who, now_s + self.options.distrust_s)
@@ -466,7 +468,7 @@ class Engine:
         self._put(placed)
         self._record("adopt", container_id, placed, grant.since_s)
         place = placed.placement
-        return Update(container_id, place, bool(grant.cpus - place.cpus), "taken under management by command")
+        return Update(container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command")
 
     def _placed(self, grant: Grant, placement: Placement, why: str) -> Grant:
         return replace(
@@ -546,6 +548,11 @@ class Engine:
         ]
         return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
+    def _kubelets(self) -> frozenset[int]:
+        """CPUs that kubelet has given to single containers; there it has the last word."""
+        known = [g.runs_on for g in self.grants.values() if g.stance is Stance.KUBELET]
+        return frozenset().union(*self.host.kubelet_exclusive.values(), *known)
+
     def _pools(self) -> tuple[int, frozenset[int], frozenset[int]]:
         return id(self.node), self.node.shared, self.node.exclusive
 
@@ -567,7 +574,7 @@ class Engine:
         # 2. The same domain, as far as it may be used now.
         placement = grant.placement
         cpus = self._effective(placement, grant.fence, own)
-        if cpus:
+        if cpus and placement.exclusive.isdisjoint((self._kubelets() - own) | self.node.reserved):
             mems = placement.mems & self.node.mems
             if cpus != placement.cpus or mems != placement.mems:
                 why = "CPUs of its domain came or went" if cpus != placement.cpus else "memory nodes came or went"

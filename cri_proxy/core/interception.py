@@ -103,7 +103,7 @@ class Interception(Protocol):
         ...
 
     async def ended(self, end: End, code: int, details: str) -> None:
-        """The call is over. Called exactly once, also when the client is gone."""
+        """The call is over. Called exactly once after ``request`` began, also when the client is gone."""
         ...
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Record, Stance
+from cri_proxy.core.grants import Grant, Life, Record, Stance
 from policies.cpus import format_cpus
 from policies.node import Node
 
@@ -33,7 +33,12 @@ def domain_pools(node: Node) -> tuple[DomainPools, ...]:
     found = []
     for level in ("machine", "socket", "numa", "l3"):
         for domain in node.topology.at(level):
-            pools = {"usable": node.usable, "shared": node.shared, "exclusive": node.exclusive, "reserved": node.reserved}
+            pools = {
+                "usable": node.usable,
+                "shared": node.shared,
+                "exclusive": node.exclusive,
+                "reserved": node.reserved,
+            }
             counts = {name: len(pool & domain.cpus) for name, pool in pools.items()}
             charged = node.charge_milli(domain.cpus & node.shared)
             found.append(DomainPools(level, domain.name_at(level), domain.cpus, counts, charged))
@@ -85,13 +90,33 @@ def placements_text(rows: Iterable[dict[str, Any]]) -> str:
     if len(lines) == 1:
         return "no containers"
     widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )
 
 
 def find(engine: Engine, name: str) -> list[Grant]:
     """Containers by id prefix or by ``namespace/pod/container`` (or the end of it)."""
     by_id = [g for key, g in sorted(engine.grants.items()) if name and key.startswith(name)]
     return by_id or [g for g in engine.grants.values() if _matches(g.container.path, name)]
+
+
+class NotOne(Exception):
+    """A name that means no container, or several. The message says which."""
+
+
+def find_one(engine: Engine, name: str) -> Grant:
+    """The one container of a name that the runtime has created.
+
+    :raises NotOne: there is none, or more than one.
+    """
+    found = [grant for grant in find(engine, name) if grant.life is not Life.CREATING]
+    if not found:
+        raise NotOne(f"no container {name!r} is known; see: cri-resmgr placements")
+    if len(found) > 1:
+        some = ", ".join(f"{grant.container.path} ({grant.key[:13]})" for grant in found[:5])
+        raise NotOne(f"{name!r} means {len(found)} containers: {some}")
+    return found[0]
 
 
 def _matches(path: str, name: str) -> bool:
@@ -102,7 +127,9 @@ def explain(engine: Engine, name: str) -> Optional[dict[str, Any]]:
     """Everything known about a container: its place now, its past decisions, the room around it. None if unknown."""
     grants = find(engine, name)
     ids = {g.key for g in grants}
-    history = [r for r in engine.history if r.id in ids or (name and r.id.startswith(name)) or _matches(r.path, name)]
+    history = [
+        r for r in engine.history if r.id in ids or (name and r.id.startswith(name)) or _matches(r.path, name)
+    ]
     if not grants and not history:
         return None
     return {
@@ -116,7 +143,12 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
     node = engine.node
     row["fence_cpus"] = None if grant.fence.cpus is None else format_cpus(grant.fence.cpus)
     row["domains"] = [
-        {"name": p.name, "cpus": format_cpus(p.cpus), "charged_milli": p.charged_milli, "free_milli": p.free_milli}
+        {
+            "name": p.name,
+            "cpus": format_cpus(p.cpus),
+            "charged_milli": p.charged_milli,
+            "free_milli": p.free_milli,
+        }
         for p in domain_pools(node)
         if p.level in ("l3", "numa") and not p.cpus.isdisjoint(grant.cpus)
     ]
@@ -148,10 +180,16 @@ def explain_text(document: dict[str, Any]) -> str:
     """The explanation for the terminal."""
     lines: list[str] = []
     for row in document["containers"]:
-        lines.append(f"{row['namespace']}/{row['pod']}/{row['container']} (attempt {row['attempt']}, {row['id']})")
+        lines.append(
+            f"{row['namespace']}/{row['pod']}/{row['container']} (attempt {row['attempt']}, {row['id']})"
+        )
         limit = "none" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
-        lines.append(f"  {row['state']}, {row['stance']}, {row['qos']}, request {row['cpu_request_milli']}m, limit {limit}")
-        lines.append(f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}")
+        lines.append(
+            f"  {row['state']}, {row['stance']}, {row['qos']}, request {row['cpu_request_milli']}m, limit {limit}"
+        )
+        lines.append(
+            f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}"
+        )
         lines.append(f"  why: {row['why']}")
         if row["fence_cpus"] is not None:
             lines.append(f"  the caller's own cpuset: {row['fence_cpus']}")
@@ -160,13 +198,17 @@ def explain_text(document: dict[str, Any]) -> str:
             lines.append(f"  {domain['name']} ({domain['cpus']}): {charged}m charged, {free}m free")
         for memory in row["memory"]:
             total = "unknown" if memory["total_bytes"] is None else f"{memory['total_bytes'] / 2**30:.1f} GiB"
-            lines.append(f"  memory of node {memory['node']}: {memory['charged_bytes'] / 2**30:.1f} of {total} charged")
+            lines.append(
+                f"  memory of node {memory['node']}: {memory['charged_bytes'] / 2**30:.1f} of {total} charged"
+            )
     if document["history"]:
         lines.append("decisions:")
     for row in document["history"]:
         outcome = f" -> {row['outcome']}" if row["outcome"] else ""
         where = f"{row['cpus'] or 'untouched'} ({row['level']})"
-        lines.append(f"  #{row['number']} {row['operation']} {row['container']}: {where}, {row['why']}{outcome}")
+        lines.append(
+            f"  #{row['number']} {row['operation']} {row['container']}: {where}, {row['why']}{outcome}"
+        )
     return "\n".join(lines)
 
 
@@ -190,15 +232,27 @@ def status_text(document: dict[str, Any]) -> str:
     lines = []
     runtime = document["runtime"]
     reasons = document["degraded"]
-    lines.append(f"cri-resmgr {document['version']}: mode {document['mode']}" + (", DEGRADED" if reasons else ""))
+    lines.append(
+        f"cri-resmgr {document['version']}: mode {document['mode']}" + (", DEGRADED" if reasons else "")
+    )
     lines += [f"  degraded ({topic}): {reason}" for topic, reason in reasons.items()]
-    state = f"{runtime['name']} {runtime['version']}, {runtime['api']}" if runtime["connected"] else "NOT CONNECTED"
+    state = (
+        f"{runtime['name']} {runtime['version']}, {runtime['api']}"
+        if runtime["connected"]
+        else "NOT CONNECTED"
+    )
     lines.append(f"  runtime    {runtime['socket']} ({state})")
     lines.append(f"  serving    {', '.join(document['sockets'])}")
     if "policy" in document:
-        containers = ", ".join(f"{count} {stance}" for stance, count in document["containers"].items()) or "none"
-        lines.append(f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {document['reserved'] or 'none'}")
-        lines.append(f"  containers {containers}; {document['held']} places held, {document['in_doubt']} creates in doubt")
+        containers = (
+            ", ".join(f"{count} {stance}" for stance, count in document["containers"].items()) or "none"
+        )
+        lines.append(
+            f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {document['reserved'] or 'none'}"
+        )
+        lines.append(
+            f"  containers {containers}; {document['held']} places held, {document['in_doubt']} creates in doubt"
+        )
         for path in document["foreign"]:
             lines.append(f"  foreign    {path}: another writer keeps changing its cpuset")
         for path in document["unusable_fences"]:
@@ -206,6 +260,8 @@ def status_text(document: dict[str, Any]) -> str:
         for who in document["distrusted"]:
             lines.append(f"  untouched  {who} (pod uid/container): failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
-    lines.append(f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting")
+    lines.append(
+        f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting"
+    )
     lines += [f"  warning    {sentence}" for sentence in document["warnings"]]
     return "\n".join(lines)

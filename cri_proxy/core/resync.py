@@ -77,6 +77,9 @@ def resync(
                 found += _check_cpuset(engine, item, now_s, drifted, foreign)
         elif not item.exited and item.id in details:
             found = engine.adopt(_adoption(engine, item, details[item.id], now_s, listing))
+            # Its next containers' requests will not say what its runtime handler is.
+            if item.sandbox_id not in engine.pods:
+                engine.add_pod(details[item.id].pod)
             adopted.append(item.id)
         updates += found
         told |= {u.id for u in found}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
-from cri_proxy.core.engine import JournalValue
+from cri_proxy.core.engine import Engine, JournalKey, JournalValue
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
@@ -39,6 +39,17 @@ def read_record(kind: str, text: str) -> Any:
         return _READERS[kind](json.loads(text))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableRecord(f"{kind} record {text[:80]!r}: {type(error).__name__} {error}") from None
+
+
+def everything(engine: Engine) -> dict[JournalKey, JournalValue]:
+    """All records of an engine, as its journal would name them if each had just changed."""
+    return {
+        **{("pod", key): pod for key, pod in engine.pods.items()},
+        **{("grant", key): grant for key, grant in engine.grants.items()},
+        **{("ticket", key): ticket for key, ticket in engine.tickets.items()},
+        **{("record", str(record.number)): record for record in engine.history},
+        **{("distrust", "\n".join(who)): until_s for who, until_s in engine.distrusted.items()},
+    }
 
 
 def write_placement(placement: Placement) -> dict[str, Any]:

@@ -32,7 +32,10 @@ class Cgroups:
 
     def effective(self, path: str) -> Optional[Cpusets]:
         """What a cgroup may really use; of the nearest ancestor that exists, if it does not. None without cpusets."""
-        names: tuple[tuple[str, str], ...] = (("cpuset.effective_cpus", "cpuset.effective_mems"), ("cpuset.cpus", "cpuset.mems"))
+        names: tuple[tuple[str, str], ...] = (
+            ("cpuset.effective_cpus", "cpuset.effective_mems"),
+            ("cpuset.cpus", "cpuset.mems"),
+        )
         if not self.is_v1:
             names = (("cpuset.cpus.effective", "cpuset.mems.effective"),)
         folder = self.base / path.lstrip("/")
@@ -44,6 +47,10 @@ class Cgroups:
             if folder == self.base or self.base not in folder.parents:
                 return None
             folder = folder.parent
+
+    def exact(self, path: str) -> Optional[Cpusets]:
+        """What this very cgroup may use; None if there is none of that name, or it has no cpuset."""
+        return self.effective(path) if (self.base / path.lstrip("/")).is_dir() else None
 
     def kubepods(self) -> str:
         """Kubelet's root cgroup, by looking for the usual names; "" if there is none (yet)."""

@@ -13,7 +13,7 @@ from cri_proxy.core.assemble import make_engine
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.invariants import broken_invariants
-from cri_proxy.core.report import domain_rows, explain, find, placement_rows
+from cri_proxy.core.report import NotOne, domain_rows, explain, find_one, placement_rows
 from cri_proxy.shell.control import Command
 from cri_proxy.shell.keeper import MODES
 from cri_proxy.version import VERSION
@@ -48,26 +48,26 @@ class Commands:
         }
 
     def _engine(self) -> Engine:
-        engine: Optional[Engine] = self._daemon.keeper.engine
+        engine: Optional[Engine] = self._daemon.parts.keeper.engine
         if engine is None:
-            reasons = "; ".join(self._daemon.degraded.values()) or "it is starting"
+            reasons = "; ".join(self._daemon.health.reasons.values()) or "it is starting"
             raise ControlError(f"the daemon is degraded and passes bytes only: {reasons}")
         return engine
 
     # ------------------------------------------------------------------ questions
 
     async def status(self, arguments: dict[str, Any]) -> Any:
-        daemon = self._daemon
-        keeper, runtime = daemon.keeper, daemon.runtime
+        daemon, parts = self._daemon, self._daemon.parts
+        keeper, runtime = parts.keeper, parts.runtime
         connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
         document: dict[str, Any] = {
             "version": VERSION,
             "mode": daemon.mode,
             "mode_wanted": keeper.mode,
-            "degraded": dict(daemon.degraded),
-            "warnings": list(daemon.warnings),
+            "degraded": dict(parts.health.reasons),
+            "warnings": parts.health.warnings,
             "uptime_s": round(time.monotonic() - self._started, 1),
-            "sockets": [str(path) for path in daemon.sockets],
+            "sockets": [str(path) for path in daemon.serving.sockets],
             "runtime": {
                 "socket": runtime.path,
                 "connected": connected,
@@ -75,13 +75,18 @@ class Commands:
                 "version": runtime.version,
                 "api": runtime.api,
             },
-            "exits": "a client's event stream" if daemon.events.streams else "own event stream" if daemon.own_stream else "polling",
+            "exits": self._exits(),
             "updates_waiting": len(keeper.updates.unsettled),
-            "counters": counters(daemon.metrics.registry),
+            "counters": counters(parts.metrics.registry),
         }
         if keeper.engine is not None:
-            document.update(engine_status(keeper.engine, daemon.config["policy.Active"]))
+            document.update(engine_status(keeper.engine, parts.config["policy.Active"]))
         return document
+
+    def _exits(self) -> str:
+        if self._daemon.parts.events.streams:
+            return "a client's event stream"
+        return "own event stream" if self._daemon.rounds.own_stream else "polling"
 
     async def topology(self, arguments: dict[str, Any]) -> Any:
         return write_topology(self._engine().host.topology.data)
@@ -97,10 +102,11 @@ class Commands:
         return document
 
     async def metrics(self, arguments: dict[str, Any]) -> Any:
-        return self._daemon.metrics.text()
+        return self._daemon.parts.metrics.text()
 
     async def config(self, arguments: dict[str, Any]) -> Any:
-        return [{"key": key, "value": value, "origin": origin} for key, value, origin in self._daemon.config.show()]
+        shown = self._daemon.parts.config.show()
+        return [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
 
     # ------------------------------------------------------------------ actions
 
@@ -109,8 +115,8 @@ class Commands:
         if wanted is not None:
             if wanted not in MODES:
                 raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
-            self._daemon.set_mode(wanted)
-        return {"mode": self._daemon.mode, "wanted": self._daemon.keeper.mode}
+            self._daemon.assembly.set_mode(wanted)
+        return {"mode": self._daemon.mode, "wanted": self._daemon.parts.keeper.mode}
 
     async def release(self, arguments: dict[str, Any]) -> Any:
         engine = self._engine()
@@ -135,36 +141,40 @@ class Commands:
 
     async def reset_policy(self, arguments: dict[str, Any]) -> Any:
         """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
-        daemon = self._daemon
+        parts = self._daemon.parts
         old = self._engine()
-        phrase = daemon.store.set_aside()
-        daemon.engage(make_engine(daemon.config, old.host))
-        await daemon.reconciler.run()
+        phrase = parts.store.set_aside()
+        self._daemon.assembly.engage(make_engine(parts.config, old.host))
+        await parts.reconciler.run()
         engine = self._engine()
         updates: list[Update] = []
         if arguments.get("replace"):
-            adopted = sorted((g for g in engine.grants.values() if g.stance is Stance.ADOPTED), key=lambda g: (g.container.path, g.key))
+            adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
+            adopted.sort(key=lambda g: (g.container.path, g.key))
             updates = [u for g in adopted if (u := engine.manage(g.key)) is not None]
         result = await self._carry_out(updates, len(engine.grants))
         return {**result, "state": phrase, "adopted": len(engine.grants)}
 
     def _one(self, name: str) -> Grant:
-        found = [g for g in find(self._engine(), name) if g.life is not Life.CREATING]
-        if not found:
-            raise ControlError(f"no container {name!r} is known; see: cri-resmgr placements")
-        if len(found) > 1:
-            raise ControlError(f"{name!r} means {len(found)} containers: {', '.join(g.key[:13] for g in found[:5])}")
-        return found[0]
+        try:
+            return find_one(self._engine(), name)
+        except NotOne as error:
+            raise ControlError(str(error)) from None
 
     async def _carry_out(self, updates: list[Update], count: int) -> Any:
-        keeper = self._daemon.keeper
+        keeper = self._daemon.parts.keeper
         keeper.save()
         await keeper.updates.send_and_wait(updates, WAIT_S)
         waiting = keeper.updates.unsettled
         return {
             "containers": count,
             "updates": [
-                {"id": u.id, "cpus": format_cpus(u.placement.cpus), "mems": format_cpus(u.placement.mems), "done": u.id not in waiting}
+                {
+                    "id": u.id,
+                    "cpus": format_cpus(u.placement.cpus),
+                    "mems": format_cpus(u.placement.mems),
+                    "done": u.id not in waiting,
+                }
                 for u in updates
             ],
         }
@@ -175,7 +185,11 @@ def engine_status(engine: Engine, policy: str) -> dict[str, Any]:
     stances: dict[str, int] = {}
     for grant in engine.grants.values():
         stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
-    unusable = [g.container.path for g in engine.grants.values() if g.stance is Stance.UNTOUCHED and g.fence.cpus is not None]
+    unusable = [
+        g.container.path
+        for g in engine.grants.values()
+        if g.stance is Stance.UNTOUCHED and g.fence.cpus is not None
+    ]
     return {
         "policy": policy,
         "usable": format_cpus(engine.host.usable),

@@ -20,11 +20,18 @@ from cri_api.control import (
 )
 from cri_proxy.shell.listen import claim
 
+#: A release of many containers may wait for the runtime.
+ANSWER_S = 60.0
+
 Command = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class DaemonAbsent(Exception):
-    """Nobody answers on the control socket. The message says what to do."""
+    """Nobody serves the control socket: a sentence, and what to do."""
+
+    def __init__(self, sentence: str, hint: str) -> None:
+        super().__init__(sentence)
+        self.hint = hint
 
 
 class ControlServer:
@@ -47,12 +54,12 @@ class ControlServer:
             os.umask(mask)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.path.unlink(missing_ok=True)
+        if self._server is not None:  # else the path is somebody else's
+            self._server.close()
+            self.path.unlink(missing_ok=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -82,22 +89,30 @@ class ControlServer:
             return write_error(f"the daemon failed: {type(error).__name__}: {error}")
 
 
-def ask(path: Path, command: str, arguments: Optional[dict[str, Any]] = None, timeout_s: float = 60.0) -> Any:
+def ask(
+    path: Path, command: str, arguments: Optional[dict[str, Any]] = None, timeout_s: float = ANSWER_S
+) -> Any:
     """Ask a running daemon, from the command line.
 
     :raises DaemonAbsent: nobody serves the socket.
-    :raises ControlError: the daemon's refusal.
+    :raises ControlError: the daemon's refusal, or it does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
         except PermissionError:
-            raise DaemonAbsent(f"no permission for {path}; try again as root") from None
+            raise ControlError(f"no permission for {path}; try again as root") from None
         except OSError:
-            raise DaemonAbsent(
-                f"cri-resmgr is not running (nobody serves {path}); start it with: systemctl start cri-resource-manager"
-            ) from None
-        connection.sendall(write_request(command, arguments or {}))
-        with connection.makefile("rb") as lines:
-            return read_reply(lines.readline())
+            hint = "start it with: systemctl start cri-resource-manager"
+            raise DaemonAbsent(f"the daemon is not running: nobody serves {path}", hint) from None
+        try:
+            connection.sendall(write_request(command, arguments or {}))
+            with connection.makefile("rb") as lines:
+                line = lines.readline()
+        except socket.timeout:
+            hint = "see its log: journalctl -u cri-resource-manager"
+            raise ControlError(f"the daemon has not answered within {timeout_s:.0f} s; {hint}") from None
+        except OSError:
+            line = b""
+    return read_reply(line)

@@ -21,7 +21,7 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.core.engine import Engine
+from cri_proxy.core.engine import MESSAGE_CHARS, Engine
 from cri_proxy.core.grants import Admission, Stance
 from cri_proxy.core.interception import End, Forward, Interception, Outcome, Refuse, intercepted
 from cri_proxy.shell.keeper import Keeper
@@ -87,12 +87,9 @@ class Call:
             self.outcome = "refused"
             self.fields["why"] = str(error)
             outcome = Refuse(FAILED_PRECONDITION, f"cri-resmgr: {error}")
-        except UnreadableRequest as error:
-            outcome = self._fail_open("unreadable", error)
-        except BudgetSpent as error:
-            outcome = self._fail_open("budget", error)
         except Exception as error:
-            outcome = self._fail_open("bug", error, trace=True)
+            self._fail_open(error)
+            outcome = self._undecided()
         self.decision_us = (time.perf_counter() - started) * 1e6
         return outcome
 
@@ -100,27 +97,34 @@ class Call:
         try:
             await self.done(message)
         except Exception as error:
-            self._fail_open("bug", error, trace=True)
+            self._fail_open(error)
 
     async def ended(self, end: End, code: int, details: str) -> None:
         try:
             await self.close(end, code, details)
         except Exception as error:
-            self._fail_open("bug", error, trace=True)
+            self._fail_open(error)
         self.keeper.metrics.requests.labels(self.method, self.outcome).inc()
         self.fields.update(outcome=self.outcome, us=round(self.decision_us))
         if code:
-            self.fields.update(code=code, details=details[:200])
+            self.fields.update(code=code, details=details[:MESSAGE_CHARS])
         self.keeper.log.info(self.method, **self.fields)
 
-    def _fail_open(self, reason: str, error: Exception, trace: bool = False) -> Outcome:
+    def _fail_open(self, error: Exception) -> None:
+        reason = _reason(error)
         self.outcome = f"failed open: {reason}"
         self.keeper.metrics.failed_open.labels(reason).inc()
-        self.keeper.log.error("failed open", method=self.method, reason=reason, error=str(error), exc_info=trace)
-        if self.keeper.fails_closed(self.namespace):
-            self.outcome = "refused"
-            return Refuse(INTERNAL, f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed")
-        return Forward()
+        # An error that was foreseen says all there is to say; of a bug the traceback is wanted.
+        self.keeper.log.error(
+            "failed open", method=self.method, reason=reason, error=str(error), exc_info=reason == "bug"
+        )
+
+    def _undecided(self) -> Outcome:
+        if not self.keeper.fails_closed(self.namespace):
+            return Forward()
+        reason = self.outcome.rpartition(" ")[2]
+        self.outcome = "refused"
+        return Refuse(INTERNAL, f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed")
 
     # What a kind of call does; the defaults pass.
 
@@ -132,6 +136,12 @@ class Call:
 
     async def close(self, end: End, code: int, details: str) -> None:
         pass
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnreadableRequest):
+        return "unreadable"
+    return "budget" if isinstance(error, BudgetSpent) else "bug"
 
 
 class CreateContainer(Call):
@@ -177,7 +187,7 @@ class CreateContainer(Call):
             return
         if end is End.REFUSED:
             self.outcome = "cancelled"
-            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock(), f"not created: {details[:200]}"))
+            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock(), f"not created: {details[:MESSAGE_CHARS]}"))
         else:
             self.outcome = "in doubt"
             self.engine.doubt(self.admission.ticket)

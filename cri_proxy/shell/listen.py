@@ -32,17 +32,29 @@ def claim(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise SocketTaken(f"{path} exists and is not a socket; remove it or set relay.socket to another path")
+    try:
+        live = is_served(path)
+    except OSError as error:
+        raise SocketTaken(f"{path} is in use ({error}); stop the other server first") from None
+    if live:
+        raise SocketTaken(
+            f"{path} is served by another process; stop it first (is cri-resmgr running already?)"
+        )
+    path.unlink(missing_ok=True)
+
+
+def is_served(path: Path) -> bool:
+    """Whether somebody accepts connections on a unix socket.
+
+    :raises OSError: that cannot be found out: no permission, or nobody accepts fast enough.
+    """
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            return
-        except OSError as error:
-            raise SocketTaken(f"{path} is in use ({error}); stop the other server first") from None
-    raise SocketTaken(f"{path} is served by another process; stop it first (is cri-resmgr running already?)")
+            return False
+    return True
 
 
 def copy_access(source: Path, targets: list[Path]) -> None:
@@ -60,7 +72,7 @@ def copy_access(source: Path, targets: list[Path]) -> None:
 
 
 def activated(environment: Mapping[str, str], pid: int) -> list[socket.socket]:
-    """Listening sockets that systemd hands over (LISTEN_PID, LISTEN_FDS); none if they are not meant for this process."""
+    """Listening sockets that systemd hands over; none if LISTEN_PID says they are for another process."""
     if environment.get("LISTEN_PID") != str(pid):
         return []
     count = int(environment.get("LISTEN_FDS", "0"))
@@ -83,10 +95,14 @@ class Splice:
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._connected, sock=self._listener, limit=CHUNK)
 
-    async def stop(self) -> None:
-        """Close the connections, not the listening socket: it is systemd's, and queues callers meanwhile."""
+    def pause(self) -> None:
+        """Accept no more. The listening socket stays open: it is systemd's, and queues callers meanwhile."""
         if self._server is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
+
+    async def stop(self) -> None:
+        """Accept no more, and close the connections there are."""
+        self.pause()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

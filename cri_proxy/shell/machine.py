@@ -79,6 +79,8 @@ class MachineReader:
         try:
             return read_topology(json.loads(self.source.read_text()))
         except OSError as error:
-            raise NoMachine(f"{self.source}: {error.strerror}; expected a sysfs directory or a JSON topology") from None
+            raise NoMachine(
+                f"{self.source}: {error.strerror}; expected a sysfs directory or a JSON topology"
+            ) from None
         except (ValueError, BadTopology) as error:
             raise NoMachine(f"{self.source}: {error}") from None

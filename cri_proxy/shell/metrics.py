@@ -25,26 +25,51 @@ class Metrics:
             "cri_resmgr_requests_total", "Intercepted requests by outcome", ["method", "outcome"], registry=r
         )
         self.failed_open = Counter(
-            "cri_resmgr_failed_open_total", "Requests that went through untouched, by reason", ["reason"], registry=r
+            "cri_resmgr_failed_open_total",
+            "Requests that went through untouched, by reason",
+            ["reason"],
+            registry=r,
         )
         self.decision_seconds = Histogram(
-            "cri_resmgr_decision_seconds", "Time to decide about a request", buckets=DECISION_BUCKETS, registry=r
+            "cri_resmgr_decision_seconds",
+            "Time to decide about a request",
+            buckets=DECISION_BUCKETS,
+            registry=r,
         )
         self.state_seconds = Histogram(
-            "cri_resmgr_state_write_seconds", "Time to make a change durable", buckets=DECISION_BUCKETS, registry=r
+            "cri_resmgr_state_write_seconds",
+            "Time to make a change durable",
+            buckets=DECISION_BUCKETS,
+            registry=r,
         )
         self.updates = Counter(
-            "cri_resmgr_updates_total", "Cpusets sent to containers other than the requested one", ["result"], registry=r
+            "cri_resmgr_updates_total",
+            "Cpusets sent to containers other than the requested one",
+            ["result"],
+            registry=r,
         )
-        self.drift = Counter("cri_resmgr_drift_total", "Cpusets found changed by somebody else", ["result"], registry=r)
-        self.state_failures = Counter("cri_resmgr_state_write_failures_total", "Changes not durable yet", registry=r)
+        self.drift = Counter(
+            "cri_resmgr_drift_total", "Cpusets found changed by somebody else", ["result"], registry=r
+        )
+        self.state_failures = Counter(
+            "cri_resmgr_state_write_failures_total", "Changes not durable yet", registry=r
+        )
         self.start_failures = Counter(
-            "cri_resmgr_start_failures_total", "Starts that failed for placed containers", ["next_create"], registry=r
+            "cri_resmgr_start_failures_total",
+            "Starts that failed for placed containers",
+            ["next_create"],
+            registry=r,
         )
-        self.resyncs = Counter("cri_resmgr_resyncs_total", "Comparisons with the runtime's list", ["result"], registry=r)
+        self.resyncs = Counter(
+            "cri_resmgr_resyncs_total", "Comparisons with the runtime's list", ["result"], registry=r
+        )
         self.mode = Gauge("cri_resmgr_mode", "1 for the mode in force", ["mode"], registry=r)
-        self.degraded = Gauge("cri_resmgr_degraded", "1 while something keeps the daemon from its full work", registry=r)
-        self.build = Gauge("cri_resmgr_build_info", "Always 1; the version is the label", ["version"], registry=r)
+        self.degraded = Gauge(
+            "cri_resmgr_degraded", "1 while something keeps the daemon from its full work", registry=r
+        )
+        self.build = Gauge(
+            "cri_resmgr_build_info", "Always 1; the version is the label", ["version"], registry=r
+        )
         self.build.labels(version).set(1)
 
     def watch(self, engine: Engine) -> Collector:
@@ -66,19 +91,25 @@ class _EngineCollector(Collector):
         self.engine = engine
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        cpus = GaugeMetricFamily("cri_resmgr_cpus", "CPUs by domain and pool", labels=["level", "domain", "pool"])
+        cpus = GaugeMetricFamily(
+            "cri_resmgr_cpus", "CPUs by domain and pool", labels=["level", "domain", "pool"]
+        )
         for pools in domain_pools(self.engine.node):
             for pool, count in pools.counts.items():
                 cpus.add_metric([pools.level, pools.name, pool], count)
         yield cpus
-        charged = GaugeMetricFamily("cri_resmgr_charged_milli_cpus", "CPU requests charged", labels=["level", "domain"])
+        charged = GaugeMetricFamily(
+            "cri_resmgr_charged_milli_cpus", "CPU requests charged", labels=["level", "domain"]
+        )
         for pools in domain_pools(self.engine.node):
             charged.add_metric([pools.level, pools.name], pools.charged_milli)
         yield charged
         stances: dict[str, int] = {}
         for grant in self.engine.grants.values():
             stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
-        containers = GaugeMetricFamily("cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"])
+        containers = GaugeMetricFamily(
+            "cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"]
+        )
         for stance, count in sorted(stances.items()):
             containers.add_metric([stance], count)
         yield containers

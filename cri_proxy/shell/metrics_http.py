@@ -42,7 +42,13 @@ class MetricsServer:
                 + str(len(body)).encode() + b"\r\nConnection: close\r\n\r\n" + body
             )  # fmt: skip
             await writer.drain()
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
+        except (
+            OSError,
+            asyncio.TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            IndexError,
+        ):
             pass
         finally:
             writer.close()

@@ -16,7 +16,10 @@ def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as sender:
+    with (
+        contextlib.suppress(OSError),
+        contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as sender,
+    ):
         sender.sendto(message.encode(), address)
 
 

@@ -42,6 +42,8 @@ CHANNEL_OPTIONS = (
 OWN_HEADERS = frozenset(["user-agent", "te", "content-type", "grpc-accept-encoding", "grpc-timeout"])
 #: Calls that may last for minutes: they are ended at once when the daemon stops; clients call again.
 LONG_CALLS = frozenset(["GetContainerEvents", "PullImage"])
+#: How long a call waits to be seen whole. The end of a unary request comes with the message, or right behind it.
+LOOK_AHEAD_S = 0.05
 STOPPING = "cri-resmgr is stopping; call again"
 
 #: Words by which grpc says that a call never left this process.
@@ -118,7 +120,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ------------------------------------------------------------------ bytes through
 
     async def _pass(self, call: _Call, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        upstream = self._start(call, context, requests)
+        upstream = await self._start(call, context, requests)
         try:
             await _send_initial_metadata(upstream, context)
             while (message := await upstream.read()) is not grpc.aio.EOF:
@@ -130,12 +132,17 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise
         await _finish(call, upstream, context)
 
-    def _start(self, call: _Call, context: grpc.aio.ServicerContext, requests: Optional[AsyncIterator[bytes]]) -> Any:
+    async def _start(self, call: _Call, context: grpc.aio.ServicerContext, requests: AsyncIterator[bytes]) -> Any:
+        message, others = await _look_ahead(requests)
         channel = self._images if "ImageService/" in call.method else self._runtime
         metadata = tuple((k, v) for k, v in context.invocation_metadata() or () if k not in OWN_HEADERS)
-        call.upstream = channel.stream_stream(call.method)(
-            requests, timeout=context.time_remaining(), metadata=metadata
-        )
+        options = {"timeout": context.time_remaining(), "metadata": metadata}
+        if others is None:
+            # In one piece with its headers. A runtime that does not know the method answers these at once; for a
+            # message that is sent after that grpc.aio makes the answer INTERNAL, "Internal error from Core" (seen).
+            call.upstream = channel.unary_stream(call.method)(message, **options)
+        else:
+            call.upstream = channel.stream_stream(call.method)(others, **options)
         return call.upstream
 
     # ------------------------------------------------------------------ intercepted
@@ -143,16 +150,17 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _intercept(
         self, call: _Call, interception: Interception, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
+        message = await _first(requests)
+        if message is None:
+            # A call without a request: the runtime has its own words for that.
+            await self._pass(call, requests, context)
+            return
         end, code, details = End.REFUSED, 1, "the client went away"
         upstream: Any = None
         try:
-            message = await _first(requests)
-            if message is None:
-                await context.abort(grpc.StatusCode.INTERNAL, "the call ended without a request message")
-            outcome: Outcome = await interception.request(message or b"")
+            outcome: Outcome = await interception.request(message)
             if isinstance(outcome, Forward):
-                sent = (message or b"") + outcome.delta
-                upstream = self._start(call, context, _prepend(sent, requests))
+                upstream = await self._start(call, context, _prepend(message + outcome.delta, requests))
                 end = End.UNKNOWN
                 await self._replies(interception, upstream, context)
                 code, details = await _status(upstream)
@@ -192,6 +200,37 @@ async def _first(requests: AsyncIterator[bytes]) -> Optional[bytes]:
     async for message in requests:
         return message
     return None
+
+
+async def _look_ahead(requests: AsyncIterator[bytes]) -> tuple[bytes, Optional[AsyncIterator[bytes]]]:
+    """The only message; or, of a call with none, with several or that is still open, an iterator over what comes."""
+    ahead: list[asyncio.Future[Optional[bytes]]] = []
+    try:
+        while len(ahead) < 2:
+            ahead.append(asyncio.ensure_future(_first(requests)))
+            await asyncio.wait(ahead[-1:], timeout=LOOK_AHEAD_S)
+            if not ahead[-1].done():
+                break
+            message = ahead[-1].result()
+            if message is None:
+                break
+    except BaseException:
+        for reading in ahead:
+            reading.cancel()
+        raise
+    if len(ahead) == 2 and ahead[1].done() and ahead[1].result() is None:
+        return ahead[0].result() or b"", None
+    return b"", _later(ahead, requests)
+
+
+async def _later(ahead: list[asyncio.Future[Optional[bytes]]], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for reading in ahead:
+        message = await reading
+        if message is None:
+            return
+        yield message
+    async for message in rest:
+        yield message
 
 
 async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

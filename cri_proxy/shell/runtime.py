@@ -120,8 +120,12 @@ class Runtime:
         path = f"/{self.api}.RuntimeService/GetContainerEvents"
         deserialize = cri.ContainerEventResponse.FromString
         stream = self.channel.unary_stream(path, request_serializer=_serialize, response_deserializer=deserialize)
-        async for event in stream(cri.GetEventsRequest()):
-            yield event
+        call = stream(cri.GetEventsRequest())
+        try:
+            async for event in call:
+                yield event
+        finally:
+            call.cancel()
 
     # ------------------------------------------------------------------ actions
 

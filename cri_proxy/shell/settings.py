@@ -1,7 +1,8 @@
-"""Configuration files on disk: which there are, the last one that loaded, and what the launcher must know of it."""
+"""Configuration files on disk: which there are, the last that loaded, and what is kept of it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,18 +11,30 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cri_proxy.core.config import BadConfig, Config, Loaded, read_config
-from cri_proxy.core.config_text import Source
+from cri_proxy.core.config_text import BadText, Source, read_entries
+from cri_proxy.core.options import SECTIONS
 
 FALLBACK = Path("/etc/cri-resmgr/fallback.cfg")
 CONFIG = Path("/etc/cri-resmgr/config.yaml")
 LAST = "last-config.json"
-#: What the launcher reads when nothing else can be imported: socket, extra sockets and runtime, as JSON.
+#: What ``passthrough.py`` reads where nothing else can be imported: our sockets and the runtime's, as JSON.
 ENDPOINTS = "endpoints.json"
+#: What is believed of a configuration that is otherwise invalid: without its sockets nobody finds anybody.
+ESSENTIAL = frozenset(
+    [
+        "relay.socket",
+        "relay.extra_sockets",
+        "relay.runtime_endpoint",
+        "relay.image_endpoint",
+        "control.socket",
+        "state.directory",
+    ]
+)
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files to read, in order, and the settings of the command line. Missing optional files are skipped."""
+    """The files to read, in order, and the command line's settings. Missing optional files are skipped."""
 
     fallback: Optional[Path] = None
     config: Optional[Path] = None
@@ -30,31 +43,66 @@ class Files:
 
     def sources(self) -> list[Source]:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
-        found = []
-        for path, needed in (
-            (self.fallback or FALLBACK, self.fallback is not None),
-            (self.config or CONFIG, self.config is not None),
-            (self.force, True),
-        ):
-            if path is None or (not needed and not path.exists()):
-                continue
+        return [*map(_read, self._paths()), *self._command_line()]
+
+    def _paths(self) -> list[Path]:
+        wanted = [self.fallback or _existing(FALLBACK), self.config or _existing(CONFIG), self.force]
+        return [path for path in wanted if path is not None]
+
+    def _command_line(self) -> list[Source]:
+        return [Source("command line", values=dict(self.overrides))] if self.overrides else []
+
+    def essentials(self) -> list[Source]:
+        """Settings of ``ESSENTIAL`` that are valid by themselves, whatever else is wrong with the files."""
+        sources: list[Source] = []
+        for path in self._paths():
+            with contextlib.suppress(BadConfig):
+                sources.append(_read(path))
+        found: list[Source] = []
+        for source in [*sources, *self._command_line()]:
             try:
-                found.append(Source(str(path), path.read_text()))
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise BadConfig([f"{path}: cannot be read: {reason}"]) from None
-        if self.overrides:
-            found.append(Source("command line", values=dict(self.overrides)))
+                entries, _ = read_entries(source, SECTIONS)
+            except BadText:
+                continue
+            for entry in entries:
+                if entry.key in ESSENTIAL and isinstance(entry.raw, (str, tuple)):
+                    setting = Source(entry.origin, values={entry.key: entry.raw})
+                    found += [setting] if _is_valid([*found, setting]) else []
         return found
+
+
+def _existing(path: Path) -> Optional[Path]:
+    return path if path.exists() else None
+
+
+def _read(path: Path) -> Source:
+    try:
+        return Source(str(path), path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadConfig([f"{path}: cannot be read: {reason}"]) from None
+
+
+def _is_valid(sources: Sequence[Source]) -> bool:
+    try:
+        read_config(sources)
+    except BadConfig:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration in force and, if it is not what the files say now, why not."""
+    """The configuration in force and, if it is not what the files say now, why not.
+
+    ``sources`` are what it was made of; ``is_default``: nothing could be read but perhaps the essentials.
+    """
 
     config: Config
     warnings: tuple[str, ...] = ()
     problem: str = ""
+    sources: tuple[Source, ...] = ()
+    is_default: bool = False
 
 
 def load(files: Files, strict: bool = False) -> Settings:
@@ -62,60 +110,66 @@ def load(files: Files, strict: bool = False) -> Settings:
 
     :raises BadConfig: they make no configuration.
     """
-    loaded: Loaded = read_config(files.sources(), strict=strict)
-    return Settings(loaded.config, loaded.warnings)
+    sources = files.sources()
+    loaded: Loaded = read_config(sources, strict=strict)
+    return Settings(loaded.config, loaded.warnings, sources=tuple(sources))
 
 
 def load_or_last(files: Files) -> Settings:
-    """Read the files; if they are invalid use the last configuration that loaded, else the defaults.
-
-    ``problem`` says what is wrong; with the defaults in force it starts with "no configuration".
-    """
+    """Read the files; if they are invalid use the last configuration that loaded, else the defaults."""
     try:
         return load(files)
     except BadConfig as error:
-        problem = "; ".join(error.errors)
-    override = [Source("command line", values=dict(files.overrides))] if files.overrides else []
-    defaults = read_config(_valid(override)).config
+        bad = error
+    defaults = read_config(files.essentials()).config
     try:
-        texts = json.loads((Path(defaults["state.directory"]) / LAST).read_text())
+        texts = json.loads((Path(defaults["state.directory"]) / LAST).read_text(encoding="utf-8"))
         kept = [Source(name, text, "last one that loaded") for name, text in texts]
-        return Settings(read_config([*kept, *override]).config, problem=f"the last valid configuration is in force: {problem}")
+        command_line = [Source("command line", values=dict(files.overrides))] if files.overrides else []
+        config = read_config([*kept, *command_line]).config
+        return Settings(config, problem=f"the last configuration that loaded is in force: {_reason(bad)}")
     except (OSError, ValueError, TypeError, BadConfig):
-        return Settings(defaults, problem=f"no configuration: {problem}")
+        return Settings(defaults, problem=default_problem(bad), is_default=True)
 
 
-def _valid(sources: Sequence[Source]) -> Sequence[Source]:
-    """Command-line settings, if they are valid by themselves."""
-    try:
-        read_config(sources)
-    except BadConfig:
-        return ()
-    return sources
+def default_problem(error: BadConfig) -> str:
+    """Why nothing is placed while there is no configuration, in one sentence."""
+    return f"containers are not placed until there is a valid configuration: {_reason(error)}"
 
 
-def keep(files: Files, config: Config, runtime: str) -> Optional[str]:
+def reload_problem(error: BadConfig, is_default: bool) -> str:
+    """Why a reload has changed nothing, in one sentence."""
+    return default_problem(error) if is_default else f"the running configuration stays: {_reason(error)}"
+
+
+def _reason(error: BadConfig) -> str:
+    more = len(error.errors) - 1
+    return error.errors[0] + (f" (and {more} more; see: cri-resmgr config check)" if more else "")
+
+
+def keep(settings: Settings, folder: Path, runtime: str) -> Optional[str]:
     """Remember a configuration that loaded, for a start with a broken one and for the launcher.
 
     Returns a sentence if that was not possible.
     """
-    folder = Path(config["state.directory"])
+    config = settings.config
     endpoints = {
         "socket": config["relay.socket"],
         "extra_sockets": list(config["relay.extra_sockets"]),
-        "runtime": runtime,
+        "runtime": config["relay.runtime_endpoint"] or runtime,
     }
+    texts = [(source.name, source.text) for source in settings.sources if source.values is None]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        texts = [(source.name, source.text) for source in files.sources() if source.values is None]
         _replace(folder / LAST, json.dumps(texts))
         _replace(folder / ENDPOINTS, json.dumps(endpoints))
-    except (OSError, BadConfig) as error:
-        return f"{folder}: the configuration in force could not be kept: {error}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"{folder}: the configuration could not be kept for a start without one: {reason}"
     return None
 
 
 def _replace(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)

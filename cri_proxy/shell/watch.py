@@ -9,6 +9,8 @@ from typing import Callable, Optional
 
 #: NETLINK_KOBJECT_UEVENT (linux/netlink.h); group 1 are the kernel's own messages.
 NETLINK_KOBJECT_UEVENT, KERNEL_GROUP = 15, 1
+#: Devices whose coming and going may change what a topology says.
+DEVICES = (b"/devices/system/cpu/", b"/devices/system/node/", b"/devices/system/memory/")
 
 
 class TopologyWatch:
@@ -20,6 +22,12 @@ class TopologyWatch:
         self._interval_s = interval_s
         self._wake = asyncio.Event()
         self._seen = ""
+
+    def set_interval(self, interval_s: float) -> None:
+        """Look this often from now on."""
+        if interval_s != self._interval_s:
+            self._interval_s = interval_s
+            self._wake.set()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -45,14 +53,19 @@ class TopologyWatch:
             message = source.recv(65536)
         except OSError:
             return
-        if b"/devices/system/cpu/" in message or b"/devices/system/node/" in message or b"/devices/system/memory/" in message:
+        if any(device in message for device in DEVICES):
             self._wake.set()
 
 
 def _open_uevents() -> Optional[socket.socket]:
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
     try:
-        source = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT)
+        source = socket.socket(socket.AF_NETLINK, kind, NETLINK_KOBJECT_UEVENT)
+    except OSError:
+        return None
+    try:
         source.bind((0, KERNEL_GROUP))
     except OSError:
+        source.close()
         return None
     return source

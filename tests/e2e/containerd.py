@@ -7,18 +7,13 @@ All calls block; in a test whose event loop must go on, use `asyncio.to_thread(c
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import io
 import json
 import os
-import platform
 import re
 import shutil
 import signal
 import subprocess
-import tarfile
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -26,9 +21,9 @@ from typing import Any, Callable, Optional, Union
 import grpc
 
 from cri_api import runtime_v1_pb2 as cri
+from tests.e2e.images import BUSYBOX, PAUSE, make_images
+from tests.e2e.packages import containerd_17 as containerd_17  # for those who want another binary
 
-PAUSE = "docker.io/local/pause:1"
-BUSYBOX = "docker.io/local/busybox:1"
 START_TIMEOUT_S = 60.0  # against 0.4 s on two idle CPUs: a start may be emulated, Go is slow then
 END_TIMEOUT_S = 30.0  # against 0.2 s
 CNI_PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
@@ -182,13 +177,23 @@ class Containerd:
 
     def cpuset_of(self, container_id: str) -> tuple[str, str]:
         """CPUs and memory nodes in the container's cgroup ("" in cgroup v2: not set)."""
+        folder, _ = self._cgroup_of(container_id, "cpuset")
+        return (folder / "cpuset.cpus").read_text().strip(), (folder / "cpuset.mems").read_text().strip()
+
+    def quota_of(self, container_id: str) -> int:
+        """Microseconds of CPU time a period in the container's cgroup; -1: no limit."""
+        folder, is_v1 = self._cgroup_of(container_id, "cpu")
+        text = (folder / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")).read_text().split()[0]
+        return -1 if text == "max" else int(text)
+
+    def _cgroup_of(self, container_id: str, controller: str) -> tuple[Path, bool]:
+        """The container's cgroup in the hierarchy that has a controller, and whether that is v1."""
         lines = Path(f"/proc/{self.pid_of(container_id)}/cgroup").read_text().splitlines()
         paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
-        in_v1 = next((controllers for controllers in paths if "cpuset" in controllers.split(",")), "")
+        in_v1 = next((controllers for controllers in paths if controller in controllers.split(",")), "")
         mounts = cgroup_mounts()
-        root = next(root for root, names in mounts if ("cpuset" in names if in_v1 else not names))
-        folder = root / paths[in_v1].lstrip("/")
-        return (folder / "cpuset.cpus").read_text().strip(), (folder / "cpuset.mems").read_text().strip()
+        root = next(root for root, names in mounts if (controller in names if in_v1 else not names))
+        return root / paths[in_v1].lstrip("/"), in_v1 != ""
 
     def allowed_of(self, container_id: str) -> tuple[str, str]:
         """CPUs and memory nodes the container's first process may use."""
@@ -373,120 +378,3 @@ def _remove_cgroup(cgroup: Path, deadline_s: float) -> None:
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.01)
-
-
-# --- images without a registry
-
-
-def make_images(cache: Path) -> Path:
-    """A `docker save`-like archive of both images, made once in this folder."""
-    archive = cache / "images.tar"
-    if archive.exists():
-        return archive
-    layer = _layer()
-    machine = platform.machine()
-    files, manifest = {"layer.tar": layer}, []
-    # A sleep is pause enough: it reaps no zombies, but no pod here shares its process namespace.
-    for name, command in ((BUSYBOX, ["sh"]), (PAUSE, ["sleep", "2147483647"])):
-        config = {
-            "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
-            "os": "linux",
-            "config": {"Env": ["PATH=/bin"], "Cmd": command},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-        }
-        content = json.dumps(config).encode()
-        config_name = f"{hashlib.sha256(content).hexdigest()}.json"
-        files[config_name] = content
-        manifest.append({"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]})
-    files["manifest.json"] = json.dumps(manifest).encode()
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = cache / f"images.tar.{os.getpid()}"
-    with tarfile.open(unfinished, "w") as tar:
-        for name, content in files.items():
-            _add_file(tar, name, content)
-    unfinished.rename(archive)
-    return archive
-
-
-def _layer() -> bytes:
-    busybox = Path(shutil.which("busybox") or "busybox")
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for name, mode in (("bin", 0o755), ("etc", 0o755), ("root", 0o700), ("tmp", 0o1777), ("var", 0o755)):
-            folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, mode
-            tar.addfile(folder)
-        _add_file(tar, "bin/busybox", busybox.read_bytes())
-        for applet in sorted(set(applets) - {"busybox"}):
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            tar.addfile(link)
-        _add_file(tar, "etc/passwd", b"root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n")
-        _add_file(tar, "etc/group", b"root:x:0:\nnogroup:x:65534:\n")
-    return layer.getvalue()
-
-
-def _add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    file = tarfile.TarInfo(name)
-    file.size, file.mode = len(content), 0o755 if name.startswith("bin/") else 0o644
-    tar.addfile(file, io.BytesIO(content))
-
-
-# --- another containerd
-
-
-def containerd_17(cache: Path) -> Optional[Path]:
-    """The path of Debian 13's containerd, 1.7.24, for a Debian 12 machine; None if it cannot be had.
-
-    Unpacked once in this folder, with an apt state of its own: the system's apt stays as it is.
-    """
-    package = cache / "containerd-1.7"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "containerd-1.7.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed; another test run may be at it
-        if not package.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                try:
-                    _fetch_package("containerd", "trixie", Path(folder)).rename(package)
-                except (OSError, subprocess.SubprocessError):
-                    return None
-    return package / "usr" / "bin" / "containerd"
-
-
-def _fetch_package(name: str, suite: str, folder: Path) -> Path:
-    """Download and unpack a package of another release; OSError or SubprocessError if that fails."""
-
-    def run(*command: str) -> str:
-        return subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True, timeout=300
-        ).stdout
-
-    # 1. The mirror is where this system's apt looks for Debian 12.
-    mirror = re.search(r"'(\S+)/dists/bookworm/main/binary-", run("apt-get", "--print-uris", "update"))
-    if mirror is None:
-        raise OSError("apt knows no mirror of Debian 12")
-    # 2. An apt that knows only the other release, and of no installed packages.
-    for needed in ("lists/partial", "cache/archives/partial", "no-parts"):
-        (folder / needed).mkdir(parents=True)
-    (folder / "status").touch()
-    (folder / "sources.list").write_text(f"deb {mirror[1]} {suite} main\n")
-    settings = (
-        f"Dir::State={folder}",
-        f"Dir::State::Lists={folder}/lists",
-        f"Dir::State::status={folder}/status",
-        f"Dir::Cache={folder}/cache",
-        f"Dir::Etc::sourcelist={folder}/sources.list",
-        f"Dir::Etc::sourceparts={folder}/no-parts",
-        f"Dir::Etc::preferencesparts={folder}/no-parts",
-        "Acquire::Languages=none",
-        "Acquire::http::Timeout=20",
-        "APT::Sandbox::User=root",  # its own user may not write here
-    )
-    apt = ["apt-get", *(f"-o{setting}" for setting in settings)]
-    # 3. Its package, unpacked and not installed.
-    run(*apt, "update")
-    run(*apt, "download", name)
-    package = next(folder.glob("*.deb"))
-    run("dpkg", "-x", str(package), "unpacked")
-    return folder / "unpacked"

@@ -1,0 +1,102 @@
+"""Serves kubelet's sockets by splicing connections to the runtime's: what is left when all else is broken.
+
+Run by the launcher as ``python -I passthrough.py PROBLEM [ARGUMENTS OF run]``. Standard library only.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+STATE, SOCKET = "/var/lib/cri-resmgr", "/var/run/cri-resmgr.sock"
+RUNTIMES = ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock",
+            "/run/crio/crio.sock", "/var/run/isulad.sock")  # fmt: skip
+
+
+def endpoints(argv, state=STATE):
+    """(kubelet's socket, further ones, the runtime's): flags, else the last configuration, else the usual."""
+    known = {}
+    folder = _flag(argv, "state-dir") or state
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "endpoints.json")) as file:
+        known = dict(json.load(file))
+    found = next((path for path in RUNTIMES if os.path.exists(path)), RUNTIMES[0])
+    runtime = _flag(argv, "runtime-socket") or known.get("runtime") or found
+    main = _flag(argv, "relay-socket") or known.get("socket") or SOCKET
+    return main, known.get("extra_sockets", []), runtime[7:] if runtime.startswith("unix://") else runtime
+
+
+def _flag(argv, name):
+    for word, following in reversed([*zip(argv, [*argv[1:], ""])]):
+        if word.startswith("-") and word.lstrip("-").partition("=")[0] == name:
+            return word.partition("=")[2] or following
+    return ""
+
+
+async def serve(problem, argv):
+    """Serve until SIGTERM."""
+    main, more, runtime = endpoints(argv)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+    async def connected(reader, writer):
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            upstream, downstream = await asyncio.open_unix_connection(runtime)
+            await asyncio.gather(_pump(reader, downstream), _pump(upstream, writer), return_exceptions=True)
+
+    ours = os.environ.get("LISTEN_PID") == str(os.getpid())  # sd_listen_fds(3)
+    count = int(os.environ.get("LISTEN_FDS", "0")) if ours else 0
+    given = [socket.socket(fileno=3 + number) for number in range(count)]
+    servers = [await asyncio.start_unix_server(connected, sock=listener) for listener in given]
+    taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
+    os.umask(0o177)
+    for path in [path for path in (main, *more) if os.path.realpath(path) not in taken_over]:
+        try:
+            _claim(path)
+            servers.append(await asyncio.start_unix_server(connected, path))
+        except OSError as error:
+            print(f"cri-resmgr: {path} cannot be served: {error}", file=sys.stderr, flush=True)
+            if path == main:
+                sys.exit(1)
+        with contextlib.suppress(OSError):
+            status = os.stat(runtime)
+            os.chown(path, status.st_uid, status.st_gid)
+            os.chmod(path, status.st_mode & 0o777)
+    _notify(f"READY=1\nSTATUS=degraded: passing bytes only: {problem}")
+    period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
+    while not stopping.is_set():
+        _notify("WATCHDOG=1")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopping.wait(), period_s or None)
+
+
+def _claim(path):
+    """Make a path free for binding, unless somebody serves it."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        else:
+            raise OSError("it is served by another process; stop that first")
+
+
+async def _pump(reader, writer):
+    with contextlib.suppress(OSError), contextlib.closing(writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+
+def _notify(message):
+    address = os.environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.sendto(message.encode(), address)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.argv[2:]))

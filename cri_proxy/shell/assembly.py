@@ -1,0 +1,205 @@
+"""Puts an engine to work, made of configuration, machine and state, and keeps it in step with all three.
+
+Whatever cannot be had is a degraded reason and tried again; meanwhile there is no engine and bytes pass.
+Reading the machine runs in a thread; between two such reads every change is one synchronous step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
+from cri_proxy.core.config import engine_options
+from cri_proxy.core.engine import Engine, JournalKey, JournalValue
+from cri_proxy.core.grants import Update
+from cri_proxy.core.host import Host
+from cri_proxy.core.snapshot import everything
+from cri_proxy.shell.machine import NoMachine
+from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.store import Loaded, Store
+
+BOOT_KEY, HASH_KEY = "boot_id", "topology"
+#: The mode that was set by command, and the one that was configured then.
+MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
+
+
+class Assembly:
+    """The engine of one daemon. ``boot_id`` tells this boot of the machine from others."""
+
+    def __init__(self, parts: Parts, boot_id: str) -> None:
+        self._parts = parts
+        self._boot_id = boot_id
+        #: What the state file says besides the engine's records.
+        self._meta: dict[str, str] = {BOOT_KEY: boot_id}
+        self._watched: Any = None
+        self._lock = asyncio.Lock()
+        parts.store.everything = self._everything
+
+    def _everything(self) -> tuple[Mapping[JournalKey, JournalValue], Mapping[str, str]]:
+        engine = self._parts.keeper.engine
+        return ({} if engine is None else everything(engine)), self._meta
+
+    # ------------------------------------------------------------------ an engine
+
+    async def activate(self) -> bool:
+        """Read the machine and the state, and put an engine to work. False: there is still none."""
+        async with self._lock:
+            parts = self._parts
+            if parts.keeper.engine is not None:
+                return True
+            try:
+                machine = await asyncio.to_thread(parts.machine.read)
+                engine, updates = self._build(self.host(machine))
+            except NoMachine as error:
+                parts.health.note("topology", str(error))
+                return False
+            except Exception as error:
+                parts.log.error("the engine could not be built", exc_info=True)
+                parts.health.note("engine", f"the engine could not be built: {type(error).__name__}: {error}")
+                return False
+            self.engage(engine)
+            parts.health.note("topology", "")
+            parts.health.note("engine", "")
+            parts.health.note("state", parts.store.problem)
+            parts.health.tell()
+            parts.keeper.send(updates)
+            return True
+
+    def _build(self, host: Host) -> tuple[Engine, tuple[Update, ...]]:
+        parts = self._parts
+        loaded = parts.store.load()
+        for note in loaded.notes:
+            parts.log.warning(note)
+        engine = make_engine(parts.config, host)
+        try:
+            updates = restore(engine, loaded, parts.store, self._boot_id)
+        except Exception:
+            # Records that can be read and yet make no sense together: as corrupt as any.
+            phrase = parts.store.set_aside()
+            parts.log.error(f"the state makes no sense; {phrase}", exc_info=True)
+            loaded, updates = parts.store.load(), ()
+            engine = make_engine(parts.config, host)
+        self._restore_mode(loaded.meta)
+        return engine, updates
+
+    def engage(self, engine: Engine) -> None:
+        """Put an engine to work, in place of the one before."""
+        parts = self._parts
+        if self._watched is not None:
+            parts.metrics.unwatch(self._watched)
+        self._watched = parts.metrics.watch(engine)
+        parts.keeper.engine = engine
+        self._meta[HASH_KEY] = engine.host.topology.hash()
+        parts.store.write(engine.drain(), self._meta)
+        parts.look.set()
+
+    def host(self, machine: Machine) -> Host:
+        """The machine as the configuration lets us use it; warnings are told."""
+        parts = self._parts
+        sets = {}
+        warnings: list[str] = []
+        for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
+            path = parts.config[key].cgroup
+            found = parts.cgroups.exact(path) if path else None
+            if found is not None:
+                sets[path] = found.cpus
+            elif path:
+                warnings.append(f"{key} names the cgroup {path}, which has no cpuset; it counts as not given")
+        host, more = make_host(parts.config, machine, sets)
+        parts.health.warn("machine", (*parts.machine.warnings, *warnings, *more))
+        return host
+
+    async def follow_machine(self) -> None:
+        """Read the machine again and let the engine follow; if there is none, have one tried."""
+        await self._follow(by_reload=False)
+
+    async def follow_config(self) -> None:
+        """Let the engine follow a new configuration."""
+        await self._follow(by_reload=True)
+
+    async def _follow(self, by_reload: bool) -> None:
+        parts = self._parts
+        async with self._lock:
+            engine = parts.keeper.engine
+            if engine is None:
+                parts.look.set()
+                return
+            try:
+                machine = await asyncio.to_thread(parts.machine.read, engine.host.topology)
+            except NoMachine as error:
+                parts.health.note("topology", f"the machine could not be read again: {error}")
+                return
+            parts.health.note("topology", "")
+            if engine is not parts.keeper.engine:
+                return
+            before, host = engine.host, self.host(machine)
+            has_changed = _essence(before) != _essence(host)
+            if has_changed:
+                parts.log.info("the machine has changed", usable=len(host.usable), was=len(before.usable))
+            elif not by_reload:
+                return
+            options = engine_options(parts.config) if by_reload else None
+            updates = engine.rehost(host, make_policy(parts.config, host.topology), options)
+            self._meta[HASH_KEY] = host.topology.hash()
+            parts.store.write({}, self._meta)
+            parts.keeper.save()
+            parts.keeper.send(updates)
+
+    # ------------------------------------------------------------------ the mode
+
+    @property
+    def mode(self) -> str:
+        """The mode in force: off while there is no engine, whatever was asked for."""
+        keeper = self._parts.keeper
+        return "off" if keeper.engine is None else keeper.mode
+
+    def set_mode(self, mode: str, by_command: bool = True) -> None:
+        """Change what is done with requests. By command it outlives a restart, until another is configured."""
+        parts = self._parts
+        parts.keeper.mode = mode
+        self._meta[MODE_KEY] = mode if by_command else ""
+        self._meta[CONFIGURED_KEY] = parts.config["relay.mode"]
+        # Not the boot id: records of another boot may be there that were not looked at yet.
+        parts.store.write({}, {key: self._meta[key] for key in (MODE_KEY, CONFIGURED_KEY)})
+        parts.log.info("mode", mode=mode, by_command=by_command)
+        parts.look.set()
+        parts.health.tell()
+
+    def _restore_mode(self, meta: Mapping[str, str]) -> None:
+        mode, configured = meta.get(MODE_KEY, ""), self._parts.config["relay.mode"]
+        if MODE_KEY in self._meta or not mode or meta.get(CONFIGURED_KEY, configured) != configured:
+            return
+        self._meta.update({MODE_KEY: mode, CONFIGURED_KEY: configured})
+        self._parts.keeper.mode = mode
+
+
+def restore(engine: Engine, loaded: Loaded, store: Store, boot_id: str) -> tuple[Update, ...]:
+    """Put the records of an earlier daemon into the engine, unless they are of another boot."""
+    if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
+        # Every container of that boot is dead; what runs now is adopted by the first resync.
+        store.write({(kind, key): None for kind, found in loaded.records.items() for key in found})
+        return ()
+    # Where a key has two halves they are on two lines.
+    distrusted: dict[Any, Any] = {tuple(key.split("\n", 1)): s for key, s in loaded.of("distrust").items()}
+    history = sorted(loaded.of("record").values(), key=lambda record: record.number)
+    grants = sorted(loaded.of("grant").values(), key=lambda grant: (grant.since_s, grant.key))
+    tickets, pods = loaded.of("ticket").values(), loaded.of("pod").values()
+    return engine.restore(grants, tickets, pods, history, distrusted)
+
+
+def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """What changes with every boot; "" if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _essence(host: Host) -> tuple[Any, ...]:
+    """What of a host placements depend on."""
+    topology = host.topology
+    sets = (host.usable, host.mems, host.parent_cpus, host.reserved)
+    return (*sets, host.kubelet_exclusive, topology.hash(), topology.online)

@@ -1,0 +1,36 @@
+"""The parts of one daemon that its other parts work with. ``daemon.py`` makes them; nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from cri_proxy.core.config import Config
+from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.shell.health import Health
+from cri_proxy.shell.interceptor import EventCount
+from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.machine import MachineReader
+from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.reconciler import Reconciler
+from cri_proxy.shell.runtime import Runtime
+from cri_proxy.shell.store import Store
+
+
+@dataclass
+class Parts:
+    """``config`` is replaced by a reload. ``look`` is set when the runtime's list should be looked at now."""
+
+    config: Config
+    log: Any
+    metrics: Metrics
+    health: Health
+    runtime: Runtime
+    store: Store
+    keeper: Keeper
+    cgroups: Cgroups
+    machine: MachineReader
+    reconciler: Reconciler
+    events: EventCount
+    look: asyncio.Event

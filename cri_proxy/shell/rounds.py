@@ -1,0 +1,142 @@
+"""What goes on while calls pass: the runtime is followed, its list compared, its events read.
+
+A round that fails by a bug is logged and shown in the status; the next one is made all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Callable
+
+import grpc
+
+from cri_proxy.shell.assembly import Assembly
+from cri_proxy.shell.interceptor import note_event
+from cri_proxy.shell.notify import notify
+from cri_proxy.shell.parts import Parts
+
+#: How often an engine is tried while there is none, seconds: reading a large sysfs takes some 100 ms.
+RETRY_S = 5.0
+#: How long after a create was left in doubt the runtime is asked, seconds.
+DOUBT_LOOK_S = 1.0
+#: How long a runtime that does not answer as one is left alone, seconds.
+IDENTIFY_AGAIN_S = 1.0
+
+
+class Rounds:
+    """Each public coroutine runs until it is cancelled. ``bring_up`` tries to get an engine: is there one?"""
+
+    def __init__(self, parts: Parts, assembly: Assembly, bring_up: Callable[[], Awaitable[bool]]) -> None:
+        self._parts = parts
+        self._assembly = assembly
+        self._bring_up = bring_up
+        #: Whether we read an event stream of our own.
+        self.own_stream = False
+
+    def look_soon(self) -> None:
+        """A create was left in doubt: the runtime usually knows a moment later."""
+        asyncio.get_running_loop().call_later(DOUBT_LOOK_S, self._parts.look.set)
+
+    async def watchdog(self, period_s: float) -> None:
+        """Tell systemd that the event loop turns."""
+        while True:
+            notify("WATCHDOG=1")
+            await asyncio.sleep(period_s)
+
+    async def follow_runtime(self, returned: Callable[[], None]) -> None:
+        """Keep the connection trying; each time the runtime (re)appears, find out what it is and compare lists."""
+        parts, runtime = self._parts, self._parts.runtime
+        while True:
+            await runtime.wait_ready()
+            try:
+                runtime.api = ""
+                await runtime.identify()
+            except grpc.aio.AioRpcError as error:
+                parts.health.note(
+                    "runtime", f"{runtime.path} does not answer as a CRI runtime: {error.details()}"
+                )
+                await asyncio.sleep(IDENTIFY_AGAIN_S)
+                continue
+            parts.health.note("runtime", "")
+            returned()
+            parts.log.info("runtime", name=runtime.name, version=runtime.version, api=runtime.api)
+            parts.look.set()
+            await runtime.wait_lost()
+            parts.log.warning("the runtime's connection was lost", path=runtime.path)
+
+    async def reconcile(self) -> None:
+        """Every poll look for exits, every interval also at cpusets, and at both whenever something happened."""
+        parts, loop = self._parts, asyncio.get_running_loop()
+        full_at = 0.0
+        while True:
+            waiting_s = RETRY_S if parts.keeper.engine is None else parts.config["reconcile.poll"]
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(parts.look.wait(), waiting_s)
+            full = parts.look.is_set() or loop.time() >= full_at
+            parts.look.clear()
+            if full:
+                full_at = loop.time() + parts.config["reconcile.interval"]
+            try:
+                await self._reconcile_once(full)
+            except Exception as error:
+                parts.log.error("a comparison with the runtime failed", exc_info=True)
+                parts.health.note(
+                    "reconcile", f"comparing with the runtime fails: {type(error).__name__}: {error}"
+                )
+            else:
+                parts.health.note("reconcile", "")
+
+    async def _reconcile_once(self, full: bool) -> None:
+        parts, keeper = self._parts, self._parts.keeper
+        if keeper.engine is None and not await self._bring_up():
+            return
+        engine = keeper.active()
+        if engine is None:
+            return
+        if full:
+            # Any pod tells where kubelet's cgroup is; the newest is asked, for it may have been moved.
+            newest = next(reversed(engine.pods.values()), None)
+            if newest is not None and parts.machine.note_cgroup(newest.cgroup_parent):
+                parts.log.info("kubelet's cgroup is known from a pod", cgroup_parent=newest.cgroup_parent)
+            await self._assembly.follow_machine()
+            keeper.updates.retry()
+            await asyncio.to_thread(parts.store.checkpoint)
+        if parts.runtime.api and (full or not self._events_read):
+            try:
+                await parts.reconciler.run(with_cpusets=full)
+            except grpc.aio.AioRpcError as error:
+                parts.metrics.resyncs.labels("failed").inc()
+                parts.log.warning("the runtime's list could not be had", error=error.details())
+        # It may have been replaced meanwhile.
+        engine = keeper.active()
+        if engine is not None:
+            keeper.send(engine.tick(keeper.clock()))
+            keeper.save()
+        parts.health.note("state", parts.store.problem)
+
+    @property
+    def _events_read(self) -> bool:
+        return self._parts.events.streams > 0 or self.own_stream
+
+    async def read_events(self) -> None:
+        """Our own event stream: only while no client has one, and only where that takes nothing from anybody."""
+        parts, keeper = self._parts, self._parts.keeper
+        while True:
+            await asyncio.sleep(1)
+            engine = keeper.active()
+            if engine is None or parts.events.streams or not parts.runtime.events_can_be_shared():
+                continue
+            try:
+                async for event in parts.runtime.events():
+                    self.own_stream = True
+                    note_event(keeper, engine, event)
+                    if parts.events.streams or engine is not keeper.active():
+                        break
+            except (grpc.aio.AioRpcError, ValueError):
+                pass  # polling notices exits, too
+            except Exception:
+                parts.log.error("an event could not be followed", exc_info=True)
+            finally:
+                self.own_stream = False

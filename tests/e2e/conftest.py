@@ -1,0 +1,64 @@
+"""What the tests on a real containerd share: one containerd for all of them, a new daemon for each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent import Agent
+from tests.cri_client import CriClient
+from tests.e2e.containerd import Containerd, missing
+from tests.e2e.node import REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the images' archive is kept; skips where no containerd can run."""
+    if sentence := missing():
+        pytest.skip(sentence)
+    if not Path("/sys/devices/system/cpu/cpu1").exists():
+        pytest.skip("These tests need CPUs 0 and 1.")
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture(scope="session")
+def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    with Containerd(tmp_path_factory.mktemp("containerd") / "c", images=images) as running:
+        yield running
+
+
+@pytest.fixture
+def containerd(shared_containerd: Containerd) -> Containerd:
+    """A running containerd. A module that kills it has one of its own instead."""
+    return shared_containerd
+
+
+@pytest.fixture
+async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
+    """A client past our daemon; in the end it removes all pods."""
+    async with CriClient(str(containerd.socket)) as client:
+        try:
+            yield client
+        finally:
+            await remove_all_pods(client)
+
+
+@pytest.fixture
+async def stopped_node(containerd: Containerd, direct: CriClient) -> AsyncIterator[Node]:
+    """A node whose daemon is configured, not started."""
+    agent = Agent(containerd.socket, TWO_NODES, REAL_CGROUPS)
+    try:
+        async with CriClient(agent.socket) as kubelet:
+            yield Node(containerd, agent, direct, kubelet)
+    finally:
+        await agent.close()
+
+
+@pytest.fixture
+async def node(stopped_node: Node) -> Node:
+    """A node whose daemon runs."""
+    await stopped_node.agent.start()
+    await stopped_node.until_runtime_is_known()
+    return stopped_node

@@ -1,0 +1,194 @@
+"""When nobody knows whether a container was created, its CPUs are neither lost nor given away twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_api import runtime_v1_pb2 as cri
+from policies.cpus import parse_cpus
+from tests.agent import Agent
+from tests.cri_client import CriClient, Pod
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import HANG_S, ask, charged_milli, cpus_of, resync, resyncs, rows, until
+
+REQUEST = 500
+SIZE: dict[str, Any] = {"cpu_request": REQUEST, "cpu_limit": 2000}
+#: Codes with which the runtime says that it has done nothing.
+REFUSALS = [code for code in grpc.StatusCode if code.value[0] not in (0, 1, 4, 14)]
+OPEN_ENDS = [grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE]
+
+
+async def settled(agent: Agent) -> Any:
+    """The status once every create under way has ended: all that is still being created is in doubt."""
+
+    def holds(status: Any) -> bool:
+        placed = sum(status["containers"].values())
+        return charged_milli(status) == placed * REQUEST
+
+    while True:
+        status = await until(agent, holds)
+        creating = [row for row in await ask(agent, "placements") if row["state"] == "creating"]
+        if len(creating) == status["in_doubt"]:
+            return status
+
+
+def books_agree(runtime: FakeRuntime, status: Any, placements: list[Any]) -> bool:
+    """Every container of the runtime is charged once, where it runs; every other record is a create in doubt."""
+    assert status["invariants"] == []
+    known = {row["id"]: row for row in placements if row["state"] != "creating"}
+    doubtful = [row for row in placements if row["state"] == "creating"]
+    assert set(known) == set(runtime.containers)
+    assert all(row["cpus"] == runtime.cpuset(container_id) for container_id, row in known.items())
+    assert len(doubtful) == status["in_doubt"]
+    names = {record.name for record in runtime.containers.values()}
+    assert not [row for row in doubtful if row["container"] in names]
+    for domain in status["domains"]:
+        cpus = parse_cpus(domain["cpus"])
+        shares = [parse_cpus(row["cpus"]) for row in placements]
+        expected = sum(REQUEST * len(cpus & share) / len(share) for share in shares)
+        assert abs(domain["charged_milli"] - expected) <= len(placements)
+    return True
+
+
+async def hurried(client: CriClient, pod: Pod, name: str, milliseconds: int) -> int:
+    try:
+        await client.create(pod, name, timeout=milliseconds / 1000, **SIZE)
+    except grpc.aio.AioRpcError as error:
+        return int(error.code().value[0])
+    return 0
+
+
+async def test_creates_with_deadlines_of_milliseconds_lose_no_cpu(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    pods = [await client.run_pod(f"web-{number}") for number in range(60)]
+    runtime.script("CreateContainer", act_before_error=True, then_hang=True)
+    # Few at a time: some deadlines then pass before the daemon, some in it, and some at the runtime.
+    for n in range(0, 60, 2):
+        batch = [hurried(client, pods[i], f"app-{i}", 1 + n // 2 % 4) for i in (n, n + 1)]
+        assert set(await asyncio.gather(*batch)) <= {1, 4}
+    await runtime.wait_until(lambda: all(call.finished for call in runtime.calls))
+    await settled(agent)
+    status = await resync(agent, runtime)
+    assert books_agree(runtime, status, await ask(agent, "placements"))
+    # Kubelet tries again. What exists is "reserved"; what does not is created now, on the CPUs it was given.
+    runtime.scripts.clear()
+    existing = {record.name for record in runtime.containers.values()}
+    for number, pod in enumerate(pods):
+        assert await hurried(client, pod, f"app-{number}", 60_000) == (2 if f"app-{number}" in existing else 0)
+    status = await resync(agent, runtime)
+    assert len(runtime.containers) == 60 and status["in_doubt"] == 0
+    assert charged_milli(status) == 60 * REQUEST
+    assert books_agree(runtime, status, await ask(agent, "placements"))
+
+
+async def test_creates_whose_clients_go_away_lose_no_cpu(runtime: FakeRuntime, agent: Agent, client: CriClient) -> None:
+    pods = [await client.run_pod(f"web-{number}") for number in range(20)]
+    runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=10)
+    runtime.script("CreateContainer", hold=asyncio.Event())
+    creating = [asyncio.ensure_future(client.create(pod, f"app-{n}", **SIZE)) for n, pod in enumerate(pods)]
+    await runtime.wait_for_call("CreateContainer", 20)
+    for task in creating:
+        task.cancel()
+    await runtime.wait_until(lambda: all(c.outcome == "cancelled" for c in runtime.calls_of("CreateContainer")))
+    assert len(runtime.containers) == 10
+    # Until the runtime has been asked, each keeps its CPUs.
+    assert charged_milli(await until(agent, lambda status: status["in_doubt"] == 20)) == 20 * REQUEST
+    status = await resync(agent, runtime)
+    assert status["in_doubt"] == 10
+    assert books_agree(runtime, status, await ask(agent, "placements"))
+
+
+async def test_a_create_in_doubt_is_looked_for_without_being_asked(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    pod = await client.run_pod("web")
+    runtime.script("CreateContainer", act_before_error=True, then_hang=True)
+    creating = asyncio.ensure_future(client.create(pod, "app", **SIZE))
+    await runtime.wait_for_call("CreateContainer")
+    creating.cancel()
+    found = await until(agent, lambda rows: [row["state"] for row in rows] == ["created"], "placements")
+    assert [row["id"] for row in found] == list(runtime.containers)
+
+
+async def test_a_connection_that_breaks_during_creates_loses_no_cpu(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    pods = [await client.run_pod(f"web-{number}") for number in range(10)]
+    runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=5)
+    runtime.script("CreateContainer", hold=asyncio.Event(), times=5)
+    creating = [asyncio.ensure_future(hurried(client, p, f"app-{n}", 60_000)) for n, p in enumerate(pods)]
+    await runtime.wait_for_call("CreateContainer", 10)
+    before = resyncs(await ask(agent, "status"))
+    await runtime.stop()
+    assert set(await asyncio.wait_for(asyncio.gather(*creating), HANG_S)) <= {1, 14}
+    status = await ask(agent, "status")
+    assert (status["in_doubt"], charged_milli(status)) == (10, 10 * REQUEST)
+    await runtime.start()
+    # The runtime's return is reason enough to look.
+    status = await until(agent, lambda status: resyncs(status) > before and status["in_doubt"] == 5)
+    assert len(runtime.containers) == 5
+    assert books_agree(runtime, status, await ask(agent, "placements"))
+
+
+@pytest.mark.parametrize("acted", [False, True], ids=["not created", "created"])
+@pytest.mark.parametrize("code", OPEN_ENDS, ids=lambda code: code.name)
+async def test_codes_that_leave_it_open_keep_the_cpus_until_the_runtime_is_asked(
+    runtime: FakeRuntime, agent: Agent, client: CriClient, code: grpc.StatusCode, acted: bool
+) -> None:
+    pod = await client.run_pod("web")
+    runtime.script("CreateContainer", error=(code, "who knows"), act_before_error=acted, times=1)
+    assert await hurried(client, pod, "app", 60_000) == code.value[0]
+    status = await ask(agent, "status")
+    assert (status["in_doubt"], charged_milli(status)) == (1, REQUEST)
+    status = await resync(agent, runtime)
+    assert (status["in_doubt"], len(runtime.containers)) == ((0, 1) if acted else (1, 0))
+    assert books_agree(runtime, status, await ask(agent, "placements"))
+
+
+async def test_codes_that_say_no_free_the_cpus_at_once(runtime: FakeRuntime, agent: Agent, client: CriClient) -> None:
+    pod = await client.run_pod("web")
+    for code in REFUSALS:
+        runtime.script("CreateContainer", error=(code, "no"), times=1)
+        assert await hurried(client, pod, "app", 60_000) == code.value[0]
+        status = await ask(agent, "status")
+        assert (code, status["in_doubt"], charged_milli(status)) == (code, 0, 0)
+        assert await ask(agent, "placements") == []
+
+
+async def test_a_resize_in_doubt_ends_as_the_runtime_has_it(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    app = await client.create(await client.run_pod("web"), "app", **SIZE)
+    runtime.script("UpdateContainerResources", act_before_error=True, then_hang=True, times=1)
+    linux = cri.LinuxContainerResources(cpu_quota=1_200_000, cpu_period=100_000)
+    request = cri.UpdateContainerResourcesRequest(container_id=app, linux=linux)
+    updating = asyncio.ensure_future(client.call("UpdateContainerResources", request))
+    await runtime.wait_for_call("UpdateContainerResources")
+    updating.cancel()
+    await until(agent, lambda status: status["in_doubt"] == 1)
+    status = await resync(agent, runtime)
+    assert (status["in_doubt"], status["invariants"]) == (0, [])
+    row = (await rows(agent))["app"]
+    assert (row["level"], parse_cpus(row["cpus"])) == ("numa", cpus_of(runtime, app))
+    assert charged_milli(status) == REQUEST
+
+
+async def test_a_daemon_killed_during_a_create_finds_the_container_after_its_start(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    pod = await client.run_pod("web")
+    runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=1)
+    creating = asyncio.ensure_future(hurried(client, pod, "app", 60_000))
+    await runtime.wait_for_call("CreateContainer")
+    await agent.kill()
+    assert await creating == grpc.StatusCode.UNAVAILABLE.value[0]
+    await agent.start()
+    status = await until(agent, lambda status: resyncs(status) > 0)
+    assert (status["in_doubt"], charged_milli(status)) == (0, REQUEST)
+    assert books_agree(runtime, status, await ask(agent, "placements"))
+    assert runtime.calls_of("UpdateContainerResources") == []

@@ -1,0 +1,502 @@
+"""The ladder: which level n CPUs get on each machine, and which place of that level."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Callable, Optional
+
+import pytest
+
+from policies.cpus import format_cpus, parse_cpus
+from policies.ladder import BUDGET, FLOORS, Choice, Climb, Ladder
+from policies.model import BudgetSpent
+from policies.topology import Topology
+from tests.machines import (
+    ALL_MACHINES,
+    BIG_1024,
+    CACHE_IDS_ODD,
+    CPULESS_MEMORY_NODE,
+    EPYC_NPS1_1S,
+    EPYC_NPS4_1S,
+    HYGON_7285_2S,
+    MEMORYLESS_NODE,
+    MONOLITHIC_2S,
+    NODE_INTERLEAVED,
+    OFFLINE_CPUS,
+    ONE_CPU,
+    SNC_2S,
+    UNEVEN_CCX,
+    VM_NO_CACHE_INFO,
+    machine,
+)
+from tests.scenes import Scene, topology
+
+
+@cache
+def ladder(tree: Topology, kind: str) -> Ladder:
+    return Ladder(tree, kind)
+
+
+def climb(
+    scene: Scene,
+    cpus: float,
+    request: float = 0,
+    kind: str = "manual",
+    floor: str = "ccx",
+    pod: Optional[str] = None,
+    affinity: Optional[Callable[[frozenset[int]], float]] = None,
+    fence: Optional[str] = None,
+) -> Choice:
+    """``pod``: the CPUs of the leaves that are the pod's domain."""
+    tree = scene.node.topology
+    leaves = None
+    if pod is not None:
+        leaves = frozenset(i for i, leaf in enumerate(tree.leaves) if leaf.cpus & parse_cpus(pod))
+    want = Climb(round(cpus * 1000), round(request * 1000), floor, leaves, affinity)
+    survey = scene.node.survey(None if fence is None else parse_cpus(fence))
+    return ladder(tree, kind).climb(survey, scene.node, want)
+
+
+# ---------------------------------------------------------------------- the rung
+
+#: By machine: (n, the level it gets, how many CPUs that is). The last n of each level is its capacity.
+MANUAL = {
+    HYGON_7285_2S: [
+        (0.001, "ccx", 8),
+        (1, "ccx", 8),
+        (8, "ccx", 8),
+        (8.001, "numa", 16),
+        (9, "numa", 16),
+        (16, "numa", 16),
+        (17, "numa+ccx", 24),
+        (24, "numa+ccx", 24),
+        (25, "2numa", 32),
+        (32, "2numa", 32),
+        (33, "socket", 64),
+        (64, "socket", 64),
+        (65, "machine", 128),
+        (128, "machine", 128),
+        (129, "machine", 128),
+    ],
+    EPYC_NPS1_1S: [(1, "ccx", 8), (8, "ccx", 8), (9, "numa", 64), (64, "numa", 64), (65, "machine", 64)],
+    EPYC_NPS4_1S: [
+        (8, "ccx", 8),
+        (9, "numa", 16),
+        (16, "numa", 16),
+        (17, "numa+ccx", 24),
+        (24, "numa+ccx", 24),
+        (25, "2numa", 32),
+        (32, "2numa", 32),
+        (33, "socket", 64),
+        (64, "socket", 64),
+        (65, "machine", 64),
+    ],
+    MONOLITHIC_2S: [(1, "ccx", 32), (32, "ccx", 32), (33, "numa+ccx", 64), (64, "numa+ccx", 64), (65, "machine", 64)],
+    SNC_2S: [
+        (1, "numa", 16),
+        (16, "numa", 16),
+        (17, "2numa", 32),
+        (32, "2numa", 32),
+        (33, "machine", 64),
+        (65, "machine", 64),
+    ],
+    VM_NO_CACHE_INFO: [(1, "numa", 4), (4, "numa", 4), (5, "2numa", 8), (8, "2numa", 8), (9, "machine", 8)],
+    UNEVEN_CCX: [
+        (6, "ccx", 6),
+        (7, "ccx", 8),
+        (8, "ccx", 8),
+        (9, "numa", 14),
+        (14, "numa", 14),
+        (15, "numa+ccx", 20),
+        (21, "numa+ccx", 22),
+        (22, "numa+ccx", 22),
+        (23, "2numa", 28),
+        (29, "machine", 28),
+    ],
+    OFFLINE_CPUS: [
+        (6, "ccx", 8),
+        (8, "ccx", 8),
+        (9, "numa", 14),
+        (14, "numa", 14),
+        (15, "numa", 15),
+        (16, "numa", 16),
+        (17, "numa+ccx", 21),
+        (24, "numa+ccx", 24),
+        (31, "2numa", 31),
+        (32, "socket", 60),
+        (60, "socket", 60),
+        (61, "machine", 60),
+    ],
+    MEMORYLESS_NODE: [(8, "ccx", 8), (16, "numa", 16), (24, "numa+ccx", 24), (32, "2numa", 32), (33, "machine", 64)],
+    CACHE_IDS_ODD: [(8, "ccx", 8), (16, "numa", 16), (24, "numa+ccx", 24), (32, "2numa", 32), (33, "machine", 64)],
+    ONE_CPU: [(0.5, "ccx", 1), (1, "ccx", 1), (2, "machine", 1)],
+    BIG_1024: [
+        (16, "ccx", 16),
+        (17, "numa", 128),
+        (128, "numa", 128),
+        (129, "numa+ccx", 144),
+        (144, "numa+ccx", 144),
+        (145, "2numa", 256),
+        (256, "2numa", 256),
+        (257, "socket", 512),
+        (512, "socket", 512),
+        (513, "machine", 1024),
+    ],
+    CPULESS_MEMORY_NODE: [(32, "ccx", 32), (33, "numa+ccx", 64), (65, "machine", 64)],
+    # Sockets are smaller than the one NUMA node here, so they come before it.
+    NODE_INTERLEAVED: [(8, "ccx", 8), (9, "socket", 32), (32, "socket", 32), (33, "numa", 64), (65, "machine", 64)],
+}
+
+
+def test_every_named_machine_has_its_table() -> None:
+    assert set(MANUAL) == set(ALL_MACHINES)
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "level", "size"), [(name, *row) for name, rows in MANUAL.items() for row in rows]
+)
+def test_n_cpus_get_the_lowest_rung_that_holds_them(name: str, cpus: float, level: str, size: int) -> None:
+    choice = climb(Scene(name), cpus)
+    assert (choice.site.level, len(choice.cpus)) == (level, size)
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_a_larger_n_never_gets_fewer_cpus(name: str) -> None:
+    scene = Scene(name)
+    sizes = [len(climb(scene, n).cpus) for n in range(1, len(scene.node.usable) + 2)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == len(scene.node.usable)
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_every_n_up_to_the_whole_machine_gets_at_least_n_cpus(name: str) -> None:
+    scene = Scene(name)
+    for n in range(1, len(scene.node.usable) + 1):
+        assert len(climb(scene, n).cpus) >= n
+
+
+FINE = {
+    EPYC_NPS1_1S: [
+        (8, "ccx", 8),
+        (9, "nccx", 16),
+        (16, "nccx", 16),
+        (17, "nccx", 24),
+        (49, "nccx", 56),
+        (56, "nccx", 56),
+        (57, "numa", 64),
+    ],
+    BIG_1024: [(16, "ccx", 16), (17, "nccx", 32), (33, "nccx", 48), (112, "nccx", 112), (113, "numa", 128)],
+    # A node of two CCXs has nothing between one of them and the whole.
+    HYGON_7285_2S: [(8, "ccx", 8), (9, "numa", 16), (17, "numa+ccx", 24)],
+    VM_NO_CACHE_INFO: [(4, "numa", 4), (5, "2numa", 8)],
+    NODE_INTERLEAVED: [(9, "socket", 32), (33, "nccx", 40)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "level", "size"), [(name, *row) for name, rows in FINE.items() for row in rows]
+)
+def test_the_fine_ladder_adds_the_fewest_ccxs_of_one_node(name: str, cpus: float, level: str, size: int) -> None:
+    choice = climb(Scene(name), cpus, kind="fine")
+    assert (choice.site.level, len(choice.cpus)) == (level, size)
+
+
+def test_the_fine_ladder_takes_the_least_loaded_ccxs() -> None:
+    scene = Scene(EPYC_NPS1_1S)
+    for ccx in ("0-7", "8-15", "24-31"):
+        scene.occupy(ccx, request=1)
+    choice = climb(scene, 16, kind="fine")
+    assert format_cpus(choice.cpus) == "16-23,32-39"
+    assert choice.site.name == "L3 2, L3 4"
+
+
+def test_the_fine_ladder_leaves_the_pods_ccxs_where_they_have_no_room() -> None:
+    scene = Scene(EPYC_NPS1_1S)
+    scene.occupy("0-15", request=16)
+    choice = climb(scene, 16, request=16, kind="fine", pod="0-15")
+    assert (choice.site.level, format_cpus(choice.cpus)) == ("nccx", "16-31")
+
+
+def test_the_fine_ladder_counts_ccxs_of_different_sizes() -> None:
+    # CCXs of 6, 7, 8, 8, ... CPUs. The two small ones are the least loaded, but hold 22 with no third one.
+    scene = Scene(EPYC_NPS1_1S, usable="2-7,9-63")
+    for ccx in ("16-23", "24-31", "32-39", "40-47", "48-55", "56-63"):
+        scene.occupy(ccx, request=1)
+    choice = climb(scene, 22, kind="fine")
+    assert (choice.site.level, format_cpus(choice.cpus)) == ("nccx", "2-7,16-31")
+
+
+# ---------------------------------------------------------------------- where the climb starts
+
+
+@pytest.mark.parametrize(
+    ("name", "floor", "level", "size"),
+    [
+        (HYGON_7285_2S, "ccx", "ccx", 8),
+        (HYGON_7285_2S, "numa", "numa", 16),
+        (HYGON_7285_2S, "socket", "socket", 64),
+        (HYGON_7285_2S, "machine", "machine", 128),
+        (VM_NO_CACHE_INFO, "ccx", "numa", 4),
+        (VM_NO_CACHE_INFO, "numa", "numa", 4),
+        (VM_NO_CACHE_INFO, "socket", "socket", 4),
+        (SNC_2S, "ccx", "numa", 16),
+        (SNC_2S, "numa", "numa", 16),
+        (SNC_2S, "socket", "socket", 32),
+        (NODE_INTERLEAVED, "numa", "numa", 64),
+        (NODE_INTERLEAVED, "socket", "socket", 32),
+        (ONE_CPU, "machine", "machine", 1),
+    ],
+)
+def test_a_floor_is_the_lowest_level_given(name: str, floor: str, level: str, size: int) -> None:
+    choice = climb(Scene(name), 1, floor=floor)
+    assert (choice.site.level, len(choice.cpus)) == (level, size)
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("floor", FLOORS)
+def test_every_machine_has_a_rung_for_every_floor(name: str, floor: str) -> None:
+    assert climb(Scene(name), 1, floor=floor).cpus
+
+
+def test_a_floor_does_not_keep_a_container_below_what_it_needs() -> None:
+    assert climb(Scene(HYGON_7285_2S), 40, floor="numa").site.level == "socket"
+
+
+# ---------------------------------------------------------------------- pairs
+
+
+def test_the_ccx_beside_a_node_is_one_of_the_nearest_node_of_its_socket() -> None:
+    scene = Scene(HYGON_7285_2S)
+    # All of socket 0 is busier than socket 1, so the pair would be torn apart if distance did not count.
+    scene.occupy("0-31", request=8)
+    choice = climb(scene, 20)
+    assert choice.site.name == "NUMA node 4 + L3 10"
+    assert choice.site.nodes == {4, 5}
+
+
+def test_two_nodes_are_of_one_socket_where_a_socket_has_two() -> None:
+    scene = Scene(HYGON_7285_2S)
+    # One node of each socket is empty: still no pair across the sockets.
+    scene.occupy("8-31,72-95", request=10)
+    scene.occupy("40-63,104-127", request=10)
+    choice = climb(scene, 32)
+    assert choice.site.name == "NUMA node 0 + NUMA node 1"
+
+
+def test_two_nodes_are_of_two_sockets_where_a_socket_is_one_node() -> None:
+    assert climb(Scene(VM_NO_CACHE_INFO), 8).site.name == "NUMA node 0 + NUMA node 1"
+
+
+def test_the_nearest_pair_is_found_where_distances_differ_in_a_socket() -> None:
+    data = machine(EPYC_NPS4_1S)
+    rows = ((10, 12, 30, 30), (12, 10, 30, 30), (30, 30, 10, 11), (30, 30, 11, 10))
+    scene = Scene(Topology(type(data)(**{**vars(data), "distance": rows})))
+    assert climb(scene, 32).site.name == "NUMA node 2 + NUMA node 3"
+    assert climb(scene, 20).site.nodes == {2, 3}
+
+
+# ---------------------------------------------------------------------- the order of candidates, one test a criterion
+
+
+def test_room_comes_first() -> None:
+    scene = Scene(HYGON_7285_2S)
+    # L3 0 is where the pod is and where its peers pull it, but there is no room.
+    scene.occupy("0-3,64-67", request=7)
+    choice = climb(scene, 2, request=2, pod="0-3,64-67", affinity=lambda cpus: 0.0 if 0 in cpus else 9.0)
+    assert choice.site.name == "L3 1"
+    assert "15 with room" in choice.why
+
+
+def test_the_pods_domain_comes_before_affinity() -> None:
+    scene = Scene(HYGON_7285_2S)
+    choice = climb(scene, 2, pod="4-7,68-71", affinity=lambda cpus: 0.0 if 8 in cpus else 9.0)
+    assert choice.site.name == "L3 1"
+    assert choice.why.endswith("where its pod is, or it was itself")
+
+
+def test_a_place_around_the_pods_domain_is_as_good_as_one_inside_it() -> None:
+    choice = climb(Scene(HYGON_7285_2S), 12, pod="20-23,84-87")
+    assert choice.site.name == "NUMA node 2"
+
+
+def test_affinity_comes_before_distance_and_load() -> None:
+    scene = Scene(HYGON_7285_2S)
+    scene.occupy("12-15,76-79", request=4)
+    choice = climb(scene, 2, affinity=lambda cpus: 1.0 if 12 in cpus else 2.5)
+    assert choice.site.name == "L3 3"
+    assert choice.why.endswith("by affinity (1, next 2.5)")
+
+
+def test_distance_comes_before_load() -> None:
+    data = machine(EPYC_NPS4_1S)
+    rows = ((10, 11, 30, 30), (11, 10, 30, 30), (30, 30, 10, 12), (30, 30, 12, 10))
+    scene = Scene(Topology(type(data)(**{**vars(data), "distance": rows})))
+    scene.occupy("0-31", request=8)
+    choice = climb(scene, 30)
+    assert choice.site.name == "NUMA node 0 + NUMA node 1"
+    assert choice.why.endswith("by distance (22, next 24)")
+
+
+def test_the_smallest_charged_share_comes_before_the_number_of_containers() -> None:
+    scene = Scene(HYGON_7285_2S)
+    for _ in range(5):
+        scene.occupy("0-3,64-67", request=0.1)
+    for ccx in range(1, 16):
+        scene.occupy(format_cpus(scene.node.topology.leaves[ccx].cpus), request=0.8)
+    choice = climb(scene, 2)
+    assert choice.site.name == "L3 0"
+    assert choice.why.endswith("by charged share (62m a CPU, next 100m)")
+
+
+def test_the_share_is_per_cpu_so_that_small_ccxs_are_not_preferred() -> None:
+    scene = Scene(UNEVEN_CCX)
+    sizes = [len(leaf) for leaf in scene.node.survey().cpus]
+    assert sizes == [6, 8, 6, 8]
+    for index, leaf in enumerate(scene.node.topology.leaves):
+        scene.occupy(format_cpus(leaf.cpus), request=1 if index != 3 else 1.1)
+    assert climb(scene, 2).site.name == "L3 1"  # 1/8 < 1.1/8 < 1/6
+
+
+def test_containers_without_a_request_count_ten_milli_cpus_and_so_spread() -> None:
+    scene = Scene(HYGON_7285_2S)
+    names = []
+    for _ in range(16):
+        choice = climb(scene, 2)
+        scene.occupy(format_cpus(choice.cpus))
+        names.append(choice.site.name)
+    assert sorted(names) == sorted(f"L3 {i}" for i in range(16))
+
+
+def test_the_number_of_containers_comes_before_the_id() -> None:
+    scene = Scene(HYGON_7285_2S)
+    # Charged alike, but on L3 0 by two containers.
+    scene.occupy("0-3,64-67", request=0.1)
+    scene.occupy("0-3,64-67", request=0.1)
+    for ccx in range(1, 16):
+        scene.occupy(format_cpus(scene.node.topology.leaves[ccx].cpus), request=0.2)
+    choice = climb(scene, 2)
+    assert choice.site.name == "L3 1"
+
+
+def test_the_number_of_containers_is_named_where_it_decides() -> None:
+    scene = Scene(VM_NO_CACHE_INFO)
+    scene.occupy("0-3", request=0.1)
+    scene.occupy("0-3", request=0.1)
+    scene.occupy("4-7", request=0.2)
+    choice = climb(scene, 2)
+    assert choice.site.name == "NUMA node 1"
+    assert choice.why.endswith("by number of containers (1, next 2)")
+
+
+def test_the_lowest_id_is_last() -> None:
+    choice = climb(Scene(HYGON_7285_2S), 2)
+    assert choice.site.name == "L3 0"
+    assert choice.why == "2 CPUs wanted, one CCX of 8: L3 0 of 16 that hold it, by lowest id"
+
+
+def test_a_candidate_without_rivals_is_the_only_one() -> None:
+    assert climb(Scene(ONE_CPU), 1).why == "1 CPU wanted, one CCX of 1: L3 0 of 1 that hold it, the only one"
+
+
+# ---------------------------------------------------------------------- no room
+
+
+def test_a_rung_is_open_when_some_domain_holds_n_whatever_is_charged_there() -> None:
+    scene = Scene(HYGON_7285_2S)
+    scene.occupy("0-127", request=128)
+    assert climb(scene, 8).site.level == "ccx"
+
+
+def test_where_the_rung_has_no_room_a_later_one_that_has_is_taken_and_why_says_so() -> None:
+    scene = Scene(HYGON_7285_2S)
+    for leaf in scene.node.topology.leaves:
+        scene.occupy(format_cpus(leaf.cpus), request=3)
+    choice = climb(scene, 8, request=6)
+    assert (choice.site.level, choice.has_room) == ("numa", False)
+    assert choice.why.startswith("no room in one CCX; 8 CPUs wanted, one NUMA node of 16")
+
+
+def test_where_nothing_has_room_the_least_loaded_of_the_rung_is_taken() -> None:
+    scene = Scene(HYGON_7285_2S)
+    for index, leaf in enumerate(scene.node.topology.leaves):
+        scene.occupy(format_cpus(leaf.cpus), request=8 if index != 5 else 7.9)
+    choice = climb(scene, 4, request=4)
+    assert (choice.site.name, choice.has_room) == ("L3 5", False)
+    assert choice.why == "no room anywhere for 4000m: the least loaded one CCX, L3 5"
+
+
+def test_more_than_the_machine_gets_all_of_it() -> None:
+    scene = Scene(HYGON_7285_2S)
+    choice = climb(scene, 200, request=100)
+    assert (choice.site.level, len(choice.cpus), choice.has_room) == ("machine", 128, True)
+    assert choice.why == "200 CPUs wanted, the whole machine has 128: all of it"
+    scene.occupy("0-127", request=60)
+    assert not climb(scene, 200, request=100).has_room
+
+
+def test_no_usable_cpu_at_all_is_an_error() -> None:
+    scene = Scene(HYGON_7285_2S, usable="0-63")
+    with pytest.raises(LookupError, match="no CPU may be used"):
+        climb(scene, 1, fence="64-127")
+
+
+# ---------------------------------------------------------------------- what may be used
+
+
+def test_cpus_of_others_are_not_counted() -> None:
+    scene = Scene(HYGON_7285_2S)
+    for leaf in scene.node.topology.leaves[:15]:
+        scene.occupy(format_cpus(sorted(leaf.cpus)[:1]), exclusive=True)
+    assert climb(scene, 8).site.name == "L3 15"
+    assert climb(scene, 7).site.level == "ccx"
+    scene.occupy("60", exclusive=True)
+    assert climb(scene, 8).site.level == "numa"
+    assert len(climb(scene, 8).cpus) == 14
+
+
+def test_reserved_cpus_are_not_counted() -> None:
+    scene = Scene(HYGON_7285_2S, reserved="0,64")
+    choices = [climb(scene, 8, pod="0-3,64-67") for _ in range(2)]
+    assert choices[0].site.name == "L3 1"
+    assert not choices[0].cpus & {0, 64}
+
+
+def test_reserved_cpus_are_used_when_no_shared_cpu_is_left_at_all() -> None:
+    scene = Scene(HYGON_7285_2S, reserved="0,64")
+    scene.occupy("1-63,65-127", exclusive=True)
+    assert climb(scene, 1).cpus == {0, 64}
+
+
+def test_a_fence_bounds_both_the_choice_and_the_capacity() -> None:
+    scene = Scene(HYGON_7285_2S)
+    choice = climb(scene, 8, fence="2-15")
+    assert (choice.site.level, format_cpus(choice.cpus)) == ("numa", "8-15")
+    assert format_cpus(climb(scene, 4, fence="2-15").cpus) == "4-7"
+
+
+def test_offline_cpus_belong_to_the_home_but_are_not_sent() -> None:
+    scene = Scene(HYGON_7285_2S, usable="1-127")
+    choice = climb(scene, 2, pod="0-3,64-67")
+    assert format_cpus(choice.cpus) == "1-3,64-67"
+    assert format_cpus(choice.site.home) == "0-3,64-67"
+
+
+# ---------------------------------------------------------------------- the work budget
+
+
+def test_the_largest_machine_is_far_from_the_budget() -> None:
+    ladder = Ladder(topology(BIG_1024), "fine")
+    assert sum(len(sites) for _, sites in ladder.rungs) < BUDGET // 100
+
+
+def test_a_spent_budget_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.ladder.BUDGET", 100)
+    with pytest.raises(BudgetSpent, match="more than 100 places"):
+        climb(Scene(HYGON_7285_2S), 20)
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_the_same_inputs_give_the_same_choice(name: str) -> None:
+    for n in (1, 7, 20, 40):
+        first, second = (climb(Scene(name), n, request=n, kind="fine") for _ in range(2))
+        assert first == second

@@ -1,0 +1,218 @@
+"""The node's books: what is charged where, exactly, and what that leaves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.node import FENCES_KEPT, NANO_PER_MILLI, Node, Resident, Survey
+from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO
+from tests.scenes import node_of, topology
+
+
+def resident(
+    cpus: str, request: int = 0, pod: str = "uid", exclusive: str = "", memory: tuple[tuple[int, int], ...] = ()
+) -> Resident:
+    return Resident(pod, request, request, parse_cpus(cpus), parse_cpus(exclusive), memory)
+
+
+def recount(node: Node, fence: frozenset[int]) -> Survey:
+    """The survey by the book: added up from all residents."""
+    leaves = tuple(leaf.cpus & node.shared & fence for leaf in node.topology.leaves)
+    charge, order = [0] * len(leaves), [0] * len(leaves)
+    for r in node.residents.values():
+        for index, leaf in enumerate(leaves):
+            if r.cpus:
+                each, each_order = r.nano_per_cpu()
+                charge[index] += each * len(leaf & r.cpus)
+                order[index] += each_order * len(leaf & r.cpus)
+    return Survey(leaves, tuple(map(len, leaves)), tuple(charge), tuple(order))
+
+
+# ---------------------------------------------------------------------- charges
+
+
+def test_a_request_is_spread_evenly_over_the_cpuset() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-15", 1600))
+    assert node.charge_milli(parse_cpus("0-3")) == 400
+    assert node.charge_milli(parse_cpus("0")) == 100
+    assert node.charge_milli(parse_cpus("16-20")) == 0
+
+
+def test_room_is_capacity_less_charges_at_every_level() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-3,64-67", 2000))
+    survey = node.survey()
+    by_level = {"l3": 6000, "numa": 14000, "socket": 62000, "machine": 126000}
+    for level, room in by_level.items():
+        assert survey.room_nano(node.topology.at(level)[0].leaves) == room * NANO_PER_MILLI
+
+
+def test_room_is_negative_where_requests_exceed_the_cpus() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-3,64-67", 9000))
+    assert node.survey().room_nano([0]) == -1000 * NANO_PER_MILLI
+
+
+def test_for_ordering_every_container_counts_ten_milli_cpus_at_least() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-3,64-67", 0))
+    survey = node.survey()
+    assert survey.room_nano([0]) == 8000 * NANO_PER_MILLI
+    assert survey.share_nano([0]) == 10 * NANO_PER_MILLI // 8
+    assert survey.share_nano([1]) == 0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_removing_gives_back_exactly_what_adding_took(data: st.DataObject) -> None:
+    node = node_of(HYGON_7285_2S, reserved="0,64")
+    empty = node.survey()
+    cpu_sets = st.frozensets(st.integers(0, 127), max_size=40)
+    for i in range(data.draw(st.integers(1, 12))):
+        node.add(f"c{i}", Resident("uid", data.draw(st.integers(0, 99_999)), 0, data.draw(cpu_sets)))
+    for key in data.draw(st.permutations(list(node.residents))):
+        node.remove(key)
+    assert node.survey() == empty
+    assert node.charge_milli(range(128)) == 0
+    assert node.containers_on(frozenset(range(128))) == 0
+    assert not node.of_pod("uid")
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_survey_is_what_adding_up_all_containers_gives(data: st.DataObject) -> None:
+    node = node_of(HYGON_7285_2S, reserved="0,64")
+    cpu_sets = st.frozensets(st.integers(0, 130), max_size=40)
+    fences = [frozenset(range(128)), frozenset(range(1, 60)), NO_CPUS]
+    for i in range(20):
+        if node.residents and data.draw(st.booleans()):
+            node.remove(data.draw(st.sampled_from(sorted(node.residents))))
+        else:
+            cpus = data.draw(cpu_sets)
+            exclusive = cpus & node.shared if data.draw(st.integers(0, 4)) == 0 else NO_CPUS
+            node.add(f"c{i}", Resident("uid", data.draw(st.integers(0, 9999)), 0, cpus, exclusive))
+        for fence in fences:
+            assert node.survey(fence) == recount(node, fence)
+        assert node.survey() == recount(node, fences[0])
+
+
+def test_many_fences_do_not_pile_up() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-7", 1000))
+    for last in range(3 * FENCES_KEPT):
+        fence = frozenset(range(last + 1))
+        assert node.survey(fence) == recount(node, fence)
+    assert len(node._sums) <= FENCES_KEPT
+
+
+def test_one_key_is_one_container() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0"))
+    with pytest.raises(KeyError, match="in the books already"):
+        node.add("a", resident("1"))
+
+
+def test_cpus_the_machine_does_not_have_are_not_charged() -> None:
+    node = node_of(VM_NO_CACHE_INFO)
+    node.add("a", resident("6-9", 1000))
+    assert node.charge_milli(parse_cpus("6-7")) == 1000
+    node.remove("a")
+    assert node.charge_milli(parse_cpus("6-7")) == 0
+
+
+def test_memory_is_charged_by_node() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0", memory=((0, 100), (3, 50))))
+    assert [node.memory_charged(n) for n in (0, 1, 3)] == [100, 0, 50]
+    node.remove("a")
+    assert [node.memory_charged(n) for n in (0, 1, 3)] == [0, 0, 0]
+
+
+# ---------------------------------------------------------------------- pools
+
+
+def test_shared_is_what_is_usable_and_neither_reserved_nor_exclusive() -> None:
+    node = node_of(VM_NO_CACHE_INFO, usable="0-6", reserved="0")
+    node.add("a", resident("1-2", exclusive="1-2"))
+    assert format_cpus(node.shared) == "3-6"
+    assert format_cpus(node.exclusive) == "1-2"
+
+
+def test_reserved_cpus_are_shared_when_nothing_else_is_left() -> None:
+    node = node_of(VM_NO_CACHE_INFO, reserved="0-1")
+    node.add("a", resident("2-7", exclusive="2-7"))
+    assert format_cpus(node.shared) == "0-1"
+    node.add("b", resident("0", exclusive="0"))
+    assert format_cpus(node.shared) == "1"
+    assert format_cpus(node.shared_reserved) == "1"
+
+
+def test_a_cpu_is_free_again_when_its_last_owner_is_gone() -> None:
+    # A resize on its way has its container in the books twice.
+    node = node_of(VM_NO_CACHE_INFO)
+    node.add("a", resident("1", exclusive="1"))
+    node.add("ticket", resident("1-2", exclusive="1-2"))
+    node.remove("a")
+    assert format_cpus(node.exclusive) == "1-2"
+    node.remove("ticket")
+    assert format_cpus(node.shared) == "0-7"
+
+
+def test_the_pool_version_tells_when_the_pools_may_have_changed() -> None:
+    node = node_of(VM_NO_CACHE_INFO)
+    before = node.pool_version
+    node.add("a", resident("0-3", 1000))
+    assert node.pool_version == before
+    node.add("b", resident("0", exclusive="0"))
+    assert node.pool_version > before
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_nothing_offline_is_usable(name: str) -> None:
+    tree = topology(name)
+    node = Node(tree, frozenset(range(5000)), frozenset(range(100)), frozenset(range(5000)))
+    assert node.usable == tree.online
+    assert node.mems == tree.memory_nodes
+    assert node.reserved <= node.usable
+
+
+def test_offline_cpus_have_no_capacity() -> None:
+    survey = node_of(OFFLINE_CPUS).survey()
+    assert sum(survey.caps) == 60
+
+
+# ---------------------------------------------------------------------- questions about pods and containers
+
+
+def test_containers_are_counted_where_they_may_run() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-3"))
+    node.add("b", resident("0-3"))
+    node.add("c", resident("2-9"))
+    assert [node.containers_on(parse_cpus(cpus)) for cpus in ("0", "2", "9", "10")] == [2, 3, 1, 0]
+
+
+def test_a_pod_is_known_by_its_uid() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident("0-3", pod="one"))
+    node.add("b", resident("0-3", pod="two"))
+    assert set(node.of_pod("one")) == {"a"}
+    node.remove("a")
+    assert not node.of_pod("one")
+
+
+@pytest.mark.parametrize("name", [HYGON_7285_2S, OFFLINE_CPUS, BIG_1024])
+def test_credit_takes_one_pod_out_exactly(name: str) -> None:
+    node = node_of(name)
+    cpus = [format_cpus(sorted(node.usable)[start : start + 13]) for start in (0, 5, 20)]
+    node.add("other", resident(cpus[1], 777))
+    without = node.survey()
+    node.add("a", resident(cpus[0], 1234, pod="mine"))
+    node.add("b", resident(cpus[2], 55, pod="mine"))
+    node.add("none", resident("", 100, pod="mine"))
+    assert node.survey().credit(node.of_pod("mine"), "mine") == without
+    assert node.survey().credit(node.residents, "mine") == without
