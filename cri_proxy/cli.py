@@ -30,7 +30,7 @@ from policies.topology import BadTopology, Topology, TopologyData, read_topology
 
 
 class RunByDefault(click.Group):
-    """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag`` and ``--flag=value``."""
+    """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = 0

@@ -85,10 +85,26 @@ class Daemon:
             return 1
         self._start_tasks()
         self.health.serving()
+        self._announce()
         await self._stopping.wait()
         self.log.info("stopping")
-        await self._stop()
+        try:
+            await self._stop()
+        except Exception:
+            self.log.error("the stop was not orderly", exc_info=True)
+            return 1
         return 0
+
+    def _announce(self) -> None:
+        engine, serving = self.parts.keeper.engine, self.serving
+        self.log.info(
+            f"cri-resmgr {VERSION}",
+            mode=self.mode,
+            serving=[str(path) for path in serving.sockets] if serving else [],
+            runtime=self.parts.runtime.path,
+            cpus=len(engine.host.usable) if engine else 0,
+            containers=len(engine.grants) if engine else 0,
+        )
 
     async def _fail(self, sentences: str) -> None:
         log = logs.set_up("info", "console")

@@ -71,6 +71,7 @@ class Hygon:
             self._floor(container),
             self._leaves_of(near) if near else self._pod_leaves(node, survey, container, affinity),
             pull,
+            self.topology.nodes_of(near or ()),
         )
         try:
             choice = self.ladder.climb(survey, node, want)

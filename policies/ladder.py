@@ -53,13 +53,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Climb:
-    """What is wanted: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers."""
+    """What is wanted: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers.
+
+    ``origin``: the NUMA nodes a container that is placed anew comes from; ``pod_leaves`` are then its old home's.
+    """
 
     milli_wanted: int
     milli_request: int
     floor: str = "ccx"
     pod_leaves: Optional[frozenset[int]] = None
     affinity: Optional[Callable[[frozenset[int]], float]] = None
+    origin: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class Ladder:
             raise LookupError("no CPU may be used")
         site = self.rungs[-1][1][0]
         has_room = survey.room_nano(site.leaves) >= want.milli_request * NANO_PER_MILLI
-        why = f"{_cpus(want.milli_wanted)} wanted, the whole machine has {len(cpus)}: all of it"
+        why = f"{_wanted(want.milli_wanted)}: the whole machine has {len(cpus)}, all of them"
         return Choice(site, cpus, has_room, why)
 
     def _pick(self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str) -> Choice:
@@ -166,9 +170,10 @@ class Ladder:
         best = min(equals, key=lambda s: (counts.get(s.ids, 0), s.ids))
         decided = _decided_by(best_key, best, [key for key, s in keyed if s is not best], counts)
         cpus = survey.allowed(best.leaves)
+        room = "" if len(sites) == of else f", {len(sites)} with room"
         why = (
-            f"{note}{_cpus(want.milli_wanted)} wanted, {_plain(best.level)} of {len(cpus)}: "
-            f"{best.name} of {of} that hold it{'' if len(sites) == of else f', {len(sites)} with room'}, {decided}"
+            f"{note}{_wanted(want.milli_wanted)}: {_plain(best.level)} ({_count(len(cpus))}), "
+            f"{best.name} (of {of} that hold it{room}), {decided}"
         )
         return Choice(best, cpus, not note, why)
 
@@ -176,6 +181,9 @@ class Ladder:
         pod = want.pod_leaves
         leaves = frozenset(site.leaves) if pod is not None else frozenset()
         outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
+        if outside and want.origin:
+            # Placed anew: of the other domains those near its memory come first.
+            outside = max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
         cost = want.affinity(survey.allowed(site.leaves)) if want.affinity is not None else 0.0
         return (outside, cost, site.spread, survey.share_nano(site.leaves))
 
@@ -189,7 +197,7 @@ def _decided_by(key: tuple[int, float, int, int], best: Site, others: list[tuple
         if ours != theirs:
             if name == "charged share":
                 return f"by charged share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
-            return "where its pod is, or it was itself" if name == "pod" else f"by {name} ({ours:g}, next {theirs:g})"
+            return "near its pod or its former place" if name == "pod" else f"by {name} ({ours:g}, next {theirs:g})"
     rivals = [count for ids, count in counts.items() if ids != best.ids]
     if rivals and counts[best.ids] < min(rivals):
         return f"by number of containers ({counts[best.ids]}, next {min(rivals)})"
@@ -279,5 +287,11 @@ def _plain(level: str) -> str:
     return _WORDS[level]
 
 
-def _cpus(milli: int) -> str:
-    return f"{milli / 1000:g} CPUs" if milli != 1000 else "1 CPU"
+def _count(cpus: int) -> str:
+    return "1 CPU" if cpus == 1 else f"{cpus} CPUs"
+
+
+def _wanted(milli: int) -> str:
+    if not milli:
+        return "no CPUs asked for"
+    return f"{milli / 1000:g} CPUs wanted" if milli != 1000 else "1 CPU wanted"

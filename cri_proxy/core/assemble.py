@@ -17,7 +17,7 @@ from policies.topology import Topology
 
 @dataclass(frozen=True)
 class Machine:
-    """What was read of the node: the tree, what kubelet's cgroup allows (None: no limit known), kubelet's own CPUs."""
+    """What was read of the node: its tree, what kubelet's cgroup allows (None: unknown), kubelet's CPUs."""
 
     topology: Topology
     parent_cpus: Optional[frozenset[int]] = None
@@ -29,7 +29,7 @@ class Machine:
 def make_host(
     config: Config, machine: Machine, cgroups: Optional[Mapping[str, frozenset[int]]] = None
 ) -> tuple[Host, tuple[str, ...]]:
-    """The host as policies see it, and warnings. ``cgroups``: the CPUs of cgroups that the configuration names.
+    """The host as policies see it, and warnings. ``cgroups``: the CPUs of those the configuration names.
 
     Usable CPUs (design rule 11): online, in the effective cpuset of kubelet's cgroup, and available to us.
     """
@@ -45,7 +45,7 @@ def make_host(
     warnings = []
     if not usable:
         warnings.append(
-            f"no CPU is both available and allowed to kubelet's cgroup ({format_cpus(parent)}); AvailableResources ignored"
+            f"no CPU of AvailableResources is one of kubelet's cgroup ({format_cpus(parent)}): ignored"
         )
         usable = parent
     wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup))

@@ -152,7 +152,8 @@ class Engine:
         # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
         replaced = self._predecessors(container)
         keys = {g.key for g in replaced}
-        replaced_tickets = tuple(t for t in self.tickets.values() if t.key in keys)
+        # Should they come back: nobody waits for them any more, so ``resync`` must find out.
+        replaced_tickets = tuple(replace(t, in_doubt=True) for t in self.tickets.values() if t.key in keys)
         self._set_aside(replaced, replaced_tickets)
         # 2. Decide.
         given_up: tuple[Grant, ...] = ()
@@ -323,7 +324,7 @@ class Engine:
     def _still_holds(self, stay: Placement, container: Container, fence: Fence) -> bool:
         cpus = self._effective(stay, fence)
         room = len(cpus) * 1000 - self.node.charge_milli(cpus)
-        return len(cpus) * 1000 >= wanted_milli(container) and room >= container.resources.milli_request
+        return bool(cpus) and len(cpus) * 1000 >= wanted_milli(container) and room >= container.resources.milli_request
 
     def _stay(self, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
         """The same CPUs, without the container in the books; memory nodes are only added, where a larger limit needs them."""
@@ -582,7 +583,8 @@ class Engine:
                 if placement.mems and not mems:
                     with self._without([grant.key]):
                         memory = self._memory_for(cpus, grant.container, grant.fence)
-                    mems, charge = memory.nodes or self.node.mems, memory.charge
+                    anywhere = self.node.mems if grant.fence.mems is None else NO_CPUS
+                    mems, charge = memory.nodes or anywhere, memory.charge
                 self._put(replace(grant, placement=replace(placement, cpus=cpus, mems=mems, memory_charge=charge), why=why))
             return
         # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
@@ -740,6 +742,9 @@ class Engine:
             grant = self.grants[key]
             if grant.life is Life.HELD and grant.exit_code == 0 and grant.container.name != name:
                 found.append(grant)
+        # A resize that is on its way for one of them has lost its container.
+        keys = {g.key for g in found}
+        found += [self.grants[t.key] for t in self.tickets.values() if t.target in keys and t.key not in keys]
         return tuple(found)
 
     # ------------------------------------------------------------------ records

@@ -14,7 +14,7 @@ from policies.node import Node
 
 @dataclass(frozen=True)
 class DomainPools:
-    """One domain's CPUs by pool (``usable``, ``shared``, ``exclusive``, ``reserved``) and the requests charged on it."""
+    """One domain's CPUs by pool (``usable``, ``shared``, ``exclusive``, ``reserved``), and its charge."""
 
     level: str
     name: str
@@ -74,8 +74,16 @@ def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     return [placement_row(grant) for grant in grants]
 
 
-_COLUMNS = (("CONTAINER", "_path"), ("STATE", "state"), ("LEVEL", "level"), ("CPUS", "cpus"), ("MEMS", "mems"),
-            ("REQUEST", "_request"), ("LIMIT", "_limit"), ("MANAGED", "stance"))  # fmt: skip
+_COLUMNS = (
+    ("CONTAINER", "_path"),
+    ("STATE", "state"),
+    ("LEVEL", "level"),
+    ("CPUS", "cpus"),
+    ("MEMS", "mems"),
+    ("REQUEST", "_request"),
+    ("LIMIT", "_limit"),
+    ("MANAGED", "stance"),
+)
 
 
 def placements_text(rows: Iterable[dict[str, Any]]) -> str:
@@ -124,7 +132,7 @@ def _matches(path: str, name: str) -> bool:
 
 
 def explain(engine: Engine, name: str) -> Optional[dict[str, Any]]:
-    """Everything known about a container: its place now, its past decisions, the room around it. None if unknown."""
+    """Everything known of a container: its place now, past decisions, the room around it. None if unknown."""
     grants = find(engine, name)
     ids = {g.key for g in grants}
     history = [
@@ -184,9 +192,8 @@ def explain_text(document: dict[str, Any]) -> str:
             f"{row['namespace']}/{row['pod']}/{row['container']} (attempt {row['attempt']}, {row['id']})"
         )
         limit = "none" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
-        lines.append(
-            f"  {row['state']}, {row['stance']}, {row['qos']}, request {row['cpu_request_milli']}m, limit {limit}"
-        )
+        what = f"{row['state']}, {row['stance']}, {row['qos']}"
+        lines.append(f"  {what}, request {row['cpu_request_milli']}m, limit {limit}")
         lines.append(
             f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}"
         )
@@ -247,12 +254,12 @@ def status_text(document: dict[str, Any]) -> str:
         containers = (
             ", ".join(f"{count} {stance}" for stance, count in document["containers"].items()) or "none"
         )
+        reserved = document["reserved"] or "none"
         lines.append(
-            f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {document['reserved'] or 'none'}"
+            f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {reserved}"
         )
-        lines.append(
-            f"  containers {containers}; {document['held']} places held, {document['in_doubt']} creates in doubt"
-        )
+        waiting = f"{document['held']} places held, {document['in_doubt']} creates in doubt"
+        lines.append(f"  containers {containers}; {waiting}")
         for path in document["foreign"]:
             lines.append(f"  foreign    {path}: another writer keeps changing its cpuset")
         for path in document["unusable_fences"]:

@@ -171,8 +171,8 @@ def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
 
 
 def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[Update, ...]:
-    """Containers that are not ours are charged where they run."""
-    if grant.stance is Stance.OBSERVED or cpus == grant.runs_on:
+    """Containers that are not ours are charged where they run; observed ones where they would."""
+    if cpus == grant.runs_on:
         return ()
     placement = grant.placement
     if grant.stance is Stance.ADOPTED:

@@ -1,4 +1,4 @@
-"""The engine's records as JSON texts, one record a text: what is kept in the state file, readable by a person.
+"""The engine's records as JSON texts, one record a text: what the state file keeps, readable by a person.
 
 Sets are CPU lists (``0-3,8``). A text that cannot be read back raises ``UnreadableRecord``; the caller sets
 the state aside.
@@ -31,7 +31,7 @@ def write_record(value: JournalValue) -> str:
 
 
 def read_record(kind: str, text: str) -> Any:
-    """The value of a text written by ``write_record``; ``kind`` is the journal's: grant, ticket, pod, record, distrust.
+    """The value of a text by ``write_record``; ``kind``: grant, ticket, pod, record or distrust.
 
     :raises UnreadableRecord: not written by this version.
     """

@@ -157,7 +157,7 @@ class Assembly:
         return "off" if keeper.engine is None else keeper.mode
 
     def set_mode(self, mode: str, by_command: bool = True) -> None:
-        """Change what is done with requests. By command it outlives a restart, until another is configured."""
+        """Change what is done with requests. By command: until another mode is configured."""
         parts = self._parts
         parts.keeper.mode = mode
         self._meta[MODE_KEY] = mode if by_command else ""

@@ -31,7 +31,7 @@ class Cgroups:
         self.base = v1 if self.is_v1 else root
 
     def effective(self, path: str) -> Optional[Cpusets]:
-        """What a cgroup may really use; of the nearest ancestor that exists, if it does not. None without cpusets."""
+        """What a cgroup may really use, or else its nearest ancestor that exists. None without cpusets."""
         names: tuple[tuple[str, str], ...] = (
             ("cpuset.effective_cpus", "cpuset.effective_mems"),
             ("cpuset.cpus", "cpuset.mems"),
@@ -57,7 +57,7 @@ class Cgroups:
         return next((path for path in KUBEPODS if (self.base / path.lstrip("/")).is_dir()), "")
 
     def of_process(self, pid: int) -> Optional[str]:
-        """The cgroup of a process in the hierarchy that holds cpusets, as a path from its mount. None if it is gone."""
+        """The cgroup of a process in the hierarchy that holds cpusets, from its mount. None if it is gone."""
         try:
             lines = (self.proc / str(pid) / "cgroup").read_text().splitlines()
         except OSError:

@@ -11,7 +11,7 @@ from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 
 def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:
-    """Exclusive CPUs by (pod uid, container name), from ``cpu_manager_state``; empty unless the policy is static.
+    """Exclusive CPUs by (pod uid, container name), from ``cpu_manager_state``; only if its policy is static.
 
     A file that cannot be read counts as none: requests then still show kubelet's own cpusets.
     """

@@ -21,7 +21,7 @@ class NoMachine(Exception):
 
 @dataclass
 class MachineReader:
-    """Where the parts of a node are read from. ``source``: a sysfs root directory, or a JSON topology file."""
+    """Where the parts of a node are read from. ``source``: a sysfs root directory, or JSON of a topology."""
 
     source: Path
     cgroups: Cgroups

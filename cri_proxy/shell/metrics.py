@@ -1,4 +1,4 @@
-"""The daemon's counters and gauges, as Prometheus text. One object, made by the daemon; no global registry."""
+"""The daemon's counters and gauges, as Prometheus text. One object of the daemon's; no global registry."""
 
 from __future__ import annotations
 

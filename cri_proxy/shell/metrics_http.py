@@ -6,6 +6,8 @@ import asyncio
 from typing import Callable, Optional
 
 MAX_HEAD = 16 * 1024
+#: Gone, too slow, too long, or not HTTP.
+_NO_REQUEST = (OSError, asyncio.TimeoutError, EOFError, asyncio.LimitOverrunError, IndexError)
 
 
 class MetricsServer:
@@ -32,23 +34,17 @@ class MetricsServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-            path = head.split(b" ", 2)[1].split(b"?")[0] if head.startswith(b"GET ") else b""
+            asked = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            path = asked.split(b" ", 2)[1].split(b"?")[0] if asked.startswith(b"GET ") else b""
             found = path in (b"/metrics", b"/")
             body = self._text().encode() if found else b"only GET /metrics is served\n"
             status = b"200 OK" if found else b"404 Not Found"
-            writer.write(
-                b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: "
-                + str(len(body)).encode() + b"\r\nConnection: close\r\n\r\n" + body
-            )  # fmt: skip
+            kind = b"Content-Type: text/plain; version=0.0.4; charset=utf-8"
+            length = b"Content-Length: " + str(len(body)).encode()
+            head = (b"HTTP/1.1 " + status, kind, length, b"Connection: close", b"", b"")
+            writer.write(b"\r\n".join(head) + body)
             await writer.drain()
-        except (
-            OSError,
-            asyncio.TimeoutError,
-            asyncio.IncompleteReadError,
-            asyncio.LimitOverrunError,
-            IndexError,
-        ):
+        except _NO_REQUEST:
             pass
         finally:
             writer.close()

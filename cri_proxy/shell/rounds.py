@@ -46,7 +46,7 @@ class Rounds:
             await asyncio.sleep(period_s)
 
     async def follow_runtime(self, returned: Callable[[], None]) -> None:
-        """Keep the connection trying; each time the runtime (re)appears, find out what it is and compare lists."""
+        """Keep the connection trying; when the runtime appears, find out what it is and compare lists."""
         parts, runtime = self._parts, self._parts.runtime
         while True:
             await runtime.wait_ready()
@@ -67,7 +67,7 @@ class Rounds:
             parts.log.warning("the runtime's connection was lost", path=runtime.path)
 
     async def reconcile(self) -> None:
-        """Every poll look for exits, every interval also at cpusets, and at both whenever something happened."""
+        """Look for exits every poll, at cpusets every interval, at both whenever something has happened."""
         parts, loop = self._parts, asyncio.get_running_loop()
         full_at = 0.0
         while True:
@@ -121,7 +121,7 @@ class Rounds:
         return self._parts.events.streams > 0 or self.own_stream
 
     async def read_events(self) -> None:
-        """Our own event stream: only while no client has one, and only where that takes nothing from anybody."""
+        """Our own event stream: only while no client has one and where that takes nothing from anybody."""
         parts, keeper = self._parts, self._parts.keeper
         while True:
             await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""The sockets that clients connect to: claimed or taken over from systemd, served by one relay, given back."""
+"""The sockets that clients connect to: claimed, or taken over from systemd; served by one relay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Serving:
     ) -> dict[Path, str]:
         """Serve ``wanted`` (the first must be had) and the listening sockets we were ``given``.
 
-        ``inner``: where connections on given sockets are spliced to. Returns why others are not served, by path.
+        ``inner``: what connections on given sockets are spliced to. Returns why others are not served, by
+        path.
 
         :raises SocketTaken, OSError: the first cannot be had.
         """

@@ -1,4 +1,4 @@
-"""Tells when CPUs or memory nodes come or go: kernel uevents, and a look every few seconds in case they are lost."""
+"""Tells when CPUs or memory nodes come or go: kernel uevents, and a look now and then if they are lost."""
 
 from __future__ import annotations
 

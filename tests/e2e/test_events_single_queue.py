@@ -10,7 +10,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CriClient, EventStream
 from tests.e2e.containerd import Containerd, containerd_17
-from tests.e2e.node import CACHE, Node, Running
+from tests.e2e.node import CACHE, Node, Running, until
 
 pytestmark = pytest.mark.containerd
 
@@ -48,7 +48,9 @@ async def test_nothing_is_read_before_a_client_reads(stopped_node: Node, through
     await node.agent.start()
     await node.until_runtime_is_known()
     pod = await life_of_a_pod(node, node.kubelet)
-    assert (await node.ask("status"))["exits"] == "polling"
+    # It looks once a second whether it may read them itself.
+    status = await until(lambda: node.ask("status"), lambda status: status["uptime_s"] > 2.5)
+    assert status["exits"] == "polling"
     stream = (node.kubelet if through else node.direct).events()
     assert await read_until_deleted(stream, pod) == {"pod": ALL, "container": ALL}
 

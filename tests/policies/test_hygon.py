@@ -135,7 +135,7 @@ def test_a_pod_that_fits_one_ccx_is_in_one_ccx(announced: bool) -> None:
     first, second = scene.put(app), scene.put(sidecar)
     assert shown(first.placement) == ("ccx", "4-7,68-71")
     assert shown(second.placement) == ("ccx", "4-7,68-71")
-    assert "where its pod is" in second.why
+    assert "near its pod" in second.why
 
 
 @pytest.mark.parametrize("announced", SIZE_SOURCES.values(), ids=SIZE_SOURCES)

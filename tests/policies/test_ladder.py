@@ -311,7 +311,7 @@ def test_the_pods_domain_comes_before_affinity() -> None:
     scene = Scene(HYGON_7285_2S)
     choice = climb(scene, 2, pod="4-7,68-71", affinity=lambda cpus: 0.0 if 8 in cpus else 9.0)
     assert choice.site.name == "L3 1"
-    assert choice.why.endswith("where its pod is, or it was itself")
+    assert choice.why.endswith("near its pod or its former place")
 
 
 def test_a_place_around_the_pods_domain_is_as_good_as_one_inside_it() -> None:
@@ -391,11 +391,11 @@ def test_the_number_of_containers_is_named_where_it_decides() -> None:
 def test_the_lowest_id_is_last() -> None:
     choice = climb(Scene(HYGON_7285_2S), 2)
     assert choice.site.name == "L3 0"
-    assert choice.why == "2 CPUs wanted, one CCX of 8: L3 0 of 16 that hold it, by lowest id"
+    assert choice.why == "2 CPUs wanted: one CCX (8 CPUs), L3 0 (of 16 that hold it), by lowest id"
 
 
 def test_a_candidate_without_rivals_is_the_only_one() -> None:
-    assert climb(Scene(ONE_CPU), 1).why == "1 CPU wanted, one CCX of 1: L3 0 of 1 that hold it, the only one"
+    assert climb(Scene(ONE_CPU), 1).why == "1 CPU wanted: one CCX (1 CPU), L3 0 (of 1 that hold it), the only one"
 
 
 # ---------------------------------------------------------------------- no room
@@ -413,7 +413,7 @@ def test_where_the_rung_has_no_room_a_later_one_that_has_is_taken_and_why_says_s
         scene.occupy(format_cpus(leaf.cpus), request=3)
     choice = climb(scene, 8, request=6)
     assert (choice.site.level, choice.has_room) == ("numa", False)
-    assert choice.why.startswith("no room in one CCX; 8 CPUs wanted, one NUMA node of 16")
+    assert choice.why.startswith("no room in one CCX; 8 CPUs wanted: one NUMA node (16 CPUs)")
 
 
 def test_where_nothing_has_room_the_least_loaded_of_the_rung_is_taken() -> None:
@@ -429,7 +429,7 @@ def test_more_than_the_machine_gets_all_of_it() -> None:
     scene = Scene(HYGON_7285_2S)
     choice = climb(scene, 200, request=100)
     assert (choice.site.level, len(choice.cpus), choice.has_room) == ("machine", 128, True)
-    assert choice.why == "200 CPUs wanted, the whole machine has 128: all of it"
+    assert choice.why == "200 CPUs wanted: the whole machine has 128, all of them"
     scene.occupy("0-127", request=60)
     assert not climb(scene, 200, request=100).has_room
 
