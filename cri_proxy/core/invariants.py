@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cri_proxy.core.engine import KUBELET_KEY, Engine
+from cri_proxy.core.books import KUBELET_KEY
+from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance
 from policies.cpus import NO_CPUS, format_cpus
 

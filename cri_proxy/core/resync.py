@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from cri_proxy.core.decide import opted_out
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, TicketKind, Update
 from policies.cpus import NO_CPUS
@@ -193,7 +194,7 @@ def _adoption(
         life=Life.RUNNING if item.running else Life.CREATED,
         runs_on=cpus,
         since_s=now_s,
-        why=engine.opted_out(container),
+        why=opted_out(engine.books, container),
     )
     if grant.why:
         return grant

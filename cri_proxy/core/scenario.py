@@ -149,7 +149,7 @@ def _quantity(value: Any, parse: Callable[[Any], int], most: int) -> Any:
     if value == "":
         return None
     try:
-        if isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 10**20):
+        if isinstance(value, (str, float)) or (_is_whole(value) and abs(value) < 10**20):
             number = parse(value)
             if number <= most:
                 return number
@@ -160,8 +160,8 @@ def _quantity(value: Any, parse: Callable[[Any], int], most: int) -> Any:
 
 
 def _number(value: Any) -> float:
-    usual = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not usual or (isinstance(value, float) and not isfinite(value)) or not 0 <= value <= 10**18:
+    usual = _is_whole(value) or (isinstance(value, float) and isfinite(value))
+    if not usual or not 0 <= value <= 10**18:
         raise ValueError(f"it is {_shown(value)}, expected a number of 0 or more")
     return float(value)
 
@@ -175,11 +175,15 @@ def _seconds(value: Any) -> float:
 
 def _whole(least: int, most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        if not _is_whole(value) or not least <= value <= most:
             raise ValueError(f"it is {_shown(value)}, expected a whole number from {least} to {most}")
-        return value
+        return int(value)
 
     return read
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _word(*words: str) -> Callable[[Any], str]:

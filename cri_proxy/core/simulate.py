@@ -33,9 +33,7 @@ Line = dict[str, Any]
 LoadConfig = Callable[[str], Config]
 
 
-def simulate(
-    topology: TopologyData, config: Config, steps: Any, load_config: LoadConfig
-) -> Iterator[Line]:
+def simulate(topology: TopologyData, config: Config, steps: Any, load_config: LoadConfig) -> Iterator[Line]:
     """Run the steps (parsed JSON): one output object for each, made when it is asked for.
 
     ``load_config`` reads the file of a ``config`` step; it may raise ``BadConfig`` or ``OSError``.

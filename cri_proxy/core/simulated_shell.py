@@ -24,7 +24,8 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.core.engine import HISTORY, Engine, JournalKey
+from cri_proxy.core.books import HISTORY, JournalKey
+from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Stance, Update
 from cri_proxy.core.host import Host
 from cri_proxy.core.resync import Resync, resync, unknown_ids

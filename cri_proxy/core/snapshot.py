@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
-from cri_proxy.core.engine import Engine, JournalKey, JournalValue
+from cri_proxy.core.books import JournalKey, JournalValue
+from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources

@@ -13,7 +13,8 @@ from typing import Any
 
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.config import engine_options
-from cri_proxy.core.engine import Engine, JournalKey, JournalValue
+from cri_proxy.core.books import JournalKey, JournalValue
+from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host
 from cri_proxy.core.snapshot import everything

@@ -21,7 +21,8 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.core.engine import MESSAGE_CHARS, Engine
+from cri_proxy.core.books import MESSAGE_CHARS
+from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Stance
 from cri_proxy.core.interception import End, Forward, Interception, Outcome, Refuse, intercepted
 from cri_proxy.shell.keeper import Keeper

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from cri_proxy.core.engine import HISTORY, JournalKey, JournalValue
+from cri_proxy.core.books import HISTORY, JournalKey, JournalValue
 from cri_proxy.core.snapshot import FORMAT, UnreadableRecord, read_record, write_record
 
 FILE = "state.db"

@@ -102,6 +102,8 @@ class Node_(RuleBasedStateMachine):
         self.runtime: dict[str, Running] = {}
         self.calls: list[Call] = []
         self.attempts: dict[tuple[str, str], int] = {}
+        #: Containers of which nobody knows what they have: it takes a resync.
+        self.unknown: set[str] = set()
         self.shadow = Shadow()
 
     # ------------------------------------------------------------------ the world
@@ -114,7 +116,7 @@ class Node_(RuleBasedStateMachine):
     def _send(self, updates: tuple[Update, ...]) -> None:
         """What the shell does with updates. Each must be for a living container, and be news to it."""
         assert len({u.id for u in updates}) == len(updates)
-        unknown = {t.target for t in self.engine.tickets.values()} | {c.target for c in self.calls}
+        unknown = self.unknown | {c.target for c in self.calls}
         for update in updates:
             there = self.runtime.get(update.id)
             if there is None:
@@ -246,6 +248,7 @@ class Node_(RuleBasedStateMachine):
         call = self._take(which)
         self.engine.doubt(call.admission.ticket)
         self._grow_later(call)
+        self.unknown.add(call.target)
         if call.target and arrived and call.target in self.runtime:
             there, sent = self.runtime[call.target], call.admission.placement
             there.cpus = sent.cpus or call.fence.cpus or there.cpus
@@ -387,6 +390,7 @@ class Node_(RuleBasedStateMachine):
         result = resync(self.engine, seen, details, self.now_s, self.now_s - 0.2, busy)
         for update in result.updates:
             self._send((update,))
+        self.unknown &= busy
 
     @rule()
     def restart(self) -> None:
@@ -424,10 +428,9 @@ class Node_(RuleBasedStateMachine):
     @invariant()
     def the_runtime_has_what_we_say(self) -> None:
         waiting = {u.id for c in self.calls for u in c.admission.after} | {c.target for c in self.calls}
-        in_doubt = {t.target for t in self.engine.tickets.values() if t.target}
         for key, there in self.runtime.items():
             grant = self.engine.grants.get(key)
-            if grant is None or grant.life not in (Life.CREATED, Life.RUNNING) or key in waiting | in_doubt:
+            if grant is None or grant.life not in (Life.CREATED, Life.RUNNING) or key in waiting | self.unknown:
                 continue
             if grant.stance is Stance.PLACED:
                 assert there.cpus == grant.placement.cpus, f"{key}: {grant.why}"
@@ -449,7 +452,7 @@ class Node_(RuleBasedStateMachine):
         assert node.survey() == empty.survey()
         assert node.charge_milli(node.topology.cpus) == 0
         assert all(node.memory_charged(n) == 0 for n in node.topology.node_ids)
-        assert not self.engine._names and not self.engine._sandboxes
+        assert not self.engine.books.names and not self.engine.books.sandboxes
         self.shadow.follow(self.engine)
         assert not self.shadow.tables.get("grant") and not self.shadow.tables.get("ticket")
 

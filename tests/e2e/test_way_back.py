@@ -1,4 +1,4 @@
-"""``release``: containers get the CPUs they would have without us, with the daemon up or down, and keep them."""
+"""``release`` gives containers the CPUs they would have without us, for good, with the daemon up or down."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.e2e.node import GIB, Node
 
 pytestmark = pytest.mark.containerd
 
+SMALL = {"cpu_request": 100, "cpu_limit": 1000}
 state = pytest.mark.parametrize("up", [True, False], ids=["daemon up", "daemon down"])
 
 
@@ -31,15 +32,15 @@ async def test_every_container_is_where_it_would_be_without_us(node: Node, up: b
         "wide-fence": {"cpu_limit": 1000, "cpuset": "0-1"},
     }
     ours = [await node.run(name, **kind) for name, kind in kinds.items()]
-    others = [await node.run(f"{name}-direct", by=node.direct, **kind) for name, kind in kinds.items()]
     await release(node, up)
+    others = [await node.run(f"{name}-direct", by=node.direct, **kind) for name, kind in kinds.items()]
     places = dict(zip(kinds, [await node.place(container) for container in ours]))
     assert places == dict(zip(kinds, [await node.place(container) for container in others]))
 
 
 @state
 async def test_it_stays_there_and_the_next_one_is_placed(node: Node, up: bool) -> None:
-    released = await node.run("p", cpu_limit=1000)
+    released = await node.run("p", **SMALL)
     await release(node, up)
     free = await node.place(released)
     # A resize, a comparison with the runtime, a restart: nobody takes it back.
@@ -49,7 +50,7 @@ async def test_it_stays_there_and_the_next_one_is_placed(node: Node, up: bool) -
     await restart_with_resync(node)
     assert await node.place(released) == free
     assert (await node.row(released))["stance"] == "released"
-    assert await node.cpus(await node.run("q", cpu_limit=1000)) in ("0", "1")
+    assert await node.cpus(await node.run("q", **SMALL)) in ("0", "1")
 
 
 @state
@@ -62,10 +63,8 @@ async def test_one_container_alone(node: Node, up: bool) -> None:
     assert await node.cpus(kept) == "1"
 
 
-@state
-async def test_nobody_of_that_name(node: Node, up: bool) -> None:
-    if not up:
-        await node.agent.kill()
+async def test_a_name_that_nobody_has_is_one_sentence(node: Node) -> None:
+    await node.agent.kill()
     code, out, problem = await node.agent.cli(
         "release", "nobody", "--config", str(node.agent.config_file), "--json"
     )
@@ -102,10 +101,15 @@ async def test_adopt_takes_a_released_container_back(node: Node) -> None:
     assert await node.cpus(made) == "0"
 
 
-async def release(node: Node, up: bool, who: str = "--all") -> None:
-    if not up:
-        await node.agent.kill()
-    code, out, problem = await node.agent.cli("release", who, "--config", str(node.agent.config_file))
+async def release(node: Node, up: bool, who: str = "") -> None:
+    """One container, or all."""
+    if up:
+        done = await node.ask("release", container=who, all=not who)
+        assert all(update["done"] for update in done["updates"])
+        return
+    await node.agent.kill()
+    words = ["release", who or "--all", "--config", str(node.agent.config_file)]
+    code, out, problem = await node.agent.cli(*words)
     assert code == 0, out + problem
 
 

@@ -87,7 +87,7 @@ async def direct(runtime: FakeRuntime) -> AsyncIterator[CriClient]:
 
 
 async def start_in_front_of(runtime: FakeRuntime, topology: TopologyData, config: Any) -> Agent:
-    """A daemon that has compared its records with the runtime's once, so that it does nothing more by itself."""
+    """A daemon that has compared its records with the runtime's once; it does nothing more by itself."""
     agent = Agent(runtime.socket, topology=topology, config=config)
     try:
         await agent.start()
@@ -179,5 +179,11 @@ async def create_exclusive(client: CriClient, pod: Pod, name: str, cpus: str, at
     """A create as kubelet's static CPU manager sends it: Guaranteed, whole CPUs, and as many of its own."""
     count = len(parse_cpus(cpus))
     return await client.create(
-        pod, name, attempt=attempt, cpu_limit=count * 1000, memory_limit=1 << 30, qos="guaranteed", cpuset=cpus
+        pod,
+        name,
+        attempt=attempt,
+        cpu_limit=count * 1000,
+        memory_limit=1 << 30,
+        qos="guaranteed",
+        cpuset=cpus,
     )

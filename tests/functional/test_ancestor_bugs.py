@@ -78,13 +78,15 @@ async def test_w1_removing_an_old_attempt_keeps_the_charge_of_the_new_one(
 async def test_w2_who_loses_all_its_cpus_gets_others_and_never_an_empty_cpuset(
     runtime: FakeRuntime, client: CriClient
 ) -> None:
-    """It sent "" to those whose pool was empty, which containerd reads as no change: they stayed on exclusive CPUs."""
+    """It sent "" to those whose pool was empty, for containerd no change: they stayed where they were."""
     pod = await client.run_pod("web")
     victims = [await client.create(pod, name, cpu_request=500, cpu_limit=2000) for name in ("a", "b")]
     victims.append(await client.create(pod, "c"))
     taken = cpus_of(runtime, victims[0])
     assert cpus_of(runtime, victims[2]) > taken
-    owner = await create_exclusive(client, await run_guaranteed(client, "db"), "db", runtime.cpuset(victims[0]))
+    owner = await create_exclusive(
+        client, await run_guaranteed(client, "db"), "db", runtime.cpuset(victims[0])
+    )
     assert cpus_of(runtime, owner) == taken
     for victim in victims:
         assert cpus_of(runtime, victim) and not cpus_of(runtime, victim) & taken
@@ -138,23 +140,37 @@ async def test_w4_the_fiftieth_create_updates_nobody(runtime: FakeRuntime, clien
 async def test_w5_a_resize_reaches_the_runtime_and_no_later_update_undoes_it(
     runtime: FakeRuntime, client: CriClient
 ) -> None:
-    """It answered UpdateContainerResources with OK and did nothing; its own updates sent the limits of the creation again."""
+    """It said OK and did nothing; its own updates then sent the limits of the creation again."""
     pod = await client.run_pod("web")
     app = await client.create(pod, "app", cpu_request=500, cpu_limit=2000, memory_limit=1 << 30)
-    await client.update(app, cpu_shares=2048, cpu_quota=300_000, cpu_period=100_000, memory_limit_in_bytes=2 << 30)
+    await client.update(
+        app, cpu_shares=2048, cpu_quota=300_000, cpu_period=100_000, memory_limit_in_bytes=2 << 30
+    )
     first, *_ = runtime.cpuset(app).split(",")
     owner = await create_exclusive(client, await run_guaranteed(client, "db"), "db", first)
     assert not cpus_of(runtime, app) & cpus_of(runtime, owner)
     resources = runtime.containers[app].resources
-    assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (2048, 300_000, 2 << 30)
+    assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (
+        2048,
+        300_000,
+        2 << 30,
+    )
 
 
-async def test_w6_environment_mounts_and_what_nobody_knows_arrive_as_sent(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_w6_environment_mounts_and_what_nobody_knows_arrive_as_sent(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
     """It rebuilt the request from its own model: order at random, id mappings and unknown fields gone."""
     pod = await client.run_pod("web")
     mapping = cri.IDMapping(host_id=100_000, container_id=0, length=65_536)
     mounts = [
-        cri.Mount(container_path=path, host_path="/h", uidMappings=[mapping], gidMappings=[mapping], recursive_read_only=True)
+        cri.Mount(
+            container_path=path,
+            host_path="/h",
+            uidMappings=[mapping],
+            gidMappings=[mapping],
+            recursive_read_only=True,
+        )
         for path in ("/z", "/b", "/a", "/y")
     ]
     envs = tuple((name, "value") for name in ("Z", "A", "Y", "B"))
@@ -183,7 +199,9 @@ async def test_w7_nodes_without_memory_and_cpus_that_are_off_are_served(
             app = await client.create(pod, f"app-{number}", cpu_limit=2000, memory_limit=1 << 30)
             resources = runtime.containers[app].resources
             assert parse_cpus(resources.cpuset_cpus) and not parse_cpus(resources.cpuset_cpus) & data.offline
-            assert parse_cpus(resources.cpuset_mems) and all(data.memory[n] for n in parse_cpus(resources.cpuset_mems))
+            assert parse_cpus(resources.cpuset_mems) and all(
+                data.memory[n] for n in parse_cpus(resources.cpuset_mems)
+            )
 
 
 async def test_w8_a_corrupt_state_file_is_set_aside_and_rebuilt(
@@ -201,7 +219,9 @@ async def test_w8_a_corrupt_state_file_is_set_aside_and_rebuilt(
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_w8_a_runtime_with_much_to_tell_is_listened_to(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_w8_a_runtime_with_much_to_tell_is_listened_to(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     """A reply of more than 4 MiB was RESOURCE_EXHAUSTED, at the start and for kubelet."""
     pod = runtime.add_pod(pod_config("web"))
     for number in range(6):
@@ -241,7 +261,7 @@ async def test_w9_without_its_state_the_daemon_takes_over_what_runs_as_it_runs(
 
 
 async def test_w10_memory_is_that_of_the_cpus_given(runtime: FakeRuntime, client: CriClient) -> None:
-    """A container on all CPUs of one node got the memory of four: its mems were those of the pool, not of the grant."""
+    """A container on the CPUs of one node got the memory of four: the pool's, not the grant's."""
     data = machine(HYGON_7285_2S)
     for number in range(4):
         pod = await run_guaranteed(client, f"db-{number}")
@@ -253,7 +273,8 @@ async def test_w10_memory_is_that_of_the_cpus_given(runtime: FakeRuntime, client
 
 async def test_w11_burstable_is_burstable_in_kinds_nested_cgroups(agent: Agent, client: CriClient) -> None:
     """It did not know nested cgroup roots, and took Burstable for Guaranteed."""
-    parent = "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-podu1.slice"
+    root = "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+    parent = f"{root}/kubelet-kubepods-burstable-podu1.slice"
     pod = await client.run_pod("web", uid="u1", cgroup_parent=parent)
     await client.create(pod, "app", cpu_limit=2000, memory_limit=1 << 30)
     assert (await rows(agent))["app"]["qos"] == "burstable"
@@ -286,7 +307,7 @@ async def test_w12_after_kubelets_deadline_the_container_that_exists_keeps_its_c
 
 
 async def test_w13_whole_cores_are_given_and_reserved(runtime: FakeRuntime, start_agent: StartAgent) -> None:
-    """Lone threads were given away while their siblings stayed shared; so was the sibling of a reserved CPU."""
+    """Lone threads were given away, their siblings stayed shared; the sibling of a reserved CPU did too."""
     agent = await start_agent(policy={"ReservedResources": {"CPU": "1"}})
     assert (await ask(agent, "status"))["reserved"] == "0,64"
     core_of = {cpu.cpu: (cpu.socket, cpu.core) for cpu in machine(HYGON_7285_2S).cpus}

@@ -37,7 +37,7 @@ async def settled(agent: Agent) -> Any:
 
 
 def books_agree(runtime: FakeRuntime, status: Any, placements: list[Any]) -> bool:
-    """Every container of the runtime is charged once, where it runs; every other record is a create in doubt."""
+    """Each container of the runtime is charged once, where it runs; the other records are creates in doubt."""
     assert status["invariants"] == []
     known = {row["id"]: row for row in placements if row["state"] != "creating"}
     doubtful = [row for row in placements if row["state"] == "creating"]
@@ -79,14 +79,18 @@ async def test_creates_with_deadlines_of_milliseconds_lose_no_cpu(
     runtime.scripts.clear()
     existing = {record.name for record in runtime.containers.values()}
     for number, pod in enumerate(pods):
-        assert await hurried(client, pod, f"app-{number}", 60_000) == (2 if f"app-{number}" in existing else 0)
+        assert await hurried(client, pod, f"app-{number}", 60_000) == (
+            2 if f"app-{number}" in existing else 0
+        )
     status = await resync(agent, runtime)
     assert len(runtime.containers) == 60 and status["in_doubt"] == 0
     assert charged_milli(status) == 60 * REQUEST
     assert books_agree(runtime, status, await ask(agent, "placements"))
 
 
-async def test_creates_whose_clients_go_away_lose_no_cpu(runtime: FakeRuntime, agent: Agent, client: CriClient) -> None:
+async def test_creates_whose_clients_go_away_lose_no_cpu(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
     pods = [await client.run_pod(f"web-{number}") for number in range(20)]
     runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=10)
     runtime.script("CreateContainer", hold=asyncio.Event())
@@ -94,7 +98,9 @@ async def test_creates_whose_clients_go_away_lose_no_cpu(runtime: FakeRuntime, a
     await runtime.wait_for_call("CreateContainer", 20)
     for task in creating:
         task.cancel()
-    await runtime.wait_until(lambda: all(c.outcome == "cancelled" for c in runtime.calls_of("CreateContainer")))
+    await runtime.wait_until(
+        lambda: all(c.outcome == "cancelled" for c in runtime.calls_of("CreateContainer"))
+    )
     assert len(runtime.containers) == 10
     # Until the runtime has been asked, each keeps its CPUs.
     assert charged_milli(await until(agent, lambda status: status["in_doubt"] == 20)) == 20 * REQUEST
@@ -150,7 +156,9 @@ async def test_codes_that_leave_it_open_keep_the_cpus_until_the_runtime_is_asked
     assert books_agree(runtime, status, await ask(agent, "placements"))
 
 
-async def test_codes_that_say_no_free_the_cpus_at_once(runtime: FakeRuntime, agent: Agent, client: CriClient) -> None:
+async def test_codes_that_say_no_free_the_cpus_at_once(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
     pod = await client.run_pod("web")
     for code in REFUSALS:
         runtime.script("CreateContainer", error=(code, "no"), times=1)

@@ -57,7 +57,9 @@ async def test_a_hundred_creates_are_at_the_runtime_at_once_and_all_are_placed(
     pods = [await client.run_pod(f"web-{number}") for number in range(100)]
     release = asyncio.Event()
     runtime.script("CreateContainer", hold=release)
-    creating = [asyncio.ensure_future(client.create(pod, "app", cpu_request=250, cpu_limit=1000)) for pod in pods]
+    creating = [
+        asyncio.ensure_future(client.create(pod, "app", cpu_request=250, cpu_limit=1000)) for pod in pods
+    ]
     await runtime.wait_for_call("CreateContainer", 100)
     assert not any(call.finished for call in runtime.calls_of("CreateContainer"))
     release.set()
@@ -76,7 +78,9 @@ async def test_a_create_waits_a_limited_time_for_others_to_make_room(
     agent = await start_agent(placement={"shrink_wait": "50ms"})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")
-        first, second = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
+        first, second = [
+            await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")
+        ]
         assert runtime.cpuset(first) == runtime.cpuset(second)
         runtime.script("UpdateContainerResources", then_hang=True)
         db = await run_guaranteed(client, "db")
@@ -95,7 +99,9 @@ async def test_a_create_waits_a_limited_time_for_others_to_make_room(
     assert counter(status, "requests_total{method=CreateContainer,outcome=placed}") == 3
 
 
-async def test_a_create_waits_while_others_do_make_room(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_a_create_waits_while_others_do_make_room(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent(placement={"shrink_wait": "1h"})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")

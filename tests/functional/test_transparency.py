@@ -45,9 +45,22 @@ HOP_HEADERS = ("user-agent", "te", "grpc-accept-encoding", "accept-encoding")
 UNKNOWN = b"\xc2\x3e\x03new"
 #: Not a protobuf message.
 GARBAGE = b"\xff\xff\x00garbage"
-SENT = (("traceparent", "00-1-2-01"), ("x-many", "1"), ("x-many", "2"), ("x-key-bin", b"\x00\xff\n"), ("grpc-trace-bin", b"\x01"))
+SENT = (
+    ("traceparent", "00-1-2-01"),
+    ("x-many", "1"),
+    ("x-many", "2"),
+    ("x-key-bin", b"\x00\xff\n"),
+    ("grpc-trace-bin", b"\x01"),
+)
 INITIAL = (("i", "1"), ("i", "2"), ("i-bin", b"\x00\x01\xff"))
-TRAILING = (("t", "1"), ("t", ""), ("t", "1"), ("t-bin", b"\xfe\x00"), ("t-bin", b""), ("grpc-status-details-bin", b"\x08\x05"))
+TRAILING = (
+    ("t", "1"),
+    ("t", ""),
+    ("t", "1"),
+    ("t-bin", b"\xfe\x00"),
+    ("t-bin", b""),
+    ("grpc-status-details-bin", b"\x08\x05"),
+)
 DETAILS = {
     "empty": "",
     "unicode": "größer 龙 🐉",
@@ -198,7 +211,7 @@ async def test_details_pass_to_the_character(
 
 
 def telling_request(pod: Any) -> bytes:
-    """A create whose order, new fields and unknown fields at five levels must survive; the cpuset's bytes are absent."""
+    """A create whose order, new fields and unknown fields at five levels must survive."""
     config = container_config(
         "app",
         cpu_request=1500,
@@ -262,18 +275,26 @@ async def test_what_the_runtime_reads_from_a_create_differs_in_the_cpuset_only(
     assert sent.count(UNKNOWN) == 5
 
 
-async def test_a_create_and_its_reply_of_eight_mebibytes_pass(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_a_create_and_its_reply_of_eight_mebibytes_pass(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
     pod = await client.run_pod("large")
     config = container_config("app", cpu_request=100, envs=(("BIG", "x" * (8 << 20)),))
     sent = create_request(pod, config).SerializeToString()
-    answer = cri.CreateContainerResponse(container_id="large").SerializeToString() + b"\xc2\x3e\x80\x80\x80\x04" + bytes(8 << 20)
+    answer = (
+        cri.CreateContainerResponse(container_id="large").SerializeToString()
+        + b"\xc2\x3e\x80\x80\x80\x04"
+        + bytes(8 << 20)
+    )
     runtime.script("CreateContainer", reply=answer)
     reply = await client.call_bytes(CREATE, sent)
     assert reply.messages == (answer,)
     assert runtime.calls_of("CreateContainer")[0].request[0].startswith(sent)
 
 
-async def test_any_message_of_eight_mebibytes_passes_both_ways(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_any_message_of_eight_mebibytes_passes_both_ways(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
     message = bytes(range(256)) * (8 << 12)
     runtime.script(VERSION, reply=message)
     for method in (VERSION, INVENTED[0]):
@@ -296,7 +317,9 @@ async def test_the_runtime_sees_the_clients_deadline_or_none(
     assert never.time_remaining is None
 
 
-@pytest.mark.parametrize("method", [VERSION, CREATE, "/runtime.v1.RuntimeService/GetContainerEvents", INVENTED[0]])
+@pytest.mark.parametrize(
+    "method", [VERSION, CREATE, "/runtime.v1.RuntimeService/GetContainerEvents", INVENTED[0]]
+)
 async def test_a_client_that_goes_away_ends_the_call_at_the_runtime(
     runtime: FakeRuntime, client: CriClient, method: str
 ) -> None:
@@ -308,7 +331,9 @@ async def test_a_client_that_goes_away_ends_the_call_at_the_runtime(
     await runtime.wait_until(lambda: call.outcome == "cancelled")
 
 
-async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
     runtime.script(VERSION, then_hang=True)
     calling = asyncio.ensure_future(client.call_bytes(VERSION, b"", timeout=0.3))
     call = await runtime.wait_for_call(VERSION)
@@ -319,7 +344,9 @@ async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(runtime: Fake
 # ---------------------------------------------------------------------- streams
 
 
-async def test_an_invented_method_may_talk_both_ways_message_by_message(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_an_invented_method_may_talk_both_ways_message_by_message(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
     call = client._channel.stream_stream(INVENTED[0])()
     for number in range(5):
         message = bytes([number]) * number
@@ -330,7 +357,9 @@ async def test_an_invented_method_may_talk_both_ways_message_by_message(runtime:
     assert runtime.calls_of(INVENTED[0])[0].outcome == "ok"
 
 
-async def test_events_come_one_by_one_while_other_calls_go_on(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_events_come_one_by_one_while_other_calls_go_on(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
     events = client.events()
     await runtime.wait_until(lambda: runtime.subscribers == 1)
     for number in range(3):
@@ -366,7 +395,9 @@ async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_da
             await agent.close()
 
 
-async def test_on_a_runtime_with_many_queues_the_daemon_reads_events_while_no_client_does(folder: str) -> None:
+async def test_on_a_runtime_with_many_queues_the_daemon_reads_events_while_no_client_does(
+    folder: str,
+) -> None:
     async with FakeRuntime(f"{folder}/r.sock", runtime_version="2.1.0") as runtime:
         agent = await start_in_front_of(runtime, machine(HYGON_7285_2S), {})
         try:
@@ -385,5 +416,3 @@ async def test_on_a_runtime_with_many_queues_the_daemon_reads_events_while_no_cl
             await runtime.wait_until(lambda: runtime.subscribers == 1)
         finally:
             await agent.close()
-
-

@@ -48,7 +48,11 @@ async def test_new_limits_reach_the_runtime_with_our_cpuset_behind_them(
     [call] = runtime.calls_of("UpdateContainerResources")
     assert call.request == (sent + cpuset_delta(runtime.cpuset(app)),)
     resources = runtime.containers[app].resources
-    assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (1024, 400_000, 3 << 30)
+    assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (
+        1024,
+        400_000,
+        3 << 30,
+    )
     row = (await rows(agent))["app"]
     assert (row["cpu_request_milli"], row["cpu_limit_milli"]) == (1000, 4000)
     assert charged_milli(await ask(agent, "status")) == 1000
@@ -83,7 +87,9 @@ async def test_what_the_runtime_refuses_has_not_happened(
     assert len(runtime.calls_of("UpdateContainerResources")) == 1
 
 
-async def test_a_cpuset_in_an_update_is_a_fence(runtime: FakeRuntime, agent: Agent, client: CriClient) -> None:
+async def test_a_cpuset_in_an_update_is_a_fence(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
     app = await client.create(await client.run_pod("web"), "app", cpu_request=500, cpu_limit=2000)
     await client.update(app, cpuset_cpus="20-31,84-95")
     assert cpus_of(runtime, app) == parse_cpus("20-23,84-87")

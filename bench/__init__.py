@@ -1,0 +1,1 @@
+"""Measurements. Neither product nor tests: they print figures and claim nothing."""

@@ -1,0 +1,111 @@
+"""What a decision costs: ``python -m bench.decision_time``.
+
+512 CPUs (two sockets of four NUMA nodes of four CCXs of eight cores, two threads) with 1,000 containers.
+Every kind of container is admitted many times, and bound or cancelled; reading its request is timed as well.
+Everything in one process, without the state file and the wire. CPU time, so that what else the machine does
+does not count.
+"""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+from bench.figures import machine_line, percentile
+from cri_proxy.core.cri import read_create, write_create_delta
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.host import EngineOptions, Host
+from policies.hygon import Hygon
+from policies.model import PlacementSettings
+from policies.topology import Cpu, Topology, TopologyData
+from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
+
+CONTAINERS = 1000
+ROUNDS = 300
+GIB = 1 << 30
+
+#: What a container asks for, in milli-CPUs and bytes.
+KINDS: dict[str, dict[str, Any]] = {
+    "2 CPUs": {"cpu_request": 100, "cpu_limit": 2000, "memory_limit": GIB // 4},
+    "12 CPUs": {"cpu_request": 1000, "cpu_limit": 12_000, "memory_limit": GIB},
+    "48 CPUs": {"cpu_request": 4000, "cpu_limit": 48_000, "memory_limit": 4 * GIB},
+    "112 CPUs": {"cpu_request": 8000, "cpu_limit": 112_000, "memory_limit": 8 * GIB},
+    "no limit": {"cpu_request": 250},
+    "BestEffort": {"qos": "besteffort"},
+}
+
+
+def topology() -> Topology:
+    cpus = [
+        Cpu(cpu=thread * 256 + i, core=i % 128, l3=i // 8, die=0, numa=i // 32, socket=i // 128)
+        for thread in range(2)
+        for i in range(256)
+    ]
+    return Topology(TopologyData(cpus=tuple(cpus), memory=dict.fromkeys(range(8), 128 * GIB)))
+
+
+def request(number: int, kind: str) -> bytes:
+    qos = KINDS[kind].get("qos", "burstable")
+    uid = f"uid-{number}"
+    config = pod_config(f"web-{number}", uid=uid, cgroup_parent=cgroup_parent(qos, uid))
+    pod = Pod(f"sandbox-{number}", uid, f"web-{number}", "default", config)
+    container = container_config(
+        "app", envs=tuple((f"NAME_{i}", "value" * 4) for i in range(20)), **KINDS[kind]
+    )
+    return bytes(create_request(pod, container).SerializeToString())
+
+
+def filled() -> Engine:
+    tree = topology()
+    host = Host(topology=tree, usable=tree.online, mems=tree.memory_nodes)
+    engine = Engine(host, Hygon(tree, PlacementSettings()), EngineOptions())
+    random = Random(1)
+    small, large = list(KINDS)[:1] + list(KINDS)[4:], list(KINDS)[1:3]
+    for number in range(CONTAINERS):
+        kind = random.choice(small if random.random() < 0.97 else large)
+        read = read_create(request(number, kind), engine.pods)
+        admission = engine.admit(read.container, read.fence, float(number))
+        engine.bind(admission.ticket, f"c{number}", float(number))
+        engine.drain()
+    return engine
+
+
+def measure(engine: Engine, message: bytes) -> tuple[list[float], list[float], list[float]]:
+    """Seconds to read, to admit (with the delta written), and to bind."""
+    reads, admits, binds = [], [], []
+    clock = time.thread_time
+    for round_ in range(ROUNDS):
+        started = clock()
+        read = read_create(message, engine.pods)
+        reads.append(clock() - started)
+        started = clock()
+        admission = engine.admit(read.container, read.fence, 1e6)
+        write_create_delta(admission.placement)
+        admits.append(clock() - started)
+        if round_ % 2:
+            engine.cancel(admission.ticket, 1e6)
+        else:
+            started = clock()
+            engine.bind(admission.ticket, "measured", 1e6)
+            binds.append(clock() - started)
+            engine.remove("measured")
+        engine.drain()
+    return reads, admits, binds
+
+
+def main() -> None:
+    print(machine_line())
+    engine = filled()
+    usable = len(engine.host.usable)
+    print(f"hygon policy, {usable} CPUs, {len(engine.grants)} containers; microseconds of CPU time")
+    print(f"{'container':<14}" + "".join(f"{step:>18}" for step in ("read", "admit", "bind")))
+    print(f"{'':<14}" + 3 * f"{'median':>10}{'p99':>8}")
+    for number, kind in enumerate(KINDS):
+        message = request(CONTAINERS + number, kind)
+        cells = [percentile(found, p) * 1e6 for found in measure(engine, message) for p in (50, 99)]
+        print(f"{kind:<14}" + "".join(f"{a:10.0f}{b:8.0f}" for a, b in zip(cells[::2], cells[1::2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The engine's books: its records, the node's accounts that go with them, the journal, and the way to undo.
+
+Every change of a record goes through ``change``, so that a transition that is cut short can be undone and the
+journal holds exactly what must be written down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Callable, Optional, Union
+
+from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket
+from cri_proxy.core.host import EngineOptions, Host
+from policies.cpus import NO_CPUS
+from policies.hygon import wanted_milli
+from policies.model import Affinity, Pod
+from policies.node import Node, Resident
+from policies.registry import Policy
+
+#: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
+KUBELET_KEY = "kubelet"
+HISTORY = 1000
+#: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
+MESSAGE_CHARS = 1000
+
+JournalKey = tuple[str, str]
+JournalValue = Union[Grant, Ticket, Pod, Record, float, None]
+
+
+class Books:
+    """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
+
+    def __init__(
+        self, host: Host, policy: Policy, options: EngineOptions, affinity: Optional[Affinity]
+    ) -> None:
+        self.host = host
+        self.policy = policy
+        self.options = options
+        self.affinity = affinity
+        self.grants: dict[str, Grant] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.pods: dict[str, Pod] = {}
+        #: Until when the next create of (pod uid, container name) goes through untouched.
+        self.distrusted: dict[tuple[str, str], float] = {}
+        self.start_failures: dict[tuple[str, str], int] = {}
+        self.history: deque[Record] = deque(maxlen=HISTORY)
+        self.version = 0
+        self.longest_create_s = 0.0
+        self.counter = 0
+        self.journal: dict[JournalKey, JournalValue] = {}
+        #: While a transition runs: the records it has changed, as (table, key, value before).
+        self.undo: Optional[dict[JournalKey, tuple[dict[Any, Any], Any, Any]]] = None
+        #: Keys of grants by (pod uid, container name) and by sandbox.
+        self.names: dict[tuple[str, str], set[str]] = {}
+        self.sandboxes: dict[str, set[str]] = {}
+        self.node = self.new_node(host)
+        #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
+        self.refreshed = (id(self.node), self.node.shared, self.node.exclusive)
+
+    def next_ticket(self) -> str:
+        """An id that was never used before."""
+        self.counter += 1
+        return f"ticket-{self.counter}"
+
+    def put(self, grant: Grant) -> None:
+        """Insert or replace a grant, in the records and in the books."""
+        if grant.key in self.grants:
+            self.node.remove(grant.key)
+        self.node.add(grant.key, resident_of(grant))
+        self.store(grant)
+
+    def store(self, grant: Grant) -> None:
+        self.change("grant", self.grants, grant.key, grant)
+        container = grant.container
+        self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
+        self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
+
+    def drop(self, key: str) -> None:
+        container = self.grants[key].container
+        self.change("grant", self.grants, key, None)
+        self.node.remove(key)
+        discard(self.names, (container.pod.uid, container.name), key)
+        discard(self.sandboxes, container.pod.id, key)
+
+    def put_ticket(self, ticket: Ticket) -> None:
+        self.change("ticket", self.tickets, ticket.id, ticket)
+
+    def drop_ticket(self, ticket_id: str) -> None:
+        self.change("ticket", self.tickets, ticket_id, None)
+
+    def set_aside(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
+        for grant in grants:
+            self.drop(grant.key)
+        for ticket in tickets:
+            self.drop_ticket(ticket.id)
+
+    def put_back(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
+        for grant in grants:
+            taken = grant.exclusive & self.node.exclusive
+            if grant.key in self.grants or (taken and grant.life is Life.HELD):
+                continue
+            if taken:
+                grant = replace(
+                    grant, placement=replace(grant.placement, exclusive=grant.placement.exclusive - taken)
+                )
+            self.put(grant)
+        for ticket in tickets:
+            if ticket.key in self.grants:
+                self.put_ticket(ticket)
+
+    def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
+        """Containers that were removed while they were set aside are not put back."""
+        for ticket in list(self.tickets.values()):
+            left = tuple(g for g in ticket.replaces if g.life is Life.CREATING or not gone(g))
+            if len(left) < len(ticket.replaces):
+                self.put_ticket(replace(ticket, replaces=left))
+
+    @contextmanager
+    def without(self, keys: Iterable[str]) -> Iterator[None]:
+        """The node's books without some containers, for as long as a question is asked."""
+        removed = [(key, self.node.remove(key)) for key in keys]
+        try:
+            yield
+        finally:
+            for key, resident in removed:
+                self.node.add(key, resident)
+
+    def new_node(self, host: Host) -> Node:
+        node = Node(host.topology, host.usable, host.mems, host.reserved)
+        assigned: frozenset[int] = frozenset().union(*host.kubelet_exclusive.values()) & host.topology.online
+        if assigned:
+            node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))
+        return node
+
+    def change(self, kind: str, table: dict[Any, Any], key: Any, value: JournalValue) -> None:
+        """Set one record (None: delete it); what it was before is kept until the transition is over."""
+        name = key if isinstance(key, str) else "\n".join(key)
+        if self.undo is not None:
+            self.undo.setdefault((kind, name), (table, key, table.get(key)))
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+        self._note(kind, name, value)
+
+    def roll_back(self, newest: int) -> None:
+        """Undo a transition that was cut short; ``newest``: the last record in the history before it."""
+        undo, self.undo = self.undo or {}, {}
+        for (kind, _), (table, key, before) in undo.items():
+            if kind != "grant":
+                self.change(kind, table, key, before)
+            elif before is not None:
+                self.put(before)
+            elif key in self.grants:
+                self.drop(key)
+        self.refreshed = (0, NO_CPUS, NO_CPUS)
+        for record in [r for r in self.history if r.number > newest]:
+            self._amend(record.id, outcome="undone: an error in cri-resmgr")
+
+    def _note(self, kind: str, key: str, value: JournalValue) -> None:
+        self.version += 1
+        self.journal[(kind, key)] = value
+
+    def drain(self) -> dict[JournalKey, JournalValue]:
+        """What has changed since the last call, to be written down: the last value of each record, None = gone."""
+        journal, self.journal = self.journal, {}
+        return journal
+
+    def record(self, operation: str, container_id: str, grant: Grant, now_s: float) -> None:
+        number = self.history[-1].number + 1 if self.history else 1
+        container = grant.container
+        record = Record(number, now_s, operation, container.path, container.pod.uid, container_id, grant.stance.value,
+                        grant.placement, grant.why)  # fmt: skip
+        self._remember(record)
+
+    def _remember(self, record: Record) -> None:
+        self.history.append(record)
+        self._note("record", str(record.number), record)
+
+    def rename(self, ticket_id: str, container_id: str) -> None:
+        self._amend(ticket_id, id=container_id, outcome="created")
+
+    def outcome(self, container_id: str, outcome: str) -> None:
+        self._amend(container_id, outcome=outcome)
+
+    def _amend(self, container_id: str, **changes: str) -> None:
+        for index in range(len(self.history) - 1, -1, -1):
+            if self.history[index].id == container_id:
+                self.history[index] = replace(self.history[index], **changes)  # type: ignore[arg-type]
+                self._note("record", str(self.history[index].number), self.history[index])
+                return
+
+
+def resident_of(grant: Grant) -> Resident:
+    container = grant.container
+    charge = grant.placement.memory_charge if grant.stance is Stance.PLACED else ()
+    return Resident(
+        container.pod.uid,
+        container.resources.milli_request,
+        wanted_milli(container),
+        grant.cpus,
+        grant.exclusive,
+        charge,
+    )
+
+
+def discard(index: dict[Any, set[str]], name: Any, key: str) -> None:
+    index[name].discard(key)
+    if not index[name]:
+        del index[name]

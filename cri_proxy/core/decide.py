@@ -1,0 +1,189 @@
+"""What to decide about one container: whether it is ours, what it takes over, where it goes. Changes no record
+except that holds which were given up are taken out of the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Optional
+
+from cri_proxy.core.books import Books
+from cri_proxy.core.cri import scoped_annotation
+from cri_proxy.core.grants import Grant, Life, Stance
+from cri_proxy.core.settle import effective, keep_memory, memory_for
+from policies.cpus import NO_CPUS, format_cpus
+from policies.hygon import wanted_milli
+from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Qos
+
+#: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
+OPT_OUT = {
+    "cri-resmgr.io/manage": "false",
+    "cpu.preserve.resource-policy.nri.io": "true",
+    "memory.preserve.resource-policy.nri.io": "true",
+}
+
+
+def stance_of(books: Books, container: Container, fence: Fence, now_s: float) -> tuple[Stance, str]:
+    """Whether the container is ours to place, and why not."""
+    reason = opted_out(books, container)
+    if reason:
+        return Stance.OPTED_OUT, reason
+    if kubelet_owned(books, container, fence):
+        return Stance.KUBELET, "kubelet gave it CPUs of its own"
+    names = books.names.get((container.pod.uid, container.name), ())
+    if any(books.grants[key].stance is Stance.RELEASED for key in names):
+        return Stance.RELEASED, "released by command, and with it every attempt after"
+    until_s = books.distrusted.get((container.pod.uid, container.name), 0.0)
+    if until_s > now_s:
+        return Stance.UNTOUCHED, "it failed to start where it was placed: untouched for ten minutes"
+    if fence.cpus is not None and not fence.cpus & books.host.usable:
+        return Stance.UNTOUCHED, f"the caller's cpuset {format_cpus(fence.cpus)} holds no usable CPU"
+    return Stance.PLACED, ""
+
+
+def opted_out(books: Books, container: Container) -> str:
+    """Why a container is not to be managed at all; "" if it is."""
+    pod = container.pod
+    for key, value in OPT_OUT.items():
+        given = scoped_annotation(pod.annotations, key, container.name)
+        if given is not None and given.strip().lower() == value:
+            return f"opted out by annotation {key}"
+    if any(fnmatchcase(pod.namespace, glob) for glob in books.options.unmanaged_namespaces):
+        return f"namespace {pod.namespace} is not managed"
+    if pod.runtime_handler and any(
+        fnmatchcase(pod.runtime_handler, g) for g in books.options.unmanaged_handlers
+    ):
+        return f"runtime handler {pod.runtime_handler} is not managed"
+    return ""
+
+
+def kubelet_owned(books: Books, container: Container, fence: Fence) -> bool:
+    """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
+    if (container.pod.uid, container.name) in books.host.kubelet_exclusive:
+        return fence.cpus is not None
+    request = container.resources.milli_request
+    whole = request > 0 and request % 1000 == 0 and container.qos is Qos.GUARANTEED
+    return whole and fence.cpus is not None and len(fence.cpus) * 1000 == request
+
+
+def predecessors(books: Books, container: Container) -> tuple[Grant, ...]:
+    """Grants this container takes over from: earlier attempts of it, and finished init containers of its sandbox."""
+    uid, name = container.pod.uid, container.name
+    in_flight = {t.key for t in books.tickets.values() if not t.in_doubt}
+    found = []
+    for key in sorted(books.names.get((uid, name), ())):
+        grant = books.grants[key]
+        earlier = grant.container.attempt < container.attempt or grant.life is Life.HELD
+        if key not in in_flight and (earlier or grant.life is Life.CREATING):
+            found.append(grant)
+    for key in sorted(books.sandboxes.get(container.pod.id, ())):
+        grant = books.grants[key]
+        if grant.life is Life.HELD and grant.exit_code == 0 and grant.container.name != name:
+            found.append(grant)
+    # A resize that is on its way for one of them has lost its container.
+    keys = {g.key for g in found}
+    found += [books.grants[t.key] for t in books.tickets.values() if t.target in keys and t.key not in keys]
+    return tuple(found)
+
+
+def decide(
+    books: Books, container: Container, fence: Fence, replaced: tuple[Grant, ...]
+) -> tuple[Decision, tuple[Grant, ...]]:
+    """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
+    again = _same_place(books, container, fence, replaced)
+    if again is not None:
+        return again, ()
+    decision = books.policy.place(books.node, container, fence, books.affinity)
+    if decision.fits:
+        return decision, ()
+    held = sorted((g for g in books.grants.values() if g.life is Life.HELD), key=lambda g: (g.since_s, g.key))
+    # Oldest first, and no more of them than needed: the smallest number with which it fits, by bisection.
+    low, high = 1, len(held)
+    best: Optional[tuple[int, Decision]] = None
+    while low <= high:
+        count = (low + high) // 2 if best is not None else high
+        with books.without(g.key for g in held[:count]):
+            trial = books.policy.place(books.node, container, fence, books.affinity)
+        if trial.fits:
+            best, high = (count, trial), count - 1
+        elif best is None:
+            break  # not even with all of them
+        else:
+            low = count + 1
+    if best is None:
+        return decision, ()
+    # Those that are elsewhere do not help, however old.
+    cpus = best[1].placement.cpus
+    given_up = tuple(g for g in held[: best[0]] if not g.cpus.isdisjoint(cpus))
+    books.set_aside(given_up, ())
+    names = ", ".join(g.container.path for g in given_up[:3]) + ("" if len(given_up) < 4 else ", ...")
+    return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up
+
+
+def _same_place(
+    books: Books, container: Container, fence: Fence, replaced: Iterable[Grant]
+) -> Optional[Decision]:
+    previous = [
+        g
+        for g in replaced
+        if g.container.name == container.name and g.stance in (Stance.PLACED, Stance.OBSERVED)
+    ]
+    if not previous:
+        return None
+    last = max(previous, key=lambda g: g.container.attempt)
+    if wanted_milli(last.container) != wanted_milli(container) or last.fence.cpus != fence.cpus:
+        return None
+    if not effective(books, last.placement, fence):
+        return None
+    again = _stay(books, last.placement, container, fence, last)
+    return replace(again, why=f"the place of attempt {last.container.attempt} was held for it")
+
+
+def resized(
+    books: Books, old: Grant, container: Container, fence: Fence, asked: Fence, now_s: float
+) -> tuple[Decision, Stance, frozenset[int]]:
+    if old.stance is not Stance.PLACED and not (old.stance is Stance.KUBELET and asked.cpus):
+        runs_on, placement = asked.cpus or old.runs_on, old.placement
+        if old.stance is Stance.ADOPTED and asked.cpus:
+            placement = replace(placement, home=asked.cpus, exclusive=placement.exclusive & asked.cpus)
+        return Decision(placement, f"{old.stance.value}: left as it is"), old.stance, runs_on
+    if kubelet_owned(books, container, fence):
+        return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
+    same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
+    stay = old.placement
+    with books.without([old.key]):
+        if not same_wish or not stay.cpus:
+            decision = books.policy.place(books.node, container, fence, books.affinity, stay.home or None)
+            if not decision.placement.cpus:
+                untouched = Decision(UNTOUCHED, decision.why)
+                return untouched, Stance.UNTOUCHED, fence.cpus or books.host.parent_cpus or books.host.usable
+            if decision.placement.level != stay.level or not still_holds(books, stay, container, fence):
+                moved = keep_memory(books, stay, decision.placement, fence)
+                return replace(decision, placement=moved), Stance.PLACED, NO_CPUS
+        return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
+
+
+def still_holds(books: Books, stay: Placement, container: Container, fence: Fence) -> bool:
+    """Whether a place has the CPUs and the room for a container that is not in the books."""
+    cpus = effective(books, stay, fence)
+    room = len(cpus) * 1000 - books.node.charge_milli(cpus)
+    return (
+        bool(cpus)
+        and len(cpus) * 1000 >= wanted_milli(container)
+        and room >= container.resources.milli_request
+    )
+
+
+def _stay(books: Books, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
+    """The same CPUs, without the container in the books; memory nodes are only added, where a larger limit needs them."""
+    cpus = effective(books, stay, fence) or stay.cpus
+    kept = replace(stay, cpus=cpus)
+    why = "stays where it is: the same rung"
+    same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
+    if stay.mems and not (same_limit and fence.mems == old.fence.mems):
+        memory = memory_for(books, cpus, container, fence)
+        kept = keep_memory(books, stay, replace(kept, mems=memory.nodes, memory_charge=memory.charge), fence)
+        why += f"; {memory.why}" if memory.why else ""
+    return Decision(kept, why)

@@ -1,0 +1,208 @@
+"""Bringing grants in line with the pools: what every container's CPUs and memory nodes are *now*.
+
+A placement remembers its home, all CPUs of the chosen domains. What of it may be used changes with exclusive
+grants, offline CPUs, cgroups and configuration; here that is worked out again, and whoever has nothing left is
+placed anew, with the way back kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+from cri_proxy.core.books import Books
+from cri_proxy.core.grants import Grant, Life, Stance, Update
+from policies.cpus import NO_CPUS
+from policies.memory import Memory, choose_memory
+from policies.model import UNTOUCHED, BudgetSpent, Container, Decision, Fence, Placement, PlacementRefused
+from policies.topology import Topology
+
+#: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
+REFRESH_ROUNDS = 8
+
+
+def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
+    """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
+    if not force and books.refreshed == _pools(books):
+        return ()
+    before = dict(books.grants)
+    for _ in range(REFRESH_ROUNDS):
+        books.refreshed = _pools(books)
+        # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
+        own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}
+        own.update({t.key: before[t.target].exclusive for t in books.tickets.values() if t.target in before})
+        for key in sorted(books.grants, key=lambda k: (books.grants[k].since_s, k)):
+            settle(books, books.grants[key], own.get(key, NO_CPUS))
+        if books.refreshed == _pools(books):
+            break
+    updates = [
+        update_of(was, now)
+        for was, now in ((was, books.grants[key]) for key, was in before.items())
+        if now is not was and now.life in (Life.CREATED, Life.RUNNING) and has_changed(was, now)
+    ]
+    return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
+
+
+def _pools(books: Books) -> tuple[int, frozenset[int], frozenset[int]]:
+    return id(books.node), books.node.shared, books.node.exclusive
+
+
+def settle(books: Books, grant: Grant, own: frozenset[int]) -> None:
+    """Bring one grant in line with the pools; ``own``: CPUs that are exclusive to it by another record."""
+    if grant.stance is Stance.PLACED or (grant.stance is Stance.UNTOUCHED and grant.displaced is not None):
+        _settle_placed(books, grant, own)
+    elif grant.stance is Stance.ADOPTED:
+        _settle_adopted(books, grant, own)
+
+
+def _settle_placed(books: Books, grant: Grant, own: frozenset[int]) -> None:
+    # 1. Back to the place it had before its CPUs went away, if all of that is there again.
+    back = grant.displaced
+    if back is not None and _is_free(books, back, grant, own):
+        mems = (back.mems & books.node.mems) or grant.placement.mems
+        back = replace(back, mems=mems)
+        books.put(placed(grant, back, "its first place is there again"))
+        return
+    # 2. The same domain, as far as it may be used now.
+    placement = grant.placement
+    cpus = effective(books, placement, grant.fence, own)
+    if cpus and placement.exclusive.isdisjoint((_kubelets(books) - own) | books.node.reserved):
+        mems = placement.mems & books.node.mems
+        if cpus != placement.cpus or mems != placement.mems:
+            why = "CPUs of its domain came or went" if cpus != placement.cpus else "memory nodes came or went"
+            charge = placement.memory_charge
+            if placement.mems and not mems:
+                with books.without([grant.key]):
+                    memory = memory_for(books, cpus, grant.container, grant.fence)
+                anywhere = books.node.mems if grant.fence.mems is None else NO_CPUS
+                mems, charge = memory.nodes or anywhere, memory.charge
+            books.put(
+                replace(
+                    grant, placement=replace(placement, cpus=cpus, mems=mems, memory_charge=charge), why=why
+                )
+            )
+        return
+    # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
+    first = back or placement
+    anew = _place_anew(books, grant)
+    if anew is not None and anew.placement.cpus:
+        kept = keep_memory(books, placement if placement.cpus else first, anew.placement, grant.fence)
+        moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")
+        books.put(replace(moved, displaced=first))
+    elif grant.stance is Stance.PLACED:
+        why = "its CPUs are gone, and there are no others for it"
+        runs_on = (placement.cpus & books.host.topology.online) or grant.fence.cpus or books.host.parent_cpus
+        books.put(
+            replace(
+                grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
+            )
+        )
+
+
+def _settle_adopted(books: Books, grant: Grant, own: frozenset[int]) -> None:
+    """An adopted container keeps what it has, less what others now own."""
+    online = books.host.topology.online
+    cpus = (grant.placement.home & online) - (books.node.exclusive - grant.exclusive - own)
+    if cpus == grant.runs_on & online:
+        return
+    if cpus:
+        books.put(replace(grant, runs_on=cpus, why="CPUs it ran on belong to another now"))
+        return
+    anew = _place_anew(books, grant)
+    if anew is not None and anew.placement.cpus:
+        books.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
+
+
+def _kubelets(books: Books) -> frozenset[int]:
+    """CPUs that kubelet has given to single containers; there it has the last word."""
+    known = [g.runs_on for g in books.grants.values() if g.stance is Stance.KUBELET]
+    return frozenset().union(*books.host.kubelet_exclusive.values(), *known)
+
+
+def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
+    """Where the policy would put a container that is in the books now; None if it will not."""
+    with books.without([grant.key]):
+        try:
+            return books.policy.place(books.node, grant.container, grant.fence, books.affinity)
+        except (PlacementRefused, BudgetSpent):
+            return None
+
+
+def _is_free(books: Books, place: Placement, grant: Grant, own: frozenset[int]) -> bool:
+    others = books.node.exclusive - grant.exclusive - own
+    return place.exclusive.isdisjoint(others) and effective(books, place, grant.fence, own) == place.cpus
+
+
+def effective(
+    books: Books, placement: Placement, fence: Fence, own: frozenset[int] = NO_CPUS
+) -> frozenset[int]:
+    """The CPUs of a placement that may be used now."""
+    if placement.level == "reserved":
+        cpus = books.node.shared_reserved
+    else:
+        cpus = placement.home & (books.node.shared | (own & books.node.usable))
+    cpus |= placement.exclusive & books.node.usable
+    return cpus if fence.cpus is None else cpus & fence.cpus
+
+
+def memory_for(books: Books, cpus: frozenset[int], container: Container, fence: Fence) -> Memory:
+    """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none."""
+    settings = getattr(books.policy, "settings", None)
+    if settings is None:
+        return Memory()
+    limit = container.resources.memory_limit_bytes
+    return choose_memory(books.node, cpus, limit, settings.memory, settings.memory_only_nodes, fence.mems)
+
+
+def keep_memory(books: Books, old: Placement, new: Placement, fence: Fence) -> Placement:
+    """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new."""
+    if not old.mems:
+        return replace(new, mems=NO_CPUS, memory_charge=())
+    allowed = books.node.mems if fence.mems is None else books.node.mems & fence.mems
+    kept = old.mems & allowed
+    if not kept:
+        return new
+    if not new.mems:  # its memory limit is gone; its memory is still there
+        return replace(new, mems=kept, memory_charge=())
+    same_limit = sum(size for _, size in old.memory_charge) == sum(size for _, size in new.memory_charge)
+    if same_limit and kept == old.mems and books.host.topology.nodes_of(new.cpus) <= kept:
+        return replace(new, mems=kept, memory_charge=old.memory_charge)
+    return replace(new, mems=kept | new.mems)
+
+
+def placed(grant: Grant, placement: Placement, why: str) -> Grant:
+    """The grant, managed and in this place."""
+    return replace(
+        grant, stance=Stance.PLACED, placement=placement, runs_on=NO_CPUS, displaced=None, repairs=(), why=why
+    )
+
+
+def has_changed(was: Grant, now: Grant) -> bool:
+    """Whether the runtime has to be told: of our own cpuset, or of what is left to an adopted container."""
+    if now.stance is Stance.PLACED:
+        return now.cpus != was.cpus or now.placement.mems != was.placement.mems
+    return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
+
+
+def update_of(was: Grant, now: Grant) -> Update:
+    """What the runtime has to be told of a grant that has changed."""
+    place = now.placement if now.stance is Stance.PLACED else Placement(cpus=now.runs_on)
+    return Update(now.key, place, bool(was.cpus - place.cpus), now.why)
+
+
+def grown(grant: Grant, old: Topology, new: Topology) -> Grant:
+    """A grant with the CPUs that have joined its domains; an adopted container keeps what it has."""
+    home = _grown_home(grant.placement.home, old, new)
+    if home == grant.placement.home or grant.stance is Stance.ADOPTED:
+        return grant
+    return replace(grant, placement=replace(grant.placement, home=home))
+
+
+def _grown_home(home: frozenset[int], old: Topology, new: Topology) -> frozenset[int]:
+    """A leaf it held wholly is still held wholly."""
+    known = frozenset(old.cpus)
+    grown = set(home)
+    for leaf in new.leaves if home else ():
+        if leaf.cpus - known and leaf.cpus & known and leaf.cpus & known <= home:
+            grown |= leaf.cpus
+    return frozenset(grown)
