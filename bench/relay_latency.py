@@ -86,6 +86,12 @@ async def runtime(socket: str) -> AsyncIterator[None]:
         await process.wait()
 
 
+async def compare(past: str, through: str) -> None:
+    async with channel(past) as direct, channel(through) as relayed:
+        for method in CALLS:
+            print(row(method, *await measure(method, direct, relayed)), flush=True)
+
+
 async def main() -> None:
     print(machine_line())
     print(f"{'milliseconds':<22}{'direct':>16}{'through':>16}{'added':>16}{'ratio':>14}")
@@ -93,9 +99,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="crb-") as folder:
         socket = f"{folder}/r.sock"
         async with runtime(socket), Agent(socket, topology=machine(HYGON_7285_2S)) as agent:
-            async with channel(socket) as direct, channel(agent.socket) as relayed:
-                for method in CALLS:
-                    print(row(method, *await measure(method, direct, relayed)), flush=True)
+            await compare(socket, agent.socket)
 
 
 def channel(socket: str) -> Any:

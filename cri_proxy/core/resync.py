@@ -6,8 +6,8 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Optional
 
 from cri_proxy.core.decide import opted_out
@@ -18,6 +18,8 @@ from policies.model import Container, Placement, Qos
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
+#: Containers judged in one go: a millisecond or two where all of them are news.
+SLICE = 50
 
 
 @dataclass(frozen=True)
@@ -41,58 +43,84 @@ def unknown_ids(engine: Engine, seen: Iterable[Seen]) -> tuple[str, ...]:
     )
 
 
-def resync(
-    engine: Engine,
-    seen: Iterable[Seen],
-    details: Mapping[str, Container],
-    now_s: float,
-    listed_at_s: float,
-    unsettled: frozenset[str] = frozenset(),
-) -> Resync:
-    """Bring the records in line with what runs.
+@dataclass(frozen=True)
+class Listing:
+    """What was seen of the runtime.
 
-    ``details``: containers by id for ``unknown_ids``. ``unsettled``: ids with an update of ours still on its
-    way, whose cpuset says nothing yet.
+    ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
+    engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of ours on its way then or since; their
+    cpusets say nothing yet.
     """
-    listing = {s.id: s for s in seen}
-    updates: list[Update] = []
-    bound, cancelled, late = _settle_tickets(engine, listing, now_s, listed_at_s)
-    updates += late
+
+    seen: Mapping[str, Seen]
+    listed_at_s: float
+    details: Mapping[str, Container] = field(default_factory=dict)
+    then: Mapping[str, Grant] = field(default_factory=dict)
+    unsettled: frozenset[str] = frozenset()
+
+
+def resync(engine: Engine, listing: Listing, now_s: float) -> Resync:
+    """Bring the records in line with what runs, in one go."""
+    return merged(resync_slices(engine, listing, now_s))
+
+
+def merged(parts: Iterable[Resync]) -> Resync:
+    """Several slices as one."""
+    parts = list(parts)
+    return Resync(*[tuple(item for part in parts for item in getattr(part, f.name)) for f in fields(Resync)])
+
+
+def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Resync]:
+    """The same in slices of at most SLICE containers, so that calls can pass in between (design rule 13)."""
+    seen = listing.seen
+    bound, cancelled, late = _settle_tickets(engine, seen, now_s, listing.listed_at_s)
+    updates = list(late)
     removed = [
         g.key
         for g in engine.grants.values()
-        if g.life is not Life.CREATING and g.key not in listing and g.since_s < listed_at_s
+        if g.life is not Life.CREATING and g.key not in seen and g.since_s < listing.listed_at_s
     ]
     for key in removed:
         updates += engine.remove(key)
+    yield Resync(tuple(updates), removed=tuple(removed), bound=tuple(bound), cancelled=tuple(cancelled))
+    told = {u.id for u in updates}
+    items = list(seen.values())
+    for start in range(0, len(items), SLICE):
+        part = _follow_all(engine, items[start : start + SLICE], listing, now_s, told)
+        told |= {u.id for u in part.updates}
+        yield part
+
+
+def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: float, told: set[str]) -> Resync:
+    updates: list[Update] = []
     drifted: list[str] = []
     foreign: list[str] = []
     adopted: list[str] = []
-    told = {u.id for u in updates}
-    for item in listing.values():
+    resizing = {t.target for t in engine.tickets.values()}
+    for item in items:
         found: tuple[Update, ...] = ()
         if item.id in engine.grants:
-            found = _follow(engine, item, now_s, listed_at_s)
+            found = _follow(engine, item, now_s, listing.listed_at_s)
             # What a container runs on says nothing while it is being told to run elsewhere.
-            if item.id not in unsettled and item.id not in told:
+            in_motion = item.id in listing.unsettled or item.id in told or item.id in resizing
+            if not in_motion and (not listing.then or _unchanged(engine, item.id, listing.then)):
                 found += _check_cpuset(engine, item, now_s, drifted, foreign)
-        elif not item.exited and item.id in details:
-            found = engine.adopt(_adoption(engine, item, details[item.id], now_s, listing))
+        elif not item.exited and item.id in listing.details:
+            container = listing.details[item.id]
+            found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen))
             # Its next containers' requests will not say what its runtime handler is.
             if item.sandbox_id not in engine.pods:
-                engine.add_pod(details[item.id].pod)
+                engine.add_pod(container.pod)
             adopted.append(item.id)
         updates += found
-        told |= {u.id for u in found}
-    return Resync(
-        tuple(updates),
-        tuple(adopted),
-        tuple(removed),
-        tuple(drifted),
-        tuple(foreign),
-        tuple(bound),
-        tuple(cancelled),
-    )
+        told = told | {u.id for u in found}
+    return Resync(tuple(updates), tuple(adopted), drifted=tuple(drifted), foreign=tuple(foreign))
+
+
+def _unchanged(engine: Engine, key: str, then: Mapping[str, Grant]) -> bool:
+    """Whether a container's place is what it was when its cpuset was looked at."""
+    before = then.get(key)
+    return before is not None and before.placement == engine.grants[key].placement
 
 
 def _settle_tickets(

@@ -28,7 +28,7 @@ from cri_proxy.core.books import HISTORY, JournalKey
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Stance, Update
 from cri_proxy.core.host import Host
-from cri_proxy.core.resync import Resync, resync, unknown_ids
+from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.core.simulated_node import Process, Runtime
 from cri_proxy.core.snapshot import UnreadableRecord, read_record, write_record
 from policies.model import BudgetSpent, PlacementRefused, Pod
@@ -231,7 +231,7 @@ class SimulatedShell:
         seen = [process.seen() for process in self.runtime.containers.values()]
         wanted = unknown_ids(self.engine, seen)
         details = {key: self.runtime.containers[key].details(self.memory_bytes) for key in wanted}
-        found = resync(self.engine, seen, details, self.now_s, self.now_s)
+        found = resync(self.engine, Listing({s.id: s for s in seen}, self.now_s, details), self.now_s)
         self.send(found.updates)
         return found
 

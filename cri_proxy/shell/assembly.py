@@ -75,6 +75,8 @@ class Assembly:
         for note in loaded.notes:
             parts.log.warning(note)
         engine = make_engine(parts.config, host)
+        if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
+            parts.log.warning("the machine is not the one it was: places with CPUs that are gone are chosen anew")
         try:
             updates = restore(engine, loaded, parts.store, self._boot_id)
         except Exception:

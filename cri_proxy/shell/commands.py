@@ -59,6 +59,7 @@ class Commands:
     async def status(self, arguments: dict[str, Any]) -> Any:
         daemon, parts = self._daemon, self._daemon.parts
         keeper, runtime = parts.keeper, parts.runtime
+        parts.health.note("state", parts.store.problem)  # it may be younger than the last round
         connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
         document: dict[str, Any] = {
             "version": VERSION,

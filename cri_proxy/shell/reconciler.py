@@ -13,7 +13,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import UnreadableRequest, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Seen
-from cri_proxy.core.resync import Resync, resync, unknown_ids
+from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.runtime import Runtime, gather_limited
@@ -33,6 +33,9 @@ class Reconciler:
         self._lock = asyncio.Lock()
         #: The cgroup of each container, looked up once; None: it has none that can be read.
         self._paths: dict[str, Optional[str]] = {}
+        #: Sandboxes the last list did not name, and those that cannot be understood.
+        self._missing: set[str] = set()
+        self._refused: set[str] = set()
 
     async def run(self, with_cpusets: bool = True) -> Resync:
         """One resync. ``with_cpusets``: also look at every container's cpuset (costs a call for new containers).
@@ -44,27 +47,30 @@ class Reconciler:
             engine = keeper.active()
             if engine is None:
                 return Resync()
-            listed_at_s = keeper.clock()
+            listed_at_s, then, unsettled = keeper.clock(), dict(engine.grants), keeper.updates.unsettled
             listed = await self._runtime.containers()
             seen = {c.id: _seen(c, engine.pods) for c in listed}
             await self._exit_codes(engine, seen)
             details = await self._details(unknown_ids(engine, seen.values()), seen)
             if with_cpusets:
+                await self._sandboxes(engine)
                 await self._cpusets(engine, seen)
-            if engine is not keeper.active():
-                return Resync()
-            result = resync(
-                engine, seen.values(), details, keeper.clock(), listed_at_s, keeper.updates.unsettled
-            )
-            keeper.send(result.updates)
-            keeper.save()
-            self._tell(result)
+            listing = Listing(seen, listed_at_s, details, then, unsettled | keeper.updates.unsettled)
+            parts = []
+            for part in resync_slices(engine, listing, keeper.clock()):
+                if engine is not keeper.active():
+                    break
+                keeper.send(part.updates)
+                keeper.save()
+                self._tell(part)
+                parts.append(part)
+                await asyncio.sleep(0)
+            self._keeper.metrics.resyncs.labels("ok").inc()
             self._paths = {key: path for key, path in self._paths.items() if key in seen}
-            return result
+            return merged(parts)
 
     def _tell(self, result: Resync) -> None:
         metrics, log = self._keeper.metrics, self._keeper.log
-        metrics.resyncs.labels("ok").inc()
         metrics.drift.labels("repaired").inc(len(result.drifted))
         metrics.drift.labels("foreign").inc(len(result.foreign))
         for container_id in result.foreign:
@@ -93,7 +99,11 @@ class Reconciler:
         """What containers are that we have no record of, and what they run on."""
         if not ids:
             return {}
-        pods = await self._pods({seen[i].sandbox_id for i in ids})
+        sandboxes = await self._runtime.sandboxes()
+        # What was created and not started in a sandbox that has ended never will be.
+        ready = {s.id for s in sandboxes if s.state == cri.SANDBOX_READY}
+        ids = tuple(i for i in ids if seen[i].running or seen[i].sandbox_id in ready)
+        pods = await self._pods([s for s in sandboxes if s.id in {seen[i].sandbox_id for i in ids}])
         statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids])
         details: dict[str, Container] = {}
         for container_id, got in zip(ids, statuses):
@@ -108,17 +118,35 @@ class Reconciler:
                 pod, status.metadata.name, status.metadata.attempt, qos, resources, dict(status.labels), dict(status.annotations)
             )
             self._remember_cgroup(container_id, info)
-            seen[container_id] = await self._with_cpuset(seen[container_id], linux)
+            path = self._paths.get(container_id)
+            sets = (self._cgroups.configured(path) if path else None) or _told_cpusets(linux)
+            if sets is not None:
+                seen[container_id] = replace(seen[container_id], cpus=sets.cpus, mems=sets.mems or None)
         return details
 
-    async def _pods(self, wanted: set[str]) -> dict[str, Pod]:
-        listed = [s for s in await self._runtime.sandboxes() if s.id in wanted]
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.sandbox_status(s.id) for s in listed])
+    async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.sandbox_status(s.id) for s in sandboxes])
         pods = {}
-        for sandbox, got in zip(listed, statuses):
+        for sandbox, got in zip(sandboxes, statuses):
             info = {} if isinstance(got, BaseException) else got[1]
             pods[sandbox.id] = _pod(sandbox, info)
         return pods
+
+    async def _sandboxes(self, engine: Engine) -> None:
+        """Know the sandboxes that ran before us: a create does not say what its sandbox's runtime handler is.
+
+        Records of sandboxes that two lists in a row do not name are dropped (one list may be older than the record).
+        """
+        listed = {s.id for s in await self._runtime.sandboxes()}
+        news = {s for s in listed if s not in engine.pods and s not in self._refused}
+        for pod in (await self._pods(news)).values() if news else ():
+            if pod.id not in engine.pods:
+                engine.add_pod(pod)
+        self._refused |= {s for s in news if s not in engine.pods}
+        missing = {s for s in engine.pods if s not in listed}
+        for sandbox_id in missing & self._missing:
+            self._keeper.send(engine.end_pod(sandbox_id))
+        self._missing, self._refused = missing - self._missing, self._refused & listed
 
     async def _cpusets(self, engine: Engine, seen: dict[str, Seen]) -> None:
         """The cpusets of all containers we have records of, from their cgroups; else as the runtime remembers them."""
@@ -130,30 +158,36 @@ class Reconciler:
             if not isinstance(got, BaseException):
                 self._remember_cgroup(container_id, got[1])
                 resources[container_id] = linux_resources(*got)
+        paths = {s.id: path for s in live if (path := self._paths.get(s.id)) is not None}
+        # Hundreds of small files: read outside the event loop.
+        found = await asyncio.to_thread(lambda: {key: self._cgroups.configured(path) for key, path in paths.items()})
+        lacking = [s.id for s in live if found.get(s.id) is None and s.id not in resources]
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in lacking])
+        for container_id, got in zip(lacking, statuses):
+            if not isinstance(got, BaseException):
+                resources[container_id] = linux_resources(*got)
         for item in live:
-            if item.id in self._paths and self._paths[item.id] is None and item.id not in resources:
-                try:
-                    resources[item.id] = linux_resources(*await self._runtime.container_status(item.id))
-                except grpc.aio.AioRpcError:
-                    continue
-            seen[item.id] = await self._with_cpuset(item, resources.get(item.id))
-
-    async def _with_cpuset(self, item: Seen, linux: Optional[cri.LinuxContainerResources]) -> Seen:
-        path = self._paths.get(item.id)
-        sets = None if path is None else self._cgroups.configured(path)
-        if sets is None and path is None and linux is not None and linux.cpuset_cpus:
-            try:
-                sets = Cpusets(parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems))
-            except BadCpuList:
-                return item
-            return replace(item, cpus=sets.cpus, mems=sets.mems or None)
-        return item if sets is None else replace(item, cpus=sets.cpus, mems=sets.mems or None)
+            sets = found.get(item.id) or _told_cpusets(resources.get(item.id))
+            if sets is not None:
+                seen[item.id] = replace(item, cpus=sets.cpus, mems=sets.mems or None)
 
     def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
         pid = info.get("pid")
+        if pid == 0:
+            return  # created, not started: it has no cgroup yet
         path = self._cgroups.of_process(pid) if isinstance(pid, int) and pid > 0 else None
         # A path that has no cpuset files of its own is of no use (and a fake runtime's pid may be anybody's).
         self._paths[container_id] = path if path is not None and container_id in path else None
+
+
+def _told_cpusets(linux: Optional[cri.LinuxContainerResources]) -> Optional[Cpusets]:
+    """The cpuset as the runtime remembers it; None if it does not, or has none."""
+    if linux is None or not linux.cpuset_cpus:
+        return None
+    try:
+        return Cpusets(parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems))
+    except BadCpuList:
+        return None
 
 
 def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.LinuxContainerResources:

@@ -18,7 +18,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Life, Move, Plan, Seen, Stance, Update
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.invariants import broken_invariants
-from cri_proxy.core.resync import resync, unknown_ids
+from cri_proxy.core.resync import Listing, resync, unknown_ids
 from policies.cpus import NO_CPUS
 from policies.hygon import Hygon
 from policies.model import Container, Fence, Placement, PlacementSettings, Qos, Resources
@@ -387,7 +387,11 @@ class Node_(RuleBasedStateMachine):
         self.now_s += 0.5
         details = {key: self.runtime[key].container for key in unknown_ids(self.engine, seen)}
         busy = frozenset(c.target for c in self.calls)
-        result = resync(self.engine, seen, details, self.now_s, self.now_s - 0.2, busy)
+        result = resync(
+            self.engine,
+            Listing({s.id: s for s in seen}, self.now_s - 0.2, details, unsettled=frozenset(busy)),
+            self.now_s,
+        )
         for update in result.updates:
             self._send((update,))
         self.unknown &= busy

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CPU_PERIOD_US
 from tests.e2e.node import GIB, Node
 
@@ -85,3 +86,15 @@ async def test_what_ended_or_was_not_started_is_no_trouble(stopped_node: Node) -
     assert (await node.row(created))["state"] == "created"
     await node.kubelet.start(created)
     await node.until_known(created, state="running", stance="adopted")
+
+
+async def test_what_was_not_started_in_a_pod_that_has_ended_is_not_adopted(stopped_node: Node) -> None:
+    node = stopped_node
+    pod = await node.pod("p", by=node.direct)
+    created = await node.direct.create(pod, "main", cpu_request=100)
+    await node.direct.stop_pod(pod.id)
+    await node.agent.start()
+    await node.until_runtime_is_known()
+    # It is still listed, as if it could be started.
+    assert [found.state for found in await node.direct.list_containers()] == [cri.CONTAINER_CREATED]
+    assert await node.row(created) == {}

@@ -114,3 +114,289 @@ async def _check_all_is_known(agent: Agent, runtime: FakeRuntime) -> dict[str, A
     for key, cpus in live.items():
         assert known[key]["cpus"] == cpus, known[key]
     return known
+
+
+async def test_what_was_under_way_at_a_kill_is_found_again(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        hold = asyncio.Event()
+        script = runtime.script("CreateContainer", hold=hold, act_before_error=True)
+        async with CriClient(agent.socket) as client:
+            pod = await client.run_pod("web")
+            create = asyncio.ensure_future(client.create(pod, "web", cpu_limit=8000))
+            await runtime.wait_until(lambda: script.used == 1)
+            await agent.kill()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await create
+        [container_id] = runtime.containers
+        await start(agent)
+        row = (await placed(agent))[container_id]
+    assert (row["stance"], row["cpus"]) == ("placed", runtime.cpuset(container_id))
+
+
+async def test_a_resize_that_a_kill_kept_from_the_runtime_moves_nothing(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        script = runtime.script("UpdateContainerResources", hold=asyncio.Event(), times=1)
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=4000)
+            before = runtime.cpuset(container_id)
+            resize = asyncio.ensure_future(client.update(container_id, cpu_quota=1_600_000, cpu_period=100_000))
+            await runtime.wait_until(lambda: script.used == 1)
+            await agent.kill()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await resize
+        await start(agent)
+        assert (await placed(agent))[container_id]["cpus"] == before
+    assert runtime.cpuset(container_id) == before
+
+
+async def test_the_place_of_a_container_that_ended_is_held_through_a_kill(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            await run_pod_with(client, "first", cpu_limit=8000)
+            pod, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+            place = runtime.cpuset(container_id)
+            await client.stop(container_id)
+        status = await restart(agent)
+        assert status["held"] == 1
+        async with CriClient(agent.socket) as client:
+            again = await client.create(pod, "web", attempt=1, cpu_limit=8000)
+    assert runtime.cpuset(again) == place
+
+
+# ---------------------------------------------------------------------- a node that was there before
+
+
+async def test_the_first_start_on_a_busy_node_adopts_all_and_moves_nothing(runtime: FakeRuntime) -> None:
+    anywhere = run_without_us(runtime, "anywhere", cpu_limit=4000)
+    fenced = run_without_us(runtime, "fenced", cpuset="8-15", cpu_limit=4000)
+    alone = run_without_us(
+        runtime, "alone", qos="guaranteed", cpuset="32-33", cpu_limit=2000, memory_limit=1 << 30
+    )
+    waiting = run_without_us(runtime, "waiting", running=False)
+    at_the_runtime = cpusets(runtime)
+    async with new_agent(runtime) as agent:
+        status = await start(agent)
+        known = await placed(agent)
+        assert status["containers"] == {"adopted": 4}
+        assert known[anywhere]["cpus"] == "0-127"
+        assert (known[fenced]["cpus"], known[alone]["cpus"]) == ("8-15", "32-33")
+        assert (known[fenced]["state"], known[waiting]["state"]) == ("running", "created")
+        async with CriClient(agent.socket) as client:
+            _, new = await run_pod_with(client, "new", cpu_limit=8000)
+            assert (await placed(agent))[new]["stance"] == "placed"
+    assert (updates(runtime), cpusets(runtime)) == (0, {**at_the_runtime, new: runtime.cpuset(new)})
+
+
+# ---------------------------------------------------------------------- a state file that is no use
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _change(path: Path, statement: str, *values: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute(statement, values).rowcount != 0
+        db.commit()
+
+
+def _replace_by_another_database(path: Path) -> None:
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE pods (name TEXT)")
+        db.commit()
+
+
+DAMAGES = {
+    "empty": lambda path: _overwrite(path, b""),
+    "no database": lambda path: _overwrite(path, b"cache: {}\n" * 1000),
+    "truncated": lambda path: _overwrite(path, path.read_bytes()[: path.stat().st_size // 2]),
+    "corrupt": lambda path: _overwrite(path, path.read_bytes()[:4096] + b"\xff" * 8192),
+    "another program's": _replace_by_another_database,
+    "another version's": lambda path: _change(path, "UPDATE meta SET value = '99' WHERE key = 'format'"),
+    "a record of no sense": lambda path: _change(path, "UPDATE records SET value = '{}' WHERE kind = 'grant'"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+async def test_a_state_file_that_is_no_use_is_kept_aside_and_rebuilt(
+    runtime: FakeRuntime, damage: Any
+) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            for name in ("a", "b", "c"):
+                await run_pod_with(client, name, cpu_limit=8000)
+        assert await agent.terminate() == 0
+        at_the_runtime = cpusets(runtime)
+        state = agent.state / "state.db"
+        damage(state)
+        damaged = state.read_bytes()
+
+        status = await start(agent)
+        assert (status["degraded"], status["containers"]) == ({}, {"adopted": 3})
+        assert (agent.state / "state.db.aside-1").read_bytes() == damaged
+        assert "set aside as state.db.aside-1" in agent.log()
+        async with CriClient(agent.socket) as client:
+            _, new = await run_pod_with(client, "d", cpu_limit=8000)
+        status = await restart(agent)
+        assert status["containers"] == {"adopted": 3, "placed": 1}
+    assert (updates(runtime), cpusets(runtime)) == (0, {**at_the_runtime, new: runtime.cpuset(new)})
+
+
+async def test_a_state_file_that_is_deleted_under_the_daemon_is_written_anew(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            await run_pod_with(client, "a", cpu_limit=8000)
+            for path in agent.state.glob("state.db*"):
+                path.unlink()
+            await run_pod_with(client, "b", cpu_limit=8000)
+        status = await restart(agent)
+        assert (status["containers"], status["degraded"]) == ({"placed": 2}, {})
+
+
+# ---------------------------------------------------------------------- a disk that is no use
+
+
+class Disk:
+    """A small file system for the state, full when ``fill`` was called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), (self.folder / "filler").open("wb", buffering=0) as file:
+            while file.write(b"x" * 512):
+                pass
+
+    def empty(self) -> None:
+        (self.folder / "filler").unlink()
+
+    def remount(self, how: str) -> None:
+        _run("mount", "-o", f"remount,{how}", str(self.folder))
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Disk]:
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder))
+    try:
+        yield Disk(folder)
+    finally:
+        _run("umount", "-l", str(folder))
+
+
+async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        with small_disk(agent.state) as disk:
+            await start(agent)
+            disk.fill()
+            async with CriClient(agent.socket) as client:
+                for name in ("a", "b", "c"):
+                    await run_pod_with(client, name, cpu_limit=8000)
+                status = await until(agent, lambda status: "state" in status["degraded"])
+                assert "full" in status["degraded"]["state"]
+                assert status["containers"] == {"placed": 3}
+                disk.empty()
+                await run_pod_with(client, "d", cpu_limit=8000)
+            await until(agent, lambda status: not status["degraded"])
+            status = await restart(agent)
+            assert (status["containers"], updates(runtime)) == ({"placed": 4}, 0)
+            await agent.kill()
+
+
+async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        with small_disk(agent.state) as disk:
+            disk.fill()
+            status = await start(agent)
+            assert "restart would lose it" in status["degraded"]["state"]
+            async with CriClient(agent.socket) as client:
+                await run_pod_with(client, "a", cpu_limit=8000)
+                disk.empty()
+                await run_pod_with(client, "b", cpu_limit=8000)
+            await until(agent, lambda status: "state" not in status["degraded"])
+            status = await restart(agent)
+            assert (status["containers"], status["degraded"]) == ({"placed": 2}, {})
+            await agent.kill()
+            assert not list(agent.state.glob("*.aside-*"))
+
+
+async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_can(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        with small_disk(agent.state) as disk:
+            disk.remount("ro")
+            status = await start(agent)
+            assert "Read-only file system" in status["degraded"]["state"]
+            async with CriClient(agent.socket) as client:
+                await run_pod_with(client, "a", cpu_limit=8000)
+                disk.remount("rw")
+                await run_pod_with(client, "b", cpu_limit=8000)
+            await until(agent, lambda status: not status["degraded"])
+            status = await restart(agent)
+            assert status["containers"] == {"placed": 2}
+            await agent.kill()
+
+
+# ---------------------------------------------------------------------- the machine is another
+
+
+async def test_a_reboot_ends_holds_and_records(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            _, ended = await run_pod_with(client, "ended", cpu_limit=8000)
+            _, running = await run_pod_with(client, "running", cpu_limit=8000)
+            await client.stop(ended)
+        await agent.kill()
+        _change(agent.state / "state.db", "UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
+        status = await start(agent)
+        assert (status["held"], status["containers"]) == (0, {"adopted": 1})
+        assert set(await placed(agent)) == {running}
+        assert (await ask(agent, "explain", container=running))["history"] == []
+        assert updates(runtime) == 0
+
+
+async def test_only_places_with_cpus_that_are_gone_are_chosen_anew(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            for name, limit in (("first", 8000), ("second", 8000), ("node", 14000)):
+                await run_pod_with(client, name, cpu_limit=limit)
+        before = {name: row["cpus"] for name, row in (await rows(agent)).items()}
+        assert before["first"] == "0-3,64-67"
+        await agent.terminate()
+        data = machine(HYGON_7285_2S)
+        gone = {0, 1, 2, 3, 64, 65, 66, 67}
+        agent.write_topology(replace(data, cpus=tuple(cpu for cpu in data.cpus if cpu.cpu not in gone)))
+        status = await start(agent)
+        await eventually(lambda: updates(runtime) == 1, "the container without CPUs is moved")
+        after = {name: row["cpus"] for name, row in (await rows(agent)).items()}
+        assert status["invariants"] == []
+    assert {name: cpus for name, cpus in after.items() if name != "first"} == {
+        name: cpus for name, cpus in before.items() if name != "first"
+    }
+    [moved] = [call.message for call in runtime.calls_of("UpdateContainerResources")]
+    assert moved.linux.cpuset_cpus == after["first"] != before["first"]
+
+
+async def test_a_cpu_that_is_offline_at_a_start_leaves_its_places(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        await agent.kill()
+        agent.write_topology(take_offline(machine(HYGON_7285_2S), {3}))
+        await start(agent)
+        await eventually(lambda: runtime.cpuset(container_id) == "0-2,64-67", "the offline CPU leaves the cpuset")
+        assert (await ask(agent, "status"))["invariants"] == []
+
+
