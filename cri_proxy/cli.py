@@ -296,12 +296,15 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
 
 
 @cli.command()
-@click.option("--sysfs", type=_file, help="Read this sysfs tree (or JSON topology) instead of /sys.")
+@click.option("--sysfs", type=_file, help="Read this sysfs tree or JSON topology instead.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
 @_json_option
 def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
-    """Draw the machine: sockets, NUMA nodes, L3 slices, CPUs, memory, distances."""
-    data = _read_machine(sysfs if sysfs is not None else Path("/sys"))
+    """Draw the machine: sockets, NUMA nodes, L3 slices, CPUs, memory, distances.
+
+    It is the daemon's view of it, or where no daemon runs that of /sys.
+    """
+    data = _read_machine(sysfs) if sysfs is not None else _daemons_machine()
     if as_json:
         _print_json(write_topology(data))
     else:
@@ -311,6 +314,13 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
         except UnicodeEncodeError:
             drawn = draw_topology(Topology(data), ascii=True)
         click.echo(drawn)
+
+
+def _daemons_machine() -> TopologyData:
+    try:
+        return read_topology(ask(_control_socket(), "topology"))
+    except (DaemonAbsent, ControlError):
+        return _read_machine(Path("/sys"))
 
 
 def _read_machine(source: Path) -> TopologyData:

@@ -153,7 +153,7 @@ class Daemon:
             look=look,
         )
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
-        self.rounds = Rounds(self.parts, self.assembly, self._bring_up)
+        self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._keep_again)
         keeper.on_doubt = self.rounds.look_soon
         self._loaded = loaded
         self._apply_settings()
@@ -283,6 +283,10 @@ class Daemon:
         folder = Path(self.parts.config["state.directory"])
         problem = settings.keep(self._loaded, folder, self.parts.runtime.path)
         self.health.note("last config", problem or "")
+
+    def _keep_again(self) -> None:
+        if "last config" in self.health.reasons:
+            self._keep()
 
     async def reload(self) -> None:
         """SIGHUP: read the files again; an invalid configuration leaves the running one in force."""

@@ -47,9 +47,8 @@ async def serve(problem, argv):
             upstream, downstream = await asyncio.open_unix_connection(runtime)
             await asyncio.gather(_pump(reader, downstream), _pump(upstream, writer), return_exceptions=True)
 
-    ours = os.environ.get("LISTEN_PID") == str(os.getpid())  # sd_listen_fds(3)
-    count = int(os.environ.get("LISTEN_FDS", "0")) if ours else 0
-    given = [socket.socket(fileno=3 + number) for number in range(count)]
+    is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())  # sd_listen_fds(3)
+    given = [socket.socket(fileno=3 + i) for i in range(is_ours and int(os.environ.get("LISTEN_FDS", "0")))]
     servers = [await asyncio.start_unix_server(connected, sock=listener) for listener in given]
     taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
     os.umask(0o177)
@@ -74,7 +73,6 @@ async def serve(problem, argv):
 
 
 def _claim(path):
-    """Make a path free for binding, unless somebody serves it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         try:

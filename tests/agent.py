@@ -86,6 +86,9 @@ class Agent:
 
     async def start(self, *arguments: str, environment: Optional[Mapping[str, str]] = None, ready: bool = True) -> None:
         """Start the daemon and wait for READY. ``arguments`` follow ``run``."""
+        with contextlib.suppress(BlockingIOError):  # what the one before has said
+            while True:
+                self.messages.append(self._notify.recv(65536).decode())
         env = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "n.sock"), "PYTHONPATH": str(ROOT), **(environment or {})}
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(

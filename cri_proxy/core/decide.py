@@ -47,7 +47,7 @@ def opted_out(books: Books, container: Container) -> str:
     """Why a container is not to be managed at all; "" if it is."""
     pod = container.pod
     for key, value in OPT_OUT.items():
-        given = scoped_annotation(pod.annotations, key, container.name)
+        given = scoped_annotation({**container.annotations, **pod.annotations}, key, container.name)
         if given is not None and given.strip().lower() == value:
             return f"opted out by annotation {key}"
     if any(fnmatchcase(pod.namespace, glob) for glob in books.options.unmanaged_namespaces):
@@ -142,13 +142,16 @@ def _same_place(
 
 
 def resized(
-    books: Books, old: Grant, container: Container, fence: Fence, asked: Fence, now_s: float
+    books: Books, old: Grant, container: Container, fence: Fence, asked: Fence
 ) -> tuple[Decision, Stance, frozenset[int]]:
-    if old.stance is not Stance.PLACED and not (old.stance is Stance.KUBELET and asked.cpus):
-        runs_on, placement = asked.cpus or old.runs_on, old.placement
-        if old.stance is Stance.ADOPTED and asked.cpus:
-            placement = replace(placement, home=asked.cpus, exclusive=placement.exclusive & asked.cpus)
-        return Decision(placement, f"{old.stance.value}: left as it is"), old.stance, runs_on
+    """The place of a container with new resources, its stance, and where it runs if that is not our choice.
+
+    ``asked``: the cpuset and mems of the request itself; ``fence``: with those of earlier requests.
+    """
+    # Not ours, unless the caller has just given it a cpuset to be placed in.
+    fenced = old.stance in (Stance.KUBELET, Stance.ADOPTED) or (old.stance is Stance.UNTOUCHED and old.fence.cpus)
+    if old.stance is not Stance.PLACED and not (fenced and asked.cpus):
+        return Decision(old.placement, f"{old.stance.value}: left as it is"), old.stance, asked.cpus or old.runs_on
     if kubelet_owned(books, container, fence):
         return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
     same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, resident_of
+from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
 from cri_proxy.core.decide import decide, predecessors, resized, stance_of, still_holds
 from cri_proxy.core.grants import Admission, Grant, Life, Plan, Record, Stance, Ticket, TicketKind, Update
 from cri_proxy.core.host import EngineOptions, Host
@@ -276,7 +276,7 @@ class Engine:
         new_fence = Fence(fence.cpus or old.fence.cpus, fence.mems or old.fence.mems)
         container = replace(old.container, resources=resources)
         key = self.books.next_ticket()
-        decision, stance, runs_on = resized(self.books, old, container, new_fence, fence, now_s)
+        decision, stance, runs_on = resized(self.books, old, container, new_fence, fence)
         pending = replace(
             old,
             key=key,

@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.core.decide import opted_out
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Life, Seen, Stance, TicketKind, Update
+from cri_proxy.core.grants import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
 from policies.cpus import NO_CPUS
 from policies.model import Container, Placement, Qos
 
@@ -119,8 +119,8 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
 
 def _unchanged(engine: Engine, key: str, then: Mapping[str, Grant]) -> bool:
     """Whether a container's place is what it was when its cpuset was looked at."""
-    before = then.get(key)
-    return before is not None and before.placement == engine.grants[key].placement
+    before, now = then.get(key), engine.grants.get(key)  # one that has just been seen to have ended is gone
+    return before is not None and now is not None and before.placement == now.placement
 
 
 def _settle_tickets(
@@ -134,8 +134,7 @@ def _settle_tickets(
     updates: list[Update] = []
     for ticket in [t for t in engine.tickets.values() if t.in_doubt]:
         if ticket.kind is TicketKind.RESIZE:
-            # Accepted or not, the cpuset it left behind is checked below like any other.
-            updates += engine.commit(ticket.id, now_s)
+            updates += _settle_resize(engine, ticket, listing.get(ticket.target), now_s)
             continue
         container = engine.grants[ticket.key].container
         found = by_name.get((container.pod.uid, container.name, container.attempt))
@@ -146,6 +145,17 @@ def _settle_tickets(
             updates += engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
             cancelled.append(ticket.id)
     return bound, cancelled, updates
+
+
+def _settle_resize(engine: Engine, ticket: Ticket, item: Optional[Seen], now_s: float) -> tuple[Update, ...]:
+    """A resize nobody knows the end of: the container's cpuset tells whether the runtime has made it."""
+    old = engine.grants.get(ticket.target)
+    if old is not None and item is not None and not item.exited:
+        if item.cpus is None:
+            return ()  # not looked at this time
+        if item.cpus != ticket.sent.cpus and item.cpus == old.placement.cpus:
+            return engine.cancel(ticket.id, now_s, "the runtime was not reached")
+    return engine.commit(ticket.id, now_s)
 
 
 def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int]]:

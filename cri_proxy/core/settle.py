@@ -60,7 +60,7 @@ def _settle_placed(books: Books, grant: Grant, own: frozenset[int]) -> None:
     back = grant.displaced
     if back is not None and _is_free(books, back, grant, own):
         mems = (back.mems & books.node.mems) or grant.placement.mems
-        back = replace(back, mems=mems)
+        back = replace(back, cpus=effective(books, back, grant.fence, own), mems=mems)
         books.put(placed(grant, back, "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
@@ -120,17 +120,20 @@ def _kubelets(books: Books) -> frozenset[int]:
 
 
 def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
-    """Where the policy would put a container that is in the books now; None if it will not."""
+    """Where the policy would put a container that is in the books now, near its memory; None if it will not."""
+    was = (grant.placement.home or (grant.displaced.home if grant.displaced else NO_CPUS)) or None
     with books.without([grant.key]):
         try:
-            return books.policy.place(books.node, grant.container, grant.fence, books.affinity)
+            return books.policy.place(books.node, grant.container, grant.fence, books.affinity, was)
         except (PlacementRefused, BudgetSpent):
             return None
 
 
 def _is_free(books: Books, place: Placement, grant: Grant, own: frozenset[int]) -> bool:
     others = books.node.exclusive - grant.exclusive - own
-    return place.exclusive.isdisjoint(others) and effective(books, place, grant.fence, own) == place.cpus
+    # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
+    cpus = effective(books, place, grant.fence, own)
+    return place.exclusive.isdisjoint(others) and bool(cpus) and cpus >= place.cpus
 
 
 def effective(

@@ -139,7 +139,8 @@ class Simulation:
         sandboxes = self._shell.runtime.sandboxes
         if step["pod"] not in sandboxes:
             self._shell.run_sandbox(step["pod"], sandbox_request(step))
-        message = create_request(step, sandboxes[step["pod"]].config, self._shell.memory_bytes)
+        name = self._shell.runtime.default_name(step["pod"], step["id"])
+        message = create_request(step, sandboxes[step["pod"]].config, self._shell.memory_bytes, name)
         return self._shell.create(step["id"], message, step["result"])
 
     def _update(self, step: Step) -> Answer:

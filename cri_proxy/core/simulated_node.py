@@ -34,6 +34,9 @@ from policies.model import NO_FENCE, Container, Fence, Placement, Qos
 MIN_QUOTA_US = 1000
 MAX_BURSTABLE_OOM_SCORE, MIN_BURSTABLE_OOM_SCORE = 999, 3
 
+#: The name of a pod's first container that is given none: the next one, too, once that has ended.
+DEFAULT_NAME = "app"
+
 
 # ---------------------------------------------------------------------- kubelet
 
@@ -62,7 +65,9 @@ def sandbox_request(step: Step) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def create_request(step: Step, sandbox: cri.PodSandboxConfig, memory_capacity_bytes: int) -> bytes:
+def create_request(
+    step: Step, sandbox: cri.PodSandboxConfig, memory_capacity_bytes: int, default_name: str = DEFAULT_NAME
+) -> bytes:
     """The CreateContainerRequest of a ``create`` step; the machine's memory is 0 where it is not known."""
     # 1. As the API server completes a pod: a request that is not given is the limit.
     limit, memory_limit = step["cpu_limit"], step["memory_limit"]
@@ -87,7 +92,7 @@ def create_request(step: Step, sandbox: cri.PodSandboxConfig, memory_capacity_by
     linux.cpuset_cpus, linux.cpuset_mems = format_cpus(step["cpuset"]), format_cpus(step["mems"])
     if not parent or read_qos(parent, linux) is not qos:
         config.linux.cgroup_parent = _default_parent(qos, config.metadata.uid)
-    name = step["name"] or step["id"]
+    name = step["name"] or default_name
     container = cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=name, attempt=step["attempt"]),
         labels={**_pod_labels(config), "io.kubernetes.container.name": name, **step["labels"]},
@@ -253,6 +258,11 @@ class Runtime:
     def run_sandbox(self, sandbox_id: str, request: cri.RunPodSandboxRequest) -> None:
         """RunPodSandbox."""
         self.sandboxes[sandbox_id] = Sandbox(sandbox_id, request.config, request.runtime_handler)
+
+    def default_name(self, sandbox_id: str, container_id: str) -> str:
+        """What a container is called that is given no name: the id, where another of its pod has the usual one."""
+        names = {c.request.config.metadata.name for c in self.containers.values() if c.sandbox.id == sandbox_id and not c.exited}
+        return container_id if DEFAULT_NAME in names else DEFAULT_NAME
 
     def create(self, container_id: str, message: bytes, delta: bytes = b"", ticket: str = "") -> Process:
         """CreateContainer. An id may be used again once its container has ended: it is gone then."""

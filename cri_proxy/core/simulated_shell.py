@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
+from cri_proxy.core.books import HISTORY, JournalKey
 from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.cri import (
     linux_delta,
@@ -24,7 +25,6 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.core.books import HISTORY, JournalKey
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Stance, Update
 from cri_proxy.core.host import Host

@@ -205,7 +205,7 @@ class UpdateContainerResources(Call):
         request = read_update(message)
         grant = engine.grants.get(request.container_id)
         self.fields["id"] = request.container_id
-        if grant is None or (grant.stance is Stance.PLACED and not keeper.enforcing):
+        if grant is None or not (keeper.enforcing or grant.stance is Stance.OBSERVED):
             return Forward()
         container = grant.container
         self.namespace = container.pod.namespace

@@ -28,7 +28,12 @@ def set_up(level: str, form: str) -> Any:
     """A logger that writes lines of ``level`` and above; calling it again changes those there are."""
     renderer: Any = structlog.processors.JSONRenderer()
     if form == "console":
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            sort_keys=False,
+            # Not rich's, which shows the values of all variables on some hundred lines.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

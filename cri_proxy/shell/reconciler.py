@@ -137,16 +137,16 @@ class Reconciler:
 
         Records of sandboxes that two lists in a row do not name are dropped (one list may be older than the record).
         """
-        listed = {s.id for s in await self._runtime.sandboxes()}
-        news = {s for s in listed if s not in engine.pods and s not in self._refused}
-        for pod in (await self._pods(news)).values() if news else ():
+        listed = {s.id: s for s in await self._runtime.sandboxes()}
+        news = [s for s in listed.values() if s.id not in engine.pods and s.id not in self._refused]
+        for pod in (await self._pods(news)).values():
             if pod.id not in engine.pods:
                 engine.add_pod(pod)
-        self._refused |= {s for s in news if s not in engine.pods}
+        self._refused |= {s.id for s in news if s.id not in engine.pods}
         missing = {s for s in engine.pods if s not in listed}
         for sandbox_id in missing & self._missing:
             self._keeper.send(engine.end_pod(sandbox_id))
-        self._missing, self._refused = missing - self._missing, self._refused & listed
+        self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
 
     async def _cpusets(self, engine: Engine, seen: dict[str, Seen]) -> None:
         """The cpusets of all containers we have records of, from their cgroups; else as the runtime remembers them."""

@@ -12,6 +12,7 @@ from typing import Callable
 
 import grpc
 
+from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.interceptor import note_event
 from cri_proxy.shell.notify import notify
@@ -26,12 +27,22 @@ IDENTIFY_AGAIN_S = 1.0
 
 
 class Rounds:
-    """Each public coroutine runs until it is cancelled. ``bring_up`` tries to get an engine: is there one?"""
+    """Each public coroutine runs until it is cancelled.
 
-    def __init__(self, parts: Parts, assembly: Assembly, bring_up: Callable[[], Awaitable[bool]]) -> None:
+    ``bring_up`` tries to get an engine: is there one? ``afterwards`` is called after every round.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        assembly: Assembly,
+        bring_up: Callable[[], Awaitable[bool]],
+        afterwards: Callable[[], None],
+    ) -> None:
         self._parts = parts
         self._assembly = assembly
         self._bring_up = bring_up
+        self._afterwards = afterwards
         #: Whether we read an event stream of our own.
         self.own_stream = False
 
@@ -97,7 +108,7 @@ class Rounds:
             return
         if full:
             # Any pod tells where kubelet's cgroup is; the newest is asked, for it may have been moved.
-            newest = next(reversed(engine.pods.values()), None)
+            newest = next(reversed(tuple(engine.pods.values())), None)
             if newest is not None and parts.machine.note_cgroup(newest.cgroup_parent):
                 parts.log.info("kubelet's cgroup is known from a pod", cgroup_parent=newest.cgroup_parent)
             await self._assembly.follow_machine()
@@ -114,7 +125,10 @@ class Rounds:
         if engine is not None:
             keeper.send(engine.tick(keeper.clock()))
             keeper.save()
+            if full:
+                parts.health.note("invariants", "; ".join(broken_invariants(engine)[:3]))
         parts.health.note("state", parts.store.problem)
+        self._afterwards()
 
     @property
     def _events_read(self) -> bool:
@@ -129,8 +143,8 @@ class Rounds:
             if engine is None or parts.events.streams or not parts.runtime.events_can_be_shared():
                 continue
             try:
+                self.own_stream = True
                 async for event in parts.runtime.events():
-                    self.own_stream = True
                     note_event(keeper, engine, event)
                     if parts.events.streams or engine is not keeper.active():
                         break

@@ -150,7 +150,7 @@ def test_a_create_makes_its_pod_in_its_namespace() -> None:
 
 OPTED_OUT: dict[str, dict[str, Any]] = {
     "by annotation": {"annotations": {"cri-resmgr.io/manage": "false"}},
-    "by annotation for this container": {"annotations": {"cri-resmgr.io/manage/container.a": "false"}},
+    "by annotation for this container": {"annotations": {"cri-resmgr.io/manage/container.app": "false"}},
     "by its runtime handler": {"runtime_handler": "kata"},
 }
 
@@ -255,7 +255,7 @@ def test_after_a_failed_start_the_next_attempts_go_through_untouched_for_ten_min
 
 
 def test_a_failed_start_of_one_container_is_no_matter_for_another() -> None:
-    line = last(create("a", 4, pod="p", result="start-fails"), create("b", 4, pod="p"))
+    line = last(create("a", 4, pod="p", result="start-fails"), create("b", 4, pod="p", name="other"))
     assert line["sent"] != {}
 
 
@@ -360,7 +360,7 @@ def test_a_held_place_is_the_last_choice_of_others_and_is_given_up_for_them() ->
     crowd = [create(f"c{i}", 8) for i in range(16)]
     lines = run(*crowd, {"op": "exit", "id": "c3", "code": 1}, create("new", 8))
     assert lines[-1]["cpus"] == lines[3]["cpus"]
-    assert lines[-1]["why"].endswith("the place held for default/pod-of-c3/c3 was given up")
+    assert lines[-1]["why"].endswith("the place held for default/pod-of-c3/app was given up")
 
 
 def test_an_init_container_makes_room_for_the_app() -> None:

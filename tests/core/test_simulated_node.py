@@ -135,8 +135,12 @@ def test_a_request_carries_all_that_the_step_says() -> None:
     assert (config.linux.resources.cpuset_cpus, config.linux.resources.cpuset_mems) == ("8-11", "1")
 
 
-def test_a_container_is_called_by_its_id_unless_it_has_a_name() -> None:
-    assert container({}).container.name == "a"
+def test_a_container_without_a_name_is_called_app_unless_another_of_its_pod_is() -> None:
+    assert container({}).container.name == "app"
+    runtime, process = running({})
+    assert runtime.default_name("a", "d") == "d"
+    process.state = "exited"
+    assert runtime.default_name("a", "d") == "app"
 
 
 SIZES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -194,7 +198,7 @@ def test_a_look_shows_what_runs() -> None:
     runtime, process = running({}, attempt=2, cpuset="8-11")
     process.give(Placement(cpus=parse_cpus("8-9"), mems=parse_cpus("1")))
     seen = process.seen()
-    assert (seen.id, seen.sandbox_id, seen.pod_uid, seen.name, seen.attempt) == ("c", "a", "a", "a", 2)
+    assert (seen.id, seen.sandbox_id, seen.pod_uid, seen.name, seen.attempt) == ("c", "a", "a", "app", 2)
     assert (seen.running, seen.exited, seen.cpus, seen.mems) == (True, False, {8, 9}, {1})
     process.state, process.exit_code = "exited", 3
     gone = process.seen()
@@ -229,7 +233,7 @@ KUBELETS: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.parametrize(("fields", "owned"), KUBELETS.values(), ids=KUBELETS.keys())
 def test_kubelet_has_written_down_what_it_gave(fields: dict[str, Any], owned: bool) -> None:
     runtime, process = running({}, **fields)
-    assert runtime.kubelet_exclusive() == ({("a", "a"): {4, 5}} if owned else {})
+    assert runtime.kubelet_exclusive() == ({("a", "app"): {4, 5}} if owned else {})
     process.state = "exited"
     assert runtime.kubelet_exclusive() == {}
 
@@ -239,4 +243,4 @@ def test_what_we_gave_is_not_what_kubelet_gave() -> None:
     process.give(Placement(cpus=parse_cpus("4-5")))
     assert runtime.kubelet_exclusive() == {}
     process.ask(update_request(step("update", cpuset="6-7")), b"")
-    assert runtime.kubelet_exclusive() == {("a", "a"): {6, 7}}
+    assert runtime.kubelet_exclusive() == {("a", "app"): {6, 7}}

@@ -47,7 +47,7 @@ def shell_with(error: Exception, text: str = "{}") -> SimulatedShell:
     """A shell with a container "a" in its place, whose policy then fails."""
     shell = SimulatedShell(machine(HYGON_7285_2S), config(text))
     run_on(shell, "a")
-    shell.engine.policy = Failing(error)
+    shell.engine.rehost(shell.engine.host, Failing(error))
     return shell
 
 

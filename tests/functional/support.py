@@ -76,6 +76,19 @@ async def reloaded(agent: Agent) -> Any:
     return await ask(agent, "status")
 
 
+async def compared(agent: Agent) -> Any:
+    """The status after a comparison with the runtime that has begun after this call.
+
+    Unlike ``conftest.resync`` it works for a daemon that was started again.
+    """
+    status = await ask(agent, "status")
+    for _ in range(2):  # the first that ends may have begun before
+        done = resyncs(status)
+        await ask(agent, "mode", mode=status["mode_wanted"])
+        status = await until(agent, lambda status, done=done: resyncs(status) > done)
+    return status
+
+
 def updates(runtime: FakeRuntime) -> int:
     """How many UpdateContainerResources calls the runtime has seen."""
     return len(runtime.calls_of(UPDATE))

@@ -1,0 +1,344 @@
+"""Whatever is broken at a start: the socket is served, a pod starts, and the status says why in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_proxy import launcher, passthrough
+from cri_proxy.cli import cli
+from cri_proxy.shell.runtime import WELL_KNOWN
+from tests.agent import Agent
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import ask, until
+from tests.functional.support import (
+    broken_module,
+    ended,
+    message_with,
+    new_agent,
+    run_pod_with,
+    start,
+)
+
+
+async def _check_a_pod_starts_untouched(agent: Agent, runtime: FakeRuntime, name: str = "web") -> None:
+    async with CriClient(agent.socket) as client:
+        _, container_id = await run_pod_with(client, name, cpu_limit=8000)
+    assert runtime.cpuset(container_id) == ""
+
+
+def _check_ready_said(agent: Agent, *words: str) -> None:
+    first = message_with(agent, "READY=1") or ""
+    status = first.partition("STATUS=")[2]
+    assert status.startswith("degraded: "), agent.messages
+    assert "\n" not in status
+    for word in words:
+        assert word in status
+
+
+async def _only_reason(agent: Agent, topic: str) -> str:
+    status = await ask(agent, "status")
+    assert status["mode"] == "off"
+    assert set(status["degraded"]) == {topic}
+    reason = str(status["degraded"][topic])
+    assert "\n" not in reason
+    return reason
+
+
+# ---------------------------------------------------------------------- the configuration
+
+
+BROKEN = {"placement": {"ladder": "rope"}}
+BROKEN_REASON = 'placement.ladder is "rope", expected manual or fine'
+
+
+async def test_a_first_start_with_a_broken_configuration_passes_bytes_and_recovers_by_itself(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime, **BROKEN) as agent:
+        await agent.start()
+        _check_ready_said(agent, BROKEN_REASON)
+        reason = await _only_reason(agent, "config")
+        assert reason.startswith("containers are not placed until there is a valid configuration: ")
+        assert f"{agent.config_file}:1: {BROKEN_REASON}" in reason
+        await _check_a_pod_starts_untouched(agent, runtime)
+        agent.write_config({"placement": {"ladder": "fine"}})
+        await until(agent, lambda status: status["mode"] == "enforce" and not status["degraded"])
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "placed", cpu_limit=8000)
+        assert runtime.cpuset(container_id) != ""
+
+
+async def test_a_broken_configuration_is_no_harm_where_one_has_loaded_before(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, placement={"ladder": "fine"}) as agent:
+        await start(agent)
+        await agent.terminate()
+        agent.write_config(BROKEN)
+        status = await start(agent)
+        reason = status["degraded"]["config"]
+        assert reason.startswith(f"the last configuration that loaded is in force: {agent.config_file}:1: ")
+        assert status["mode"] == "enforce"
+        shown = {row["key"]: row for row in await ask(agent, "config")}
+        assert shown["placement.ladder"]["value"] == "fine"
+        assert shown["placement.ladder"]["origin"] == f"{agent.config_file}:1 (last one that loaded)"
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        assert runtime.cpuset(container_id) != ""
+        agent.write_config({"placement": {"ladder": "manual"}})
+        agent.reload()
+        await until(agent, lambda status: not status["degraded"])
+
+
+async def test_a_configuration_that_is_not_yaml_is_no_harm_with_the_sockets_on_the_command_line(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent:
+        agent.config_file.write_text("relay:\n\tsocket: /nowhere\n")
+        flags = ("--relay-socket", agent.socket, "--control-socket", str(agent.control))
+        await agent.start(*flags, "--runtime-socket", runtime.socket, "--state-dir", str(agent.state))
+        reason = await _only_reason(agent, "config")
+        assert f"{agent.config_file}:2: this is not YAML" in reason
+        await _check_a_pod_starts_untouched(agent, runtime)
+
+
+async def test_a_configuration_that_is_not_there_is_said(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        agent.config_file.unlink()
+        flags = ("--relay-socket", agent.socket, "--control-socket", str(agent.control))
+        await agent.start(*flags, "--runtime-socket", runtime.socket, "--state-dir", str(agent.state))
+        assert "cannot be read: No such file or directory" in await _only_reason(agent, "config")
+
+
+# ---------------------------------------------------------------------- the machine, the state, the runtime
+
+
+async def test_an_empty_sys_passes_bytes_and_recovers_by_itself(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        topology = agent.folder / "topology.json"
+        empty = agent.folder / "sys"
+        empty.mkdir()
+        agent.write_config({"topology": {"source": str(empty)}})
+        await agent.start()
+        _check_ready_said(agent, str(empty))
+        assert str(empty) in await _only_reason(agent, "topology")
+        await _check_a_pod_starts_untouched(agent, runtime)
+        empty.rmdir()
+        empty.symlink_to(topology)
+        status = await until(agent, lambda status: status["mode"] == "enforce")
+        assert status["degraded"] == {}
+        await until(agent, lambda status: status["containers"] == {"adopted": 1})
+
+
+async def test_a_file_where_the_state_directory_should_be_costs_only_durability(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        agent.state.write_text("not a directory")
+        status = await start(agent)
+        _check_ready_said(agent, f"{agent.state}: it is not a directory")
+        assert (status["mode"], status["degraded"].keys()) == ("enforce", {"state", "last config"})
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+            assert runtime.cpuset(container_id) != ""
+            agent.state.unlink()
+            await run_pod_with(client, "more", cpu_limit=8000)
+        status = await until(agent, lambda status: "state" not in status["degraded"])
+        await agent.kill()
+        assert (await start(agent))["containers"] == {"placed": 2}
+
+
+async def test_the_daemon_starts_before_the_runtime(runtime: FakeRuntime) -> None:
+    await runtime.stop()
+    async with new_agent(runtime) as agent:
+        await agent.start()
+        status = await ask(agent, "status")
+        assert (status["mode"], status["runtime"]["connected"]) == ("enforce", False)
+        await runtime.start()
+        await until(agent, lambda status: status["runtime"]["connected"])
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        assert runtime.cpuset(container_id) != ""
+
+
+async def test_a_log_that_cannot_be_written_costs_no_request(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        agent.log_file.symlink_to("/dev/full")
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        assert runtime.cpuset(container_id) != ""
+
+
+# ---------------------------------------------------------------------- strict
+
+
+def _break_config(agent: Agent) -> str:
+    agent.write_config(BROKEN)
+    return f"{agent.config_file}:1: {BROKEN_REASON}"
+
+
+def _break_unknown_key(agent: Agent) -> str:
+    agent.write_config({"placement": {"lader": "fine"}})
+    return "unknown key placement.lader; did you mean placement.ladder?"
+
+
+def _break_topology(agent: Agent) -> str:
+    (agent.folder / "sys").mkdir()
+    agent.write_config({"topology": {"source": str(agent.folder / "sys")}})
+    return str(agent.folder / "sys")
+
+
+def _break_state(agent: Agent) -> str:
+    agent.state.write_text("not a directory")
+    return f"{agent.state}: it is not a directory"
+
+
+@pytest.mark.parametrize("damage", [_break_config, _break_unknown_key, _break_topology, _break_state])
+async def test_strict_exits_with_the_sentence_instead(runtime: FakeRuntime, damage: Any) -> None:
+    async with new_agent(runtime) as agent:
+        sentence = damage(agent)
+        await agent.start("--strict", ready=False)
+        assert await ended(agent) == 1
+        log = agent.log()
+        assert sentence in log
+        assert "Traceback" not in log
+        assert not Path(agent.socket).exists()
+        assert not agent.control.exists()
+
+
+# ---------------------------------------------------------------------- the program itself
+
+
+DEPENDENCIES = ("structlog", "grpc", "yaml", "prometheus_client", "click")
+
+
+@pytest.mark.parametrize("name", DEPENDENCIES)
+async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(
+    runtime: FakeRuntime, name: str
+) -> None:
+    async with new_agent(runtime) as agent:
+        flags = ("--relay-socket", agent.socket, "--runtime-socket", f"unix://{runtime.socket}")
+        with broken_module(agent.folder, name) as environment:
+            await agent.start(*flags, environment=environment)
+        _check_ready_said(agent, "passing bytes only: ImportError: it is broken")
+        await _check_a_pod_starts_untouched(agent, runtime)
+        assert "cri-resmgr: degraded, passing bytes only: ImportError: it is broken" in agent.log()
+        assert await agent.terminate() == 0
+
+
+async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_bytes(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
+        text = "class CollectorRegistry:\n    def __init__(self, **_): raise TypeError('not that version')\n"
+        names = "Counter Gauge Histogram generate_latest".split()
+        text += "".join(f"{name} = None\n" for name in names)
+        with broken_module(agent.folder, "prometheus_client", text) as environment:
+            module = agent.folder / "broken" / "prometheus_client"
+            (module / "core.py").write_text("GaugeMetricFamily = None\n")
+            (module / "registry.py").write_text("class Collector: pass\n")
+            await agent.start(*flags, environment=environment)
+        _check_ready_said(agent, "TypeError: not that version")
+        assert "Traceback" in agent.log()
+        await _check_a_pod_starts_untouched(agent, runtime)
+
+
+async def test_it_serves_the_sockets_of_the_last_configuration(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        more = str(agent.folder / "more.sock")
+        agent.write_config({"relay": {"extra_sockets": [more]}})
+        await start(agent)
+        await agent.terminate()
+        with broken_module(agent.folder, "structlog") as environment:
+            await agent.start("--state-dir", str(agent.state), environment=environment)
+        await _check_a_pod_starts_untouched(agent, runtime)
+        async with CriClient(more) as client:
+            assert len(await client.list_containers()) == 1
+
+
+async def test_strict_exits_where_a_dependency_is_gone(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        with broken_module(agent.folder, "structlog") as environment:
+            await agent.start("--strict", environment=environment, ready=False)
+        assert await ended(agent) == 1
+        assert "ImportError: it is broken" in agent.log()
+
+
+async def test_other_commands_say_what_is_broken_and_serve_nothing(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        with broken_module(agent.folder, "grpc") as environment:
+            process = subprocess.run(
+                [sys.executable, "-m", "cri_proxy", "--control-socket", str(agent.control), "status"],
+                env=environment, capture_output=True, text=True, timeout=30, check=False,
+            )  # fmt: skip
+    assert process.returncode == 1
+    sentence = "cri-resmgr: it cannot run: ImportError: it is broken\n  reinstall the package\n"
+    assert process.stderr == sentence
+
+
+# ---------------------------------------------------------------------- the launcher
+
+
+@pytest.mark.parametrize("module", [launcher, passthrough])
+def test_the_launcher_is_short_and_needs_the_standard_library_only(module: Any) -> None:
+    source = Path(module.__file__)
+    assert len(source.read_text().splitlines()) < 100
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {source.stem}; print(*sys.modules)"
+    # -S -I: no site-packages, no environment. What is left to import by mistake are its own neighbours.
+    command = [sys.executable, "-S", "-I", "-c", code, str(source.parent)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert {path.stem for path in source.parent.iterdir()} & set(found) == {source.stem}
+
+
+def test_the_launcher_knows_every_command_that_serves_nothing() -> None:
+    assert set(cli.commands) - {"run"} <= launcher.OTHERS
+
+
+@pytest.mark.parametrize(
+    ("words", "serves"),
+    [
+        ("", True),
+        ("run", True),
+        ("run --config /etc/cri-resmgr/config.yaml", True),
+        ("-relay-socket=/run/a.sock -metrics-interval 10s", True),
+        ("--control-socket /run/c.sock run", True),
+        ("--control-socket /run/c.sock status", False),
+        ("status --json", False),
+        ("run --strict", False),
+        ("-strict", False),
+        ("--help", False),
+        ("run -h", False),
+        ("--reset-policy", False),
+        ("-version", False),
+        ("observer run", False),
+    ],
+)
+def test_only_run_is_taken_over_by_the_launcher(words: str, serves: bool) -> None:
+    assert launcher.is_serving(words.split()) is serves
+
+
+def test_the_launcher_looks_for_the_same_runtimes() -> None:
+    assert passthrough.RUNTIMES == WELL_KNOWN
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", ("/var/run/cri-resmgr.sock", [], WELL_KNOWN[0])),
+        ("--relay-socket /a --runtime-socket unix:///b", ("/a", [], "/b")),
+        ("-relay-socket=/a -runtime-socket=/b", ("/a", [], "/b")),
+        ("--relay-socket /a --relay-socket /c", ("/c", [], WELL_KNOWN[0])),
+    ],
+)
+def test_flags_tell_the_launcher_where_to_serve(words: str, expected: Any, tmp_path: Path) -> None:
+    if any(Path(path).exists() for path in WELL_KNOWN):
+        expected = (*expected[:2], passthrough.endpoints(words.split(), str(tmp_path))[2])
+    assert passthrough.endpoints(words.split(), str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"x"', "{", '{"socket": ""}'])
+def test_a_broken_note_of_endpoints_is_no_harm(text: str, tmp_path: Path) -> None:
+    (tmp_path / "endpoints.json").write_text(text)
+    assert passthrough.endpoints([], str(tmp_path))[0] == "/var/run/cri-resmgr.sock"
