@@ -44,6 +44,9 @@ from cri_proxy.version import VERSION
 #: What ``run --strict`` does not start without.
 STRICT_TOPICS = ("config", "topology", "engine", "state")
 
+#: How long a background task may take to end before it is told again, seconds.
+CANCEL_AGAIN_S = 0.5
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -220,9 +223,12 @@ class Daemon:
         notify("STOPPING=1")
         assert self.serving is not None
         await self.serving.close(parts.config["relay.drain"])
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while tasks := tuple(self._tasks):
+            # Once may not be enough: before Python 3.12, wait_for can swallow a cancellation (bpo-37658).
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+            await asyncio.sleep(0)  # the callbacks of those that are done
         if self.control is not None:
             await self.control.stop()
         if self.metrics_http is not None:

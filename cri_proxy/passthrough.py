@@ -60,6 +60,7 @@ async def serve(problem, argv):
             print(f"cri-resmgr: {path} cannot be served: {error}", file=sys.stderr, flush=True)
             if path == main:
                 sys.exit(1)
+            continue
         with contextlib.suppress(OSError):
             status = os.stat(runtime)
             os.chown(path, status.st_uid, status.st_gid)
@@ -74,13 +75,10 @@ async def serve(problem, argv):
 
 def _claim(path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-        else:
-            raise OSError("it is served by another process; stop that first")
+    # A stale socket is removed by start_unix_server.
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+        probe.connect(path)
+        raise OSError("it is served by another process; stop that first")
 
 
 async def _pump(reader, writer):

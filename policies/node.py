@@ -126,6 +126,11 @@ class Node:
         return frozenset(self._exclusive)
 
     @property
+    def claims(self) -> frozenset[tuple[int, int]]:
+        """The exclusive CPUs, each with how many records claim it: a resize on its way is a second one."""
+        return frozenset(self._exclusive.items())
+
+    @property
     def shared(self) -> frozenset[int]:
         """CPUs for containers without CPUs of their own: usable, not reserved, not exclusive.
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -84,16 +84,21 @@ class Agent:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self, *arguments: str, environment: Optional[Mapping[str, str]] = None, ready: bool = True) -> None:
-        """Start the daemon and wait for READY. ``arguments`` follow ``run``."""
-        with contextlib.suppress(BlockingIOError):  # what the one before has said
-            while True:
-                self.messages.append(self._notify.recv(65536).decode())
+    async def start(
+        self,
+        *arguments: str,
+        environment: Optional[Mapping[str, str]] = None,
+        ready: bool = True,
+        command: Sequence[str] = (sys.executable, "-m", "cri_proxy"),
+        keep: Sequence[int] = (),
+    ) -> None:
+        """Start the daemon and wait for READY. ``arguments`` follow ``run``; ``keep``: descriptors it inherits."""
+        self.receive_all()  # what the one before has said
         env = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "n.sock"), "PYTHONPATH": str(ROOT), **(environment or {})}
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "cri_proxy", "run", "--config", str(self.config_file), *arguments,
-                stdout=log, stderr=log, env=env, cwd=str(self.folder),
+                *command, "run", "--config", str(self.config_file), *arguments,
+                stdout=log, stderr=log, env=env, cwd=str(self.folder), pass_fds=keep,
             )  # fmt: skip
         if ready:
             await self.wait_notified("READY=1")
@@ -113,6 +118,12 @@ class Agent:
         if received not in done:
             raise AssertionError(f"no {text!r} from the daemon:\n{self.log()}")
         return received.result()
+
+    def receive_all(self) -> None:
+        """Add what was sent to the service manager so far to ``messages``."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.messages.append(self._notify.recv(65536).decode())
 
     async def _receive(self, loop: asyncio.AbstractEventLoop, text: str) -> str:
         while True:
@@ -136,6 +147,10 @@ class Agent:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def reload(self) -> None:
         """SIGHUP."""

@@ -26,6 +26,8 @@ HISTORY = 1000
 #: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
 MESSAGE_CHARS = 1000
 
+#: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones.
+Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]]]
 JournalKey = tuple[str, str]
 JournalValue = Union[Grant, Ticket, Pod, Record, float, None]
 
@@ -58,7 +60,7 @@ class Books:
         self.sandboxes: dict[str, set[str]] = {}
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
-        self.refreshed = (id(self.node), self.node.shared, self.node.exclusive)
+        self.refreshed: Pools = (id(self.node), self.node.shared, self.node.claims)
 
     def next_ticket(self) -> str:
         """An id that was never used before."""
@@ -67,8 +69,7 @@ class Books:
 
     def put(self, grant: Grant) -> None:
         """Insert or replace a grant, in the records and in the books."""
-        if grant.key in self.grants:
-            self.node.remove(grant.key)
+        self._unbook(grant.key)
         self.node.add(grant.key, resident_of(grant))
         self.store(grant)
 
@@ -81,9 +82,13 @@ class Books:
     def drop(self, key: str) -> None:
         container = self.grants[key].container
         self.change("grant", self.grants, key, None)
-        self.node.remove(key)
+        self._unbook(key)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)
+
+    def _unbook(self, key: str) -> None:
+        if key in self.node.residents:
+            self.node.remove(key)
 
     def put_ticket(self, ticket: Ticket) -> None:
         self.change("ticket", self.tickets, ticket.id, ticket)
@@ -156,7 +161,9 @@ class Books:
                 self.put(before)
             elif key in self.grants:
                 self.drop(key)
-        self.refreshed = (0, NO_CPUS, NO_CPUS)
+            else:
+                self._unbook(key)
+        self.refreshed = (0, NO_CPUS, frozenset())
         for record in [r for r in self.history if r.number > newest]:
             self._amend(record.id, outcome="undone: an error in cri-resmgr")
 

@@ -250,7 +250,8 @@ class Engine:
         self.books.drop(ticket.key)
         self.books.put_back(ticket.replaces, ticket.replaced_tickets)
         self.books.outcome(ticket.target or ticket_id, reason)
-        return refresh(self.books)
+        # What was set aside has not followed the changes since.
+        return refresh(self.books, force=bool(ticket.replaces))
 
     @_transition
     def doubt(self, ticket_id: str) -> None:

@@ -38,8 +38,15 @@ class Resync:
 def unknown_ids(engine: Engine, seen: Iterable[Seen]) -> tuple[str, ...]:
     """Containers that ``resync`` will want the details of: alive, not in the records and not on their way."""
     flying = _names_of_tickets(engine, in_doubt=False) | _names_of_tickets(engine, in_doubt=True)
+    # The attempt before of a container on its way: until that is there, its place may have to be put back.
+    aside = {g.key for t in engine.tickets.values() for g in t.replaces}
     return tuple(
-        s.id for s in seen if s.id not in engine.grants and not s.exited and (s.pod_uid, s.name, s.attempt) not in flying
+        s.id
+        for s in seen
+        if not s.exited
+        and s.id not in engine.grants
+        and s.id not in aside
+        and (s.pod_uid, s.name, s.attempt) not in flying
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.core.books import Books
+from cri_proxy.core.books import Books, Pools
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from policies.cpus import NO_CPUS
 from policies.memory import Memory, choose_memory
@@ -43,8 +43,8 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
 
-def _pools(books: Books) -> tuple[int, frozenset[int], frozenset[int]]:
-    return id(books.node), books.node.shared, books.node.exclusive
+def _pools(books: Books) -> Pools:
+    return id(books.node), books.node.shared, books.node.claims
 
 
 def settle(books: Books, grant: Grant, own: frozenset[int]) -> None:
@@ -66,21 +66,18 @@ def _settle_placed(books: Books, grant: Grant, own: frozenset[int]) -> None:
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
     cpus = effective(books, placement, grant.fence, own)
-    if cpus and placement.exclusive.isdisjoint((_kubelets(books) - own) | books.node.reserved):
+    if cpus and placement.exclusive.isdisjoint(_not_to_be_owned(books, own)):
         mems = placement.mems & books.node.mems
         if cpus != placement.cpus or mems != placement.mems:
-            why = "CPUs of its domain came or went" if cpus != placement.cpus else "memory nodes came or went"
             charge = placement.memory_charge
             if placement.mems and not mems:
                 with books.without([grant.key]):
                     memory = memory_for(books, cpus, grant.container, grant.fence)
                 anywhere = books.node.mems if grant.fence.mems is None else NO_CPUS
                 mems, charge = memory.nodes or anywhere, memory.charge
-            books.put(
-                replace(
-                    grant, placement=replace(placement, cpus=cpus, mems=mems, memory_charge=charge), why=why
-                )
-            )
+            # Why it is here has not changed; the update says what has.
+            now = replace(placement, cpus=cpus, mems=mems, memory_charge=charge)
+            books.put(replace(grant, placement=now))
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
@@ -106,17 +103,17 @@ def _settle_adopted(books: Books, grant: Grant, own: frozenset[int]) -> None:
     if cpus == grant.runs_on & online:
         return
     if cpus:
-        books.put(replace(grant, runs_on=cpus, why="CPUs it ran on belong to another now"))
+        books.put(replace(grant, runs_on=cpus))
         return
     anew = _place_anew(books, grant)
     if anew is not None and anew.placement.cpus:
         books.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
 
 
-def _kubelets(books: Books) -> frozenset[int]:
-    """CPUs that kubelet has given to single containers; there it has the last word."""
+def _not_to_be_owned(books: Books, own: frozenset[int]) -> frozenset[int]:
+    """Reserved CPUs, and those that kubelet has given to single containers: there it has the last word."""
     known = [g.runs_on for g in books.grants.values() if g.stance is Stance.KUBELET]
-    return frozenset().union(*books.host.kubelet_exclusive.values(), *known)
+    return (frozenset().union(*books.host.kubelet_exclusive.values(), *known) - own) | books.node.reserved
 
 
 def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
@@ -130,7 +127,7 @@ def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
 
 
 def _is_free(books: Books, place: Placement, grant: Grant, own: frozenset[int]) -> bool:
-    others = books.node.exclusive - grant.exclusive - own
+    others = (books.node.exclusive - grant.exclusive - own) | _not_to_be_owned(books, own)
     # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
     cpus = effective(books, place, grant.fence, own)
     return place.exclusive.isdisjoint(others) and bool(cpus) and cpus >= place.cpus
@@ -190,7 +187,10 @@ def has_changed(was: Grant, now: Grant) -> bool:
 def update_of(was: Grant, now: Grant) -> Update:
     """What the runtime has to be told of a grant that has changed."""
     place = now.placement if now.stance is Stance.PLACED else Placement(cpus=now.runs_on)
-    return Update(now.key, place, bool(was.cpus - place.cpus), now.why)
+    why = now.why
+    if now.why == was.why:
+        why = "CPUs of its domain came or went" if was.cpus != now.cpus else "memory nodes came or went"
+    return Update(now.key, place, bool(was.cpus - place.cpus), why)
 
 
 def grown(grant: Grant, old: Topology, new: Topology) -> Grant:

@@ -24,7 +24,7 @@ from cri_proxy.core.cri import (
 from cri_proxy.core.books import MESSAGE_CHARS
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Stance
-from cri_proxy.core.interception import End, Forward, Interception, Outcome, Refuse, intercepted
+from cri_proxy.core.interception import UNAVAILABLE, End, Forward, Interception, Outcome, Refuse, intercepted
 from cri_proxy.shell.keeper import Keeper
 from policies.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
@@ -289,7 +289,7 @@ class StartContainer(_AboutContainer):
     async def close(self, end: End, code: int, details: str) -> None:
         if end is End.OK:
             self.engine.started(self.container_id)
-        elif end is End.REFUSED:
+        elif end is End.REFUSED and code != UNAVAILABLE:  # of a runtime that is away the place is not to blame
             distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
             self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
             self.fields["next_create_untouched"] = distrusted

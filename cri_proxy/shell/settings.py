@@ -19,7 +19,8 @@ CONFIG = Path("/etc/cri-resmgr/config.yaml")
 LAST = "last-config.json"
 #: What ``passthrough.py`` reads where nothing else can be imported: our sockets and the runtime's, as JSON.
 ENDPOINTS = "endpoints.json"
-#: What is believed of a configuration that is otherwise invalid: without its sockets nobody finds anybody.
+#: What is believed of a configuration that is otherwise invalid: without its sockets nobody finds anybody,
+#: and what needs a restart would be wrong until there is one.
 ESSENTIAL = frozenset(
     [
         "relay.socket",
@@ -28,6 +29,7 @@ ESSENTIAL = frozenset(
         "relay.image_endpoint",
         "control.socket",
         "state.directory",
+        "topology.cgroup_root",
     ]
 )
 

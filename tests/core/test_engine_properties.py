@@ -122,7 +122,8 @@ class Node_(RuleBasedStateMachine):
             if there is None:
                 continue  # it was never created, or somebody removed it behind our back
             assert update.placement.cpus, f"an empty cpuset for {update.id}"
-            if there.cpus - update.placement.cpus and update.id not in unknown:
+            lost = (there.cpus - update.placement.cpus) & self.engine.host.topology.online
+            if lost and update.id not in unknown:
                 assert update.shrink, f"{update.id} loses CPUs, and is not told first"
             there.cpus = update.placement.cpus
             there.mems = update.placement.mems or there.mems
@@ -185,14 +186,14 @@ class Node_(RuleBasedStateMachine):
         cpus = sorted(self._everything())
         start = where % len(cpus)
         around = cpus[start:] + cpus[:start]
-        if kind == "half":
-            return Fence(frozenset(around[: len(cpus) // 2 + 1]))
-        if kind == "few":
-            return Fence(frozenset(around[:3]))
+        if kind in ("half", "few"):
+            shared = frozenset(around[: len(cpus) // 2 + 1 if kind == "half" else 3])
+            # As many CPUs as a Guaranteed container asks for would be its own.
+            return Fence() if qos is Qos.GUARANTEED and len(shared) * 1000 == request else Fence(shared)
         if kind == "mems":
             return Fence(mems=frozenset([sorted(self.engine.node.mems)[where % len(self.engine.node.mems)]]))
         if kind == "nowhere":
-            return Fence(frozenset([4000]))
+            return Fence(frozenset(range(4000, 4007)))
         if kind == "kubelet" and qos is Qos.GUARANTEED and request % 1000 == 0:
             # Kubelet does not know of our exclusive CPUs, but never gives one of its own away twice.
             own = [g.runs_on for g in self.engine.grants.values() if g.stance is Stance.KUBELET]
@@ -230,6 +231,8 @@ class Node_(RuleBasedStateMachine):
                 there, sent = self.runtime[call.target], call.admission.placement
                 there.cpus = sent.cpus or call.fence.cpus or there.cpus
                 there.mems = sent.mems or call.fence.mems or there.mems
+            if call.admission.ticket not in self.engine.tickets:
+                self.unknown.add(call.target)  # its container was taken for gone meanwhile
             updates = self.engine.commit(call.admission.ticket, self.now_s)
         else:
             updates = self.engine.bind(call.admission.ticket, self._arrive(call), self.now_s)
@@ -374,6 +377,7 @@ class Node_(RuleBasedStateMachine):
             cpus = self._fence("few", where, 0, Qos.BURSTABLE).cpus
             assert cpus is not None
             self.runtime[key].cpus = cpus
+            self.unknown.add(key)
             self.resync()
 
     @rule()

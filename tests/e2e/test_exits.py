@@ -51,6 +51,17 @@ async def test_an_exit_while_the_daemon_was_down_is_noticed_too(polling_node: No
     assert await node.cpus(await node.run(made.pod, attempt=1, **SMALL)) == "0"
 
 
+async def test_of_a_container_that_was_adopted_nothing_is_left(polling_node: Node) -> None:
+    node = polling_node
+    made = await node.run("p", by=node.direct, **SMALL)
+    await node.agent.kill()
+    await node.agent.start()
+    await node.until_known(made, stance="adopted")
+    await crash(node, made)
+    await until(lambda: node.ask("placements"), lambda rows: rows == [])
+    assert (await node.ask("status"))["degraded"] == {}
+
+
 async def test_a_container_that_went_while_the_daemon_was_down_is_forgotten(polling_node: Node) -> None:
     node = polling_node
     made = await node.run("p", **SMALL)

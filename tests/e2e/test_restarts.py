@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Callable
 
+import grpc
 import grpc.aio
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.e2e.containerd import Containerd
-from tests.e2e.node import Node, Running, until
+from tests.e2e.node import Node, Running, problem_of, until
 
 pytestmark = pytest.mark.containerd
 
@@ -107,6 +108,27 @@ async def test_the_daemon_may_end(node: Node, end: str) -> None:
             )
     assert {container.id: await node.place(container) for container in lasting} == places
     await all_are_where_the_daemon_says(node)
+
+
+async def test_starts_that_reach_nobody_are_not_held_against_the_place(node: Node) -> None:
+    pod = await node.pod("p")
+    made = await node.kubelet.create(pod, "main", cpu_limit=1000)
+    node.containerd.kill()
+    for _ in range(2):
+        code, _ = await problem_of(node.kubelet.start(made))
+        assert code is grpc.StatusCode.UNAVAILABLE
+    await asyncio.to_thread(node.containerd.start)
+    await until(lambda: answers(node))
+    assert await node.cpus(await node.run(pod, attempt=1, cpu_limit=1000)) == "0"
+
+
+async def answers(node: Node) -> bool:
+    """Whether a call through our socket reaches the runtime."""
+    try:
+        await node.kubelet.call("Version", cri.VersionRequest())
+    except grpc.aio.AioRpcError:
+        return False
+    return True
 
 
 async def all_are_where_the_daemon_says(node: Node) -> None:

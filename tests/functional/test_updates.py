@@ -137,6 +137,21 @@ async def test_others_shrink_before_an_exclusive_create_and_grow_after_its_remov
     assert len(grows) == 2 and all(call.sequence > removal.finished for call in grows)
 
 
+async def test_others_grow_only_after_the_create_that_leaves_them_more(
+    runtime: FakeRuntime, client: CriClient
+) -> None:
+    victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
+    assert runtime.cpuset(victim) == "0-3,64-67"
+    pod = await run_guaranteed(client, "db")
+    await create_exclusive(client, pod, "db", "0-3")
+    assert runtime.cpuset(victim) == "64-67"
+    # The next attempt has fewer CPUs; nobody has said that the one before has ended.
+    await create_exclusive(client, pod, "db", "0-1", attempt=1)
+    await runtime.wait_until(lambda: runtime.cpuset(victim) == "2-3,64-67")
+    create, grow = runtime.calls_of("CreateContainer")[-1], runtime.calls_of("UpdateContainerResources")[-1]
+    assert create.finished < grow.sequence
+
+
 async def test_an_exclusive_create_that_fails_gives_back_what_others_left(
     runtime: FakeRuntime, client: CriClient
 ) -> None:
