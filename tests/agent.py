@@ -125,6 +125,12 @@ class Agent:
             while True:
                 self.messages.append(self._notify.recv(65536).decode())
 
+    def last_status(self) -> str:
+        """What the service manager was told last that it should show."""
+        self.receive_all()
+        told = [message.partition("STATUS=")[2] for message in self.messages if "STATUS=" in message]
+        return told[-1] if told else ""
+
     async def _receive(self, loop: asyncio.AbstractEventLoop, text: str) -> str:
         while True:
             message = (await loop.sock_recv(self._notify, 65536)).decode()

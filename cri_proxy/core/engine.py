@@ -531,7 +531,8 @@ class Engine:
         """
         for pod in pods:
             self.books.change("pod", self.books.pods, pod.id, pod)
-        known = frozenset(self.books.host.topology.cpus)
+        # Of a CPU that is offline now the place is not known, but it is there, and may come back.
+        known = frozenset(self.books.host.topology.cpus) | self.books.host.topology.data.offline
         for grant in grants:
             # A place that names CPUs this machine does not have was made for another machine: it is made anew.
             if grant.placement.home - known:

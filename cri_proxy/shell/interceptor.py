@@ -224,6 +224,9 @@ class UpdateContainerResources(Call):
         if self.admission is None:
             return
         if end is End.OK:
+            sent = self.admission.placement
+            if sent.cpus:
+                self.keeper.updates.overtaken(Update(self.container_id, sent, False, "a client's update came between"))
             self.keeper.send(self.admission.after + self.engine.commit(self.admission.ticket, self.keeper.clock()))
         elif end is End.REFUSED:
             self.outcome = "cancelled"
@@ -231,6 +234,8 @@ class UpdateContainerResources(Call):
         else:
             self.outcome = "in doubt"
             self.engine.doubt(self.admission.ticket)
+            # Resync looks at what it has and repairs it; not so while an update of ours is waiting.
+            self.keeper.updates.forget(self.container_id)
             self.keeper.on_doubt()
         self.keeper.save()
 
@@ -301,6 +306,7 @@ class StopContainer(_AboutContainer):
 
     async def close(self, end: End, code: int, details: str) -> None:
         if end is End.OK:
+            self.keeper.updates.forget(self.container_id)
             self.keeper.send(self.engine.exited(self.container_id, None, self.keeper.clock()))
             self.keeper.save()
 
@@ -371,6 +377,8 @@ class EventStream:
 
 def note_event(keeper: Keeper, engine: Engine, event: cri.ContainerEventResponse) -> None:
     """Tell the engine what a container event says."""
+    if event.container_event_type in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
+        keeper.updates.forget(event.container_id)
     if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
         codes = [s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at]
         keeper.send(engine.exited(event.container_id, codes[0] if codes else None, keeper.clock()))

@@ -50,6 +50,8 @@ class Reconciler:
             listed_at_s, then, unsettled = keeper.clock(), dict(engine.grants), keeper.updates.unsettled
             listed = await self._runtime.containers()
             seen = {c.id: _seen(c, engine.pods) for c in listed}
+            for ended in [s.id for s in seen.values() if s.exited]:
+                keeper.updates.forget(ended)
             await self._exit_codes(engine, seen)
             details = await self._details(unknown_ids(engine, seen.values()), seen)
             if with_cpusets:

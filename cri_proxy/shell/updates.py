@@ -64,6 +64,16 @@ class Updates:
             self._metrics.updates.labels("retried").inc()
             self.send([update])
 
+    def overtaken(self, update: Update) -> None:
+        """A client's request has just carried this placement: what is older is not sent any more.
+
+        One that is on its way may arrive behind the request; this follows it then.
+        """
+        if update.id in self._sending:
+            self._wanted[update.id] = update
+        else:
+            self.forget(update.id)
+
     def forget(self, container_id: str) -> None:
         """The container is gone, or not ours any more."""
         self._wanted.pop(container_id, None)

@@ -13,7 +13,18 @@ from policies.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import HANG_S, ask, charged_milli, cpus_of, resync, resyncs, rows, until
+from tests.functional.conftest import (
+    HANG_S,
+    ask,
+    charged_milli,
+    cpus_of,
+    create_exclusive,
+    resync,
+    resyncs,
+    rows,
+    run_guaranteed,
+    until,
+)
 
 REQUEST = 500
 SIZE: dict[str, Any] = {"cpu_request": REQUEST, "cpu_limit": 2000}
@@ -37,7 +48,7 @@ async def settled(agent: Agent) -> Any:
 
 
 def books_agree(runtime: FakeRuntime, status: Any, placements: list[Any]) -> bool:
-    """Each container of the runtime is charged once, where it runs; the other records are creates in doubt."""
+    """Each container of the runtime is charged once, where it runs; other records are creates in doubt."""
     assert status["invariants"] == []
     known = {row["id"]: row for row in placements if row["state"] != "creating"}
     doubtful = [row for row in placements if row["state"] == "creating"]
@@ -107,6 +118,23 @@ async def test_creates_whose_clients_go_away_lose_no_cpu(
     status = await resync(agent, runtime)
     assert status["in_doubt"] == 10
     assert books_agree(runtime, status, await ask(agent, "placements"))
+
+
+async def test_a_client_that_goes_away_before_its_create_was_sent_leaves_nothing(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    victim = await client.create(await client.run_pod("web"), "a", **SIZE)
+    whole, release = runtime.cpuset(victim), asyncio.Event()
+    runtime.script("UpdateContainerResources", hold=release, times=1)
+    db = await run_guaranteed(client, "db")
+    creating = asyncio.ensure_future(create_exclusive(client, db, "db", whole.split(",")[0]))
+    await runtime.wait_for_call("UpdateContainerResources")
+    creating.cancel()
+    await until(agent, lambda found: [row["container"] for row in found] == ["a"], "placements")
+    release.set()
+    status = await until(agent, lambda status: status["updates_waiting"] == 0)
+    assert (status["in_doubt"], runtime.cpuset(victim)) == (0, whole)
+    assert len(runtime.calls_of("CreateContainer")) == 1
 
 
 async def test_a_create_in_doubt_is_looked_for_without_being_asked(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -12,6 +14,7 @@ from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     UPDATE,
+    StartAgent,
     ask,
     charged_milli,
     counter,
@@ -179,6 +182,54 @@ async def test_a_failed_update_fails_no_create_and_is_sent_again(
     status = await until(agent, lambda status: status["updates_waiting"] == 0)
     assert counter(status, "updates_total{result=retried}") == 2
     assert not cpus_of(runtime, owner) & cpus_of(runtime, victim)
+
+
+async def test_a_failed_update_is_not_sent_again_once_the_clients_own_has_carried_a_newer_cpuset(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
+    runtime.script("UpdateContainerResources", error=(2, "device busy"), times=1)
+    await create_exclusive(client, await run_guaranteed(client, "db"), "db", "0-3")
+    assert (runtime.cpuset(victim), (await ask(agent, "status"))["updates_waiting"]) == ("0-3,64-67", 1)
+    await client.update(victim, cpu_quota=1_000_000, cpu_period=100_000)
+    assert runtime.cpuset(victim) == (await rows(agent))["a"]["cpus"] == "4-7,64-71"
+    await resync(agent, runtime)
+    await until(agent, lambda status: status["updates_waiting"] == 0)
+    assert runtime.cpuset(victim) == "4-7,64-71"
+    assert len(runtime.calls_of("UpdateContainerResources")) == 2
+
+
+async def test_the_clients_update_overtakes_one_of_ours_that_hangs(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
+    agent = await start_agent(placement={"shrink_wait": "50ms"})
+    async with CriClient(agent.socket) as client:
+        victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
+        release = asyncio.Event()
+        runtime.script("UpdateContainerResources", hold=release, times=1)
+        await create_exclusive(client, await run_guaranteed(client, "db"), "db", "0-3")
+        [ours] = runtime.calls_of("UpdateContainerResources")
+        await client.update(victim, cpu_quota=1_000_000, cpu_period=100_000)
+        release.set()
+        await runtime.wait_until(lambda: bool(ours.finished))
+        # Ours came last, with the older cpuset; the newer one is sent once more.
+        await until(agent, lambda status: status["updates_waiting"] == 0)
+        assert runtime.cpuset(victim) == (await rows(agent))["a"]["cpus"] == "4-7,64-71"
+
+
+async def test_an_update_for_a_container_that_has_ended_is_not_sent_again(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    pod = await client.run_pod("web")
+    stopped, exited = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
+    runtime.script("UpdateContainerResources", error=(2, "device busy"), times=2)
+    await create_exclusive(client, await run_guaranteed(client, "db"), "db", "0-3")
+    assert (await ask(agent, "status"))["updates_waiting"] == 2
+    await client.stop(stopped)
+    runtime.exit_container(exited, 1)
+    assert (await ask(agent, "status"))["updates_waiting"] == 1
+    await resync(agent, runtime)
+    await until(agent, lambda status: status["updates_waiting"] == 0)
 
 
 async def test_an_update_for_a_container_that_is_gone_is_not_sent_again(

@@ -1,0 +1,191 @@
+"""Enforce, observe and off: switched live by command and by configuration; observe changes nothing, off is bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.agent import Agent
+from tests.cri_client import CriClient, Pod, container_config, create_request
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import ask, rows, until
+from tests.functional.support import (
+    compared,
+    cpusets,
+    new_agent,
+    reloaded,
+    restart,
+    run_pod_with,
+    run_without_us,
+    start,
+    updates,
+)
+
+
+async def _create_bytes(agent: Agent, runtime: FakeRuntime, name: str) -> tuple[bytes, bytes]:
+    """A CreateContainerRequest as it was sent, and as the runtime got it."""
+    async with CriClient(agent.socket) as client:
+        pod = await client.run_pod(name)
+        sent = create_request(pod, container_config(name, cpu_limit=8000, memory_limit=1 << 30)).SerializeToString()
+        await client.call_bytes("/runtime.v1.RuntimeService/CreateContainer", sent)
+    return sent, runtime.calls_of("CreateContainer")[-1].request[0]
+
+
+# ---------------------------------------------------------------------- what a mode does
+
+
+async def test_observe_decides_logs_and_explains_but_changes_no_byte(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, relay={"mode": "observe"}) as agent:
+        await start(agent)
+        sent, got = await _create_bytes(agent, runtime, "web")
+        assert got == sent
+        row = (await rows(agent))["web"]
+        assert (row["stance"], row["level"], row["cpus"]) == ("observed", "ccx", "0-3,64-67")
+        explained = await ask(agent, "explain", container="default/web/web")
+        assert "8 CPUs wanted" in explained["history"][-1]["why"]
+        assert "cpus=0-3,64-67" in agent.log()
+        async with CriClient(agent.socket) as client:
+            await client.start(row["id"])
+            await client.update(row["id"], cpu_quota=1_600_000, cpu_period=100_000)
+        assert runtime.cpuset(row["id"]) == ""
+        await compared(agent)
+        assert updates(runtime) == 1  # the client's own
+
+
+async def test_the_next_place_in_observe_counts_with_the_one_before(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, relay={"mode": "observe"}) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            for name in ("a", "b"):
+                await run_pod_with(client, name, cpu_limit=8000)
+        found = await rows(agent)
+        assert found["a"]["cpus"] != found["b"]["cpus"]
+
+
+async def test_off_decides_nothing(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, relay={"mode": "off"}) as agent:
+        await start(agent)
+        sent, got = await _create_bytes(agent, runtime, "web")
+        assert got == sent
+        assert await ask(agent, "placements") == []
+        assert "CreateContainer" not in agent.log()
+
+
+# ---------------------------------------------------------------------- switching
+
+
+async def test_a_mode_is_switched_by_command_while_pods_start(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            found = []
+            for mode in ("enforce", "observe", "off", "enforce"):
+                code, out, _ = await agent.cli("mode", mode)
+                assert (code, out) == (0, f"{mode}\n")
+                assert (await ask(agent, "status"))["mode"] == mode
+                _, container_id = await run_pod_with(client, f"in-{len(found)}", cpu_limit=8000)
+                found.append(runtime.cpuset(container_id) != "")
+        assert found == [True, False, False, True]
+        assert agent.last_status() == "enforce, serving"
+
+
+async def test_a_mode_is_switched_by_configuration(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        for mode in ("observe", "off", "enforce"):
+            agent.write_config({"relay": {"mode": mode}})
+            assert (await reloaded(agent))["mode"] == mode
+
+
+async def test_a_mode_by_command_survives_restarts_until_another_is_configured(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        await ask(agent, "mode", mode="observe")
+        assert (await restart(agent))["mode"] == "observe"
+        assert (await reloaded(agent))["mode"] == "observe"
+        await agent.terminate()
+        agent.write_config({"relay": {"mode": "off"}})
+        assert (await start(agent))["mode"] == "off"
+        agent.write_config({"relay": {"mode": "enforce"}})
+        assert (await reloaded(agent))["mode"] == "enforce"
+        assert (await restart(agent))["mode"] == "enforce"
+
+
+async def test_a_mode_that_is_none_is_refused(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        code, out, error = await agent.cli("mode", "of")
+        assert (code, out) == (2, "")
+        assert "'of' is not one of" in error
+        assert (await ask(agent, "status"))["mode"] == "enforce"
+
+
+@pytest.mark.parametrize("other", ["observe", "off"])
+async def test_going_back_to_enforce_moves_nothing(runtime: FakeRuntime, other: str) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            _, before = await run_pod_with(client, "before", cpu_limit=8000)
+            ended_pod, ended = await run_pod_with(client, "ended", cpu_limit=8000)
+            await ask(agent, "mode", mode=other)
+            _, meanwhile = await run_pod_with(client, "meanwhile", cpu_limit=8000)
+            await client.stop_pod(ended_pod.id)
+            await client.remove_pod(ended_pod.id)
+            at_the_runtime = cpusets(runtime)
+            await ask(agent, "mode", mode="enforce")
+            await compared(agent)
+            assert (updates(runtime), cpusets(runtime)) == (0, at_the_runtime)
+            known = await rows(agent)
+            assert {key: row["stance"] for key, row in known.items()} == {
+                "before": "placed",
+                "meanwhile": "observed" if other == "observe" else "adopted",
+            }
+            assert (await ask(agent, "status"))["invariants"] == []
+            # Its next attempt is placed.
+            pod = _pod_of(runtime, meanwhile)
+            await client.stop(meanwhile)
+            again = await client.create(pod, "meanwhile", attempt=1, cpu_limit=8000)
+            assert runtime.cpuset(again) != ""
+    assert runtime.cpuset(before) != ""
+
+
+def _pod_of(runtime: FakeRuntime, container_id: str) -> Pod:
+    record = runtime.pods[runtime.containers[container_id].sandbox_id]
+    meta = record.config.metadata
+    return Pod(record.id, meta.uid, meta.name, meta.namespace, record.config)
+
+
+async def test_drift_in_observe_is_watched_and_left(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        await ask(agent, "mode", mode="observe")
+        runtime.set_cpuset(container_id, "40-41")
+        for _ in range(4):
+            await compared(agent)
+        assert (runtime.cpuset(container_id), updates(runtime)) == ("40-41", 0)
+        # Nobody has fought over it.
+        assert (await ask(agent, "status"))["foreign"] == []
+
+
+async def test_modes_of_a_daemon_without_an_engine_are_wanted_only(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        missing = agent.folder / "later"
+        agent.write_config({"topology": {"source": str(missing)}})
+        await agent.start()
+        code, out, _ = await agent.cli("mode", "observe")
+        assert (code, out) == (0, "off (wanted: observe; see: cri-resmgr status)\n")
+        missing.symlink_to(agent.folder / "topology.json")
+        status: Any = await until(agent, lambda status: status["mode"] != "off")
+        assert status["mode"] == "observe"
+
+
+async def test_a_container_from_before_is_adopted_in_observe_too(runtime: FakeRuntime) -> None:
+    run_without_us(runtime, "old", cpuset="4-5")
+    async with new_agent(runtime, relay={"mode": "observe"}) as agent:
+        assert (await start(agent))["containers"] == {"adopted": 1}
+        await ask(agent, "mode", mode="enforce")
+        await compared(agent)
+        assert (updates(runtime), (await rows(agent))["old"]["cpus"]) == (0, "4-5")
