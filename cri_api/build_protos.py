@@ -19,7 +19,13 @@ def generate(folder: Path = FOLDER) -> None:
 
     for proto in sorted(folder.glob("*.proto")):
         # The package's own path in the descriptor pool, so that no other installed .proto collides with it.
-        command = ["protoc", f"-I{folder.parent}", f"--python_out={folder.parent}", f"--pyi_out={folder.parent}", str(proto)]
+        command = [
+            "protoc",
+            f"-I{folder.parent}",
+            f"--python_out={folder.parent}",
+            f"--pyi_out={folder.parent}",
+            str(proto),
+        ]
         if protoc.main(command) != 0:
             raise RuntimeError(f"protoc could not compile {proto}")
 

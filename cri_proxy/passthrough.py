@@ -76,7 +76,10 @@ async def serve(problem, argv):
 def _claim(path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     # A stale socket is removed by start_unix_server.
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+    with (
+        socket.socket(socket.AF_UNIX) as probe,
+        contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
+    ):
         probe.connect(path)
         raise OSError("it is served by another process; stop that first")
 

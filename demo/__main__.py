@@ -27,7 +27,13 @@ from tests.machines import HYGON_7285_2S, machine
 
 SIZES = (1, 8, 12, 16, 20, 24, 32, 40, 64)
 #: The ladder of the Hygon manual for a node of 16 CPUs in two CCXs of 8, sockets of 64.
-RUNGS = ((8, "one CCX"), (16, "one NUMA node"), (24, "node + CCX of the nearest"), (32, "two NUMA nodes"), (64, "the socket"))
+RUNGS = (
+    (8, "one CCX"),
+    (16, "one NUMA node"),
+    (24, "node + CCX of the nearest"),
+    (32, "two NUMA nodes"),
+    (64, "the socket"),
+)
 
 
 def rung(cpus: int) -> str:
@@ -42,10 +48,14 @@ async def ladder(client: CriClient, cpuset: Callable[[str], str], agent: Agent, 
     print(f"{'limit':>5}  {'the ladder says':<26} {'level':<9} {'cpuset in the runtime':<22} why")
     for size in SIZES:
         uid = f"demo-{size}"
-        pod = await client.run_pod(f"p{size}", uid=uid, cgroup_parent=parent + cgroup_parent("burstable", uid))
+        pod = await client.run_pod(
+            f"p{size}", uid=uid, cgroup_parent=parent + cgroup_parent("burstable", uid)
+        )
         pods.append(pod)
         # A quarter of the limit as request: all nine fit the machine at once, as on a real node.
-        container = await client.create(pod, "app", cpu_request=size * 250, cpu_limit=size * 1000, memory_limit=1 << 30)
+        container = await client.create(
+            pod, "app", cpu_request=size * 250, cpu_limit=size * 1000, memory_limit=1 << 30
+        )
         containers[container] = pod.name
         row = (await agent.ask("explain", container))["containers"][0]
         print(f"{size:>5}  {rung(size):<26} {row['level']:<9} {cpuset(container):<22} {row['why']}")
@@ -55,7 +65,11 @@ async def ladder(client: CriClient, cpuset: Callable[[str], str], agent: Agent, 
         for index, leaf in enumerate(topology.leaves)
     }
     print()
-    print(draw_topology(topology, labels={i: [" ".join(names)] for i, names in labels.items() if names}, width=120))
+    print(
+        draw_topology(
+            topology, labels={i: [" ".join(names)] for i, names in labels.items() if names}, width=120
+        )
+    )
     levels = {row["pod"]: row["level"] for row in await agent.ask("placements")}
     expected = ("ccx", "ccx", "numa", "numa", "numa+ccx", "numa+ccx", "2numa", "socket", "socket")
     for pod in pods:
@@ -82,7 +96,11 @@ async def real_runtime(folder: Path) -> AsyncIterator[tuple[str, Callable[[str],
     containerd = Containerd(folder / "cd", images=folder / "images")
     await asyncio.to_thread(containerd.start)
     try:
-        yield str(containerd.socket), lambda container: _spec_cpuset(containerd, container), str(containerd.cgroup_parent)
+        yield (
+            str(containerd.socket),
+            lambda container: _spec_cpuset(containerd, container),
+            str(containerd.cgroup_parent),
+        )
     finally:
         await asyncio.to_thread(containerd.close)
 
@@ -100,7 +118,9 @@ async def on_this_machine(client: CriClient, agent: Agent, containerd_parent: st
     print("\nStarted on this machine's own CPUs:")
     for size in (1, 1, 2):
         uid = f"here-{size}-{os.urandom(2).hex()}"
-        pod = await client.run_pod(uid, uid=uid, cgroup_parent=containerd_parent + cgroup_parent("burstable", uid))
+        pod = await client.run_pod(
+            uid, uid=uid, cgroup_parent=containerd_parent + cgroup_parent("burstable", uid)
+        )
         container = await client.create(pod, "app", cpu_request=size * 500, cpu_limit=size * 1000)
         await client.start(container)
         out, _, _ = await client.exec(container, "grep", "_allowed_list", "/proc/self/status")
@@ -113,14 +133,23 @@ async def main(kind: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="crd-"))
     try:
         async with runtime(folder) as (socket, cpuset, parent):
-            print(f"cri-resmgr between a client and {'a private containerd' if kind == 'containerd' else 'the demo runtime'},")
-            print("on a described machine: 2 sockets x 4 NUMA nodes x 2 CCX x 4 cores x 2 threads = 128 CPUs\n")
-            async with Agent(socket, topology=machine(HYGON_7285_2S)) as agent, CriClient(agent.socket) as client:
+            print(
+                f"cri-resmgr between a client and {'a private containerd' if kind == 'containerd' else 'the demo runtime'},"
+            )
+            print(
+                "on a described machine: 2 sockets x 4 NUMA nodes x 2 CCX x 4 cores x 2 threads = 128 CPUs\n"
+            )
+            async with (
+                Agent(socket, topology=machine(HYGON_7285_2S)) as agent,
+                CriClient(agent.socket) as client,
+            ):
                 good = await ladder(client, cpuset, agent, parent)
             if kind == "containerd":
                 async with Agent(socket) as agent, CriClient(agent.socket) as client:
                     await on_this_machine(client, agent, parent)
-        print("\nEvery pod is where the ladder says." if good else "\nNOT every pod is where the ladder says.")
+        print(
+            "\nEvery pod is where the ladder says." if good else "\nNOT every pod is where the ladder says."
+        )
         return 0 if good else 1
     finally:
         import shutil

@@ -33,7 +33,9 @@ def parse_cpus(text: str) -> frozenset[int]:
             low = _read_id(first)
             high = _read_id(last) if dash else low
         except ValueError:
-            raise BadCpuList(f"{_quoted(text)} is not a CPU list: {_quoted(part)} is neither an id nor a range") from None
+            raise BadCpuList(
+                f"{_quoted(text)} is not a CPU list: {_quoted(part)} is neither an id nor a range"
+            ) from None
         if high < low:
             raise BadCpuList(f"{_quoted(text)} is not a CPU list: the range {_quoted(part)} runs backwards")
         if high > MAX_ID:

@@ -76,17 +76,33 @@ class Hygon:
         try:
             choice = self.ladder.climb(survey, node, want)
         except LookupError:
-            allowed = "the machine has" if fence.cpus is None else f"the caller allows ({format_cpus(fence.cpus)})"
+            allowed = (
+                "the machine has" if fence.cpus is None else f"the caller allows ({format_cpus(fence.cpus)})"
+            )
             return Decision(UNTOUCHED, f"{note}none of the CPUs {allowed} may be used")
         home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
-        return self._with_memory(node, container, fence, choice.cpus, home, choice.site.level, note + choice.why, choice.has_room)
+        return self._with_memory(
+            node, container, fence, choice.cpus, home, choice.site.level, note + choice.why, choice.has_room
+        )
 
     def _with_memory(
-        self, node: Node, container: Container, fence: Fence, cpus: frozenset[int], home: frozenset[int], level: str, why: str, fits: bool
+        self,
+        node: Node,
+        container: Container,
+        fence: Fence,
+        cpus: frozenset[int],
+        home: frozenset[int],
+        level: str,
+        why: str,
+        fits: bool,
     ) -> Decision:
         limit = container.resources.memory_limit_bytes
-        memory = choose_memory(node, cpus, limit, self.settings.memory, self.settings.memory_only_nodes, fence.mems)
-        placement = Placement(cpus=cpus, mems=memory.nodes, level=level, home=home, memory_charge=memory.charge)
+        memory = choose_memory(
+            node, cpus, limit, self.settings.memory, self.settings.memory_only_nodes, fence.mems
+        )
+        placement = Placement(
+            cpus=cpus, mems=memory.nodes, level=level, home=home, memory_charge=memory.charge
+        )
         return Decision(placement, f"{why}; {memory.why}" if memory.why else why, fits)
 
     def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:

@@ -115,7 +115,9 @@ class Ladder:
             return self._machine(survey, want)
         # 3. No room anywhere: the least loaded of the lowest open rung.
         best = min(first_sites, key=lambda s: (survey.share_nano(s.leaves), s.ids))
-        why = f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
+        why = (
+            f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
+        )
         return Choice(best, survey.allowed(best.leaves), False, why)
 
     def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[Site]]]:
@@ -139,7 +141,9 @@ class Ladder:
         sites: list[Site] = []
         for node_id, leaves in self.ccx_leaves_of_node.items():
             caps = sorted((survey.caps[i] for i in leaves), reverse=True)
-            count = next((k for k in range(2, len(leaves)) if sum(caps[:k]) * 1000 >= want.milli_wanted), None)
+            count = next(
+                (k for k in range(2, len(leaves)) if sum(caps[:k]) * 1000 >= want.milli_wanted), None
+            )
             if count is None:
                 continue
             chosen = _take_leaves(survey, leaves, count, want)
@@ -166,7 +170,9 @@ class Ladder:
         keyed = [(self._key(survey, want, s), s) for s in sites]
         best_key = min(key for key, _ in keyed)
         equals = [s for key, s in keyed if key == best_key]
-        counts = {s.ids: node.containers_on(survey.allowed(s.leaves)) for s in equals} if len(equals) > 1 else {}
+        counts = (
+            {s.ids: node.containers_on(survey.allowed(s.leaves)) for s in equals} if len(equals) > 1 else {}
+        )
         best = min(equals, key=lambda s: (counts.get(s.ids, 0), s.ids))
         decided = _decided_by(best_key, best, [key for key, s in keyed if s is not best], counts)
         cpus = survey.allowed(best.leaves)
@@ -188,7 +194,12 @@ class Ladder:
         return (outside, cost, site.spread, survey.share_nano(site.leaves))
 
 
-def _decided_by(key: tuple[int, float, int, int], best: Site, others: list[tuple[int, float, int, int]], counts: dict[tuple[int, ...], int]) -> str:
+def _decided_by(
+    key: tuple[int, float, int, int],
+    best: Site,
+    others: list[tuple[int, float, int, int]],
+    counts: dict[tuple[int, ...], int],
+) -> str:
     """Which criterion told the winner from its nearest rival."""
     if not others:
         return "the only one"
@@ -197,7 +208,11 @@ def _decided_by(key: tuple[int, float, int, int], best: Site, others: list[tuple
         if ours != theirs:
             if name == "charged share":
                 return f"by charged share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
-            return "near its pod or its former place" if name == "pod" else f"by {name} ({ours:g}, next {theirs:g})"
+            return (
+                "near its pod or its former place"
+                if name == "pod"
+                else f"by {name} ({ours:g}, next {theirs:g})"
+            )
     rivals = [count for ids, count in counts.items() if ids != best.ids]
     if rivals and counts[best.ids] < min(rivals):
         return f"by number of containers ({counts[best.ids]}, next {min(rivals)})"
@@ -217,7 +232,9 @@ def _take_leaves(survey: Survey, leaves: tuple[int, ...], count: int, want: Clim
     while len(chosen) < count:
         # The first by key that still leaves enough for n, whatever the sizes of the others.
         for leaf in rest:
-            others = sorted((survey.caps[i] for i in rest if i != leaf), reverse=True)[: count - len(chosen) - 1]
+            others = sorted((survey.caps[i] for i in rest if i != leaf), reverse=True)[
+                : count - len(chosen) - 1
+            ]
             if (survey.cap(chosen) + survey.caps[leaf] + sum(others)) * 1000 >= want.milli_wanted:
                 chosen.append(leaf)
                 rest.remove(leaf)
@@ -260,12 +277,16 @@ def _rungs(topology: Topology) -> list[tuple[str, tuple[Site, ...]]]:
     return [ccx_rung, numa_rung, mixed_rung, two_rung, socket_rung, machine_rung]
 
 
-def _site(topology: Topology, level: str, kind: str, boxes: list[Domain], ccx: Optional[Domain] = None) -> Site:
+def _site(
+    topology: Topology, level: str, kind: str, boxes: list[Domain], ccx: Optional[Domain] = None
+) -> Site:
     parts = boxes + ([ccx] if ccx else [])
     leaves = tuple(sorted({i for p in parts for i in p.leaves}))
     nodes = frozenset().union(*[p.nodes for p in parts])
     names = [b.name_at(kind) for b in boxes] + ([ccx.name_at("l3")] if ccx else [])
-    ids = tuple(b.ids[b.levels.index(kind)] for b in boxes) + ((ccx.ids[ccx.levels.index("l3")],) if ccx else ())
+    ids = tuple(b.ids[b.levels.index(kind)] for b in boxes) + (
+        (ccx.ids[ccx.levels.index("l3")],) if ccx else ()
+    )
     home = frozenset().union(*[p.cpus for p in parts])
     near = len({p.socket for p in parts}) == 1
     spread = topology.spread(nodes) if level in ("numa+ccx", "2numa") else 0

@@ -14,7 +14,18 @@ from typing import Optional, Protocol
 from policies.cpus import NO_CPUS
 
 #: The levels a placement can have, in the order of the ladder; ``none`` = we set nothing.
-PLACEMENT_LEVELS = ("core", "ccx", "nccx", "numa", "numa+ccx", "2numa", "socket", "machine", "reserved", "none")
+PLACEMENT_LEVELS = (
+    "core",
+    "ccx",
+    "nccx",
+    "numa",
+    "numa+ccx",
+    "2numa",
+    "socket",
+    "machine",
+    "reserved",
+    "none",
+)
 
 
 class Qos(str, Enum):

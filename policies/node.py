@@ -52,7 +52,9 @@ class _LeafSums:
 class Node:
     """Topology, pools and residents of one machine. Policies read it; only the engine changes it."""
 
-    def __init__(self, topology: Topology, usable: frozenset[int], mems: frozenset[int], reserved: frozenset[int]) -> None:
+    def __init__(
+        self, topology: Topology, usable: frozenset[int], mems: frozenset[int], reserved: frozenset[int]
+    ) -> None:
         self.topology = topology
         #: CPUs that may be sent at all: online and allowed to kubelet's cgroup.
         self.usable = usable & topology.online

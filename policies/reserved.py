@@ -43,7 +43,10 @@ def reserve(
     anchor = min(kubelet & usable) if kubelet & usable else min(usable)
     home = next(leaf for leaf in topology.leaves if anchor in leaf.cpus)
     taken: set[int] = set()
-    leaves = sorted(topology.leaves, key=lambda d: (d is not home, d.nodes != home.nodes, d.socket != home.socket, min(d.cpus)))
+    leaves = sorted(
+        topology.leaves,
+        key=lambda d: (d is not home, d.nodes != home.nodes, d.socket != home.socket, min(d.cpus)),
+    )
     for leaf in leaves:
         for cpu in sorted(leaf.cpus & usable, key=lambda c: (c not in kubelet, c)):
             if len(taken) >= count:
@@ -56,7 +59,9 @@ def reserve(
 def _as_given(topology: Topology, usable: frozenset[int], cpus: frozenset[int]) -> Reserved:
     warnings = []
     if cpus - usable:
-        warnings.append(f"reserved CPUs {format_cpus(cpus - usable)} are not usable here (usable: {format_cpus(usable)})")
+        warnings.append(
+            f"reserved CPUs {format_cpus(cpus - usable)} are not usable here (usable: {format_cpus(usable)})"
+        )
     taken = cpus & usable
     cut = sorted(c for c in taken if (topology.core_mates(c) & usable) - taken)
     if cut:

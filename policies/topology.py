@@ -83,14 +83,24 @@ class Domain:
     @property
     def name(self) -> str:
         """What the domain is called in sentences: ``L3 3``, ``NUMA node 0``, ``socket 1``."""
-        return self.name_at([level for level in self.levels if level != "die"][-1] if self.levels != ("die",) else "die")
+        return self.name_at(
+            [level for level in self.levels if level != "die"][-1] if self.levels != ("die",) else "die"
+        )
 
     def name_at(self, level: str) -> str:
         """The name the domain has as a box of one of its levels."""
-        return f"{_TITLES[level]} {self.ids[self.levels.index(level)]}" if level != "machine" else "the machine"
+        return (
+            f"{_TITLES[level]} {self.ids[self.levels.index(level)]}" if level != "machine" else "the machine"
+        )
 
 
-_TITLES = {"socket": "socket", "die": "die", "numa": "NUMA node", "l3": "L3", "rest": "CPUs without cache information"}
+_TITLES = {
+    "socket": "socket",
+    "die": "die",
+    "numa": "NUMA node",
+    "l3": "L3",
+    "rest": "CPUs without cache information",
+}
 
 
 class Topology:
@@ -191,7 +201,9 @@ class Topology:
         rows = self.data.distance
         count = len(self.node_ids)
         if rows is not None and (len(rows) != count or any(len(row) != count for row in rows)):
-            raise BadTopology(f"distance is not a {count} x {count} matrix; the NUMA nodes are {list(self.node_ids)}")
+            raise BadTopology(
+                f"distance is not a {count} x {count} matrix; the NUMA nodes are {list(self.node_ids)}"
+            )
 
     def _build(self, cpus: frozenset[int], depth: int, leaves: list[Domain]) -> Domain:
         # 1. Go down while the next level does not split these CPUs: such levels are one box.
@@ -227,7 +239,9 @@ class Topology:
     def _id(self, level: str, here: Cpu) -> int:
         if level == "l3":
             return self._l3_rank[(here.socket, here.l3)]
-        return {"machine": 0, "socket": here.socket, "die": here.die, "numa": here.numa, "rest": here.cpu}[level]
+        return {"machine": 0, "socket": here.socket, "die": here.die, "numa": here.numa, "rest": here.cpu}[
+            level
+        ]
 
 
 def _l3_ranks(cpus: Iterable[Cpu]) -> dict[tuple[int, Optional[int]], int]:
@@ -380,7 +394,18 @@ def read_topology(document: Any) -> TopologyData:
 
 
 _TOPOLOGY_KEYS = frozenset(
-    ["cpus", "distance", "memory", "has_memory", "isolated", "offline", "parent_cpus", "parent_mems", "devices", "vendor"]
+    [
+        "cpus",
+        "distance",
+        "memory",
+        "has_memory",
+        "isolated",
+        "offline",
+        "parent_cpus",
+        "parent_mems",
+        "devices",
+        "vendor",
+    ]
 )
 
 
@@ -407,22 +432,40 @@ def _read_cpu(index: int, item: Any) -> Cpu:
     if not isinstance(item, dict) or not _is_id(item.get("cpu")):
         raise BadTopology(f'cpus[{index}]: expected an object with a number "cpu", found {item!r:.60}')
     number = item["cpu"]
-    values: dict[str, Optional[int]] = {"cpu": number, "core": number, "l3": None, "die": 0, "numa": 0, "socket": 0}
+    values: dict[str, Optional[int]] = {
+        "cpu": number,
+        "core": number,
+        "l3": None,
+        "die": 0,
+        "numa": 0,
+        "socket": 0,
+    }
     for key, value in item.items():
         if key not in values:
-            raise BadTopology(f"cpus[{index}] (CPU {number}): unknown key {key!r}; known are {', '.join(values)}")
+            raise BadTopology(
+                f"cpus[{index}] (CPU {number}): unknown key {key!r}; known are {', '.join(values)}"
+            )
         if not _is_id(value) and not (key == "l3" and value is None):
-            raise BadTopology(f"cpus[{index}] (CPU {number}): {key} is {value!r}, expected a number of 0 or more")
+            raise BadTopology(
+                f"cpus[{index}] (CPU {number}): {key} is {value!r}, expected a number of 0 or more"
+            )
         values[key] = value
     return Cpu(**values)  # type: ignore[arg-type]
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _write_cpu(cpu: Cpu) -> dict[str, int]:
-    item = {"cpu": cpu.cpu, "core": cpu.core, "l3": cpu.l3, "die": cpu.die, "numa": cpu.numa, "socket": cpu.socket}
+    item = {
+        "cpu": cpu.cpu,
+        "core": cpu.core,
+        "l3": cpu.l3,
+        "die": cpu.die,
+        "numa": cpu.numa,
+        "socket": cpu.socket,
+    }
     return {key: value for key, value in item.items() if value is not None}
 
 

@@ -94,7 +94,12 @@ class Agent:
     ) -> None:
         """Start the daemon and wait for READY. ``arguments`` follow ``run``; ``keep``: descriptors it inherits."""
         self.receive_all()  # what the one before has said
-        env = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "n.sock"), "PYTHONPATH": str(ROOT), **(environment or {})}
+        env = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self.folder / "n.sock"),
+            "PYTHONPATH": str(ROOT),
+            **(environment or {}),
+        }
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *command, "run", "--config", str(self.config_file), *arguments,
@@ -112,7 +117,9 @@ class Agent:
         received = asyncio.ensure_future(self._receive(loop, text))
         assert self.process is not None
         ended = asyncio.ensure_future(self.process.wait())
-        done, pending = await asyncio.wait({received, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait(
+            {received, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in pending:
             task.cancel()
         if received not in done:

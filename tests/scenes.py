@@ -62,7 +62,9 @@ def make_pod(
     runtime_handler: str = "",
 ) -> Pod:
     """``size``: CPU request and limit of the whole pod, where its source tells them."""
-    told = None if size is None else PodSize(milli(size[0]), None if size[1] is None else milli(size[1]), "test")
+    told = (
+        None if size is None else PodSize(milli(size[0]), None if size[1] is None else milli(size[1]), "test")
+    )
     return Pod(
         id=f"sandbox-{name}",
         uid=f"uid-{name}",
@@ -212,7 +214,13 @@ def host_of(
     reserved: str = "",
     kubelet_exclusive: Optional[Mapping[tuple[str, str], frozenset[int]]] = None,
 ) -> Host:
-    tree = where if isinstance(where, Topology) else topology(where) if isinstance(where, str) else Topology(where)
+    tree = (
+        where
+        if isinstance(where, Topology)
+        else topology(where)
+        if isinstance(where, str)
+        else Topology(where)
+    )
     cpus = tree.online if usable is None else parse_cpus(usable) & tree.online
     return Host(tree, cpus, tree.memory_nodes, cpus, parse_cpus(reserved), kubelet_exclusive or {})
 
@@ -227,7 +235,9 @@ def engine_on(
     return Engine(host, policy or Hygon(host.topology, settings), options or EngineOptions())
 
 
-def run(engine: Engine, container: Container, key: str, now_s: float = 0.0, within: Fence = NO_FENCE) -> Grant:
+def run(
+    engine: Engine, container: Container, key: str, now_s: float = 0.0, within: Fence = NO_FENCE
+) -> Grant:
     """Create and start a container; returns its grant."""
     admission = engine.admit(container, within, now_s)
     engine.bind(admission.ticket, key, now_s)

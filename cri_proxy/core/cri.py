@@ -97,7 +97,9 @@ def parse(kind: Any, message: bytes) -> Any:
         raise UnreadableRequest(f"{len(message)} bytes are not a {kind.DESCRIPTOR.name}: {error}") from None
 
 
-def read_pod(config: cri.PodSandboxConfig, sandbox_id: str, runtime_handler: str, known: Optional[Pod] = None) -> Pod:
+def read_pod(
+    config: cri.PodSandboxConfig, sandbox_id: str, runtime_handler: str, known: Optional[Pod] = None
+) -> Pod:
     """A pod from its sandbox config; what ``known`` (an earlier reading) has and the config lacks is kept."""
     meta = config.metadata
     if not meta.uid and known is not None:
@@ -135,7 +137,9 @@ def read_pod_size(config: cri.PodSandboxConfig) -> Optional[PodSize]:
     return None
 
 
-def sum_pod_size(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Optional[PodSize]:
+def sum_pod_size(
+    resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
+) -> Optional[PodSize]:
     """Size by RunPodSandbox or UpdatePodSandboxResources: resources and overhead together."""
     request, limit = _milli_request(resources), _milli_limit(resources)
     if not request and limit is None:
@@ -157,7 +161,11 @@ def _annotated_size(text: str, key: str) -> Optional[PodSize]:
         return None
     request = max([sum(request for request, _ in apps), *[request for request, _ in inits]])
     limits = [limit for _, limit in apps]
-    limit = None if None in limits else max([sum(limit or 0 for limit in limits), *[limit or 0 for _, limit in inits]])
+    limit = (
+        None
+        if None in limits
+        else max([sum(limit or 0 for limit in limits), *[limit or 0 for _, limit in inits]])
+    )
     return PodSize(request, limit, f"annotation {key}")
 
 
@@ -243,7 +251,9 @@ def read_qos(cgroup_parent: str, linux: cri.LinuxContainerResources) -> Qos:
     match = _CGROUP_CLASS.search(cgroup_parent)
     if match:
         return Qos(match[1])
-    asks_nothing = linux.cpu_shares <= MIN_SHARES and linux.cpu_quota <= 0 and linux.memory_limit_in_bytes <= 0
+    asks_nothing = (
+        linux.cpu_shares <= MIN_SHARES and linux.cpu_quota <= 0 and linux.memory_limit_in_bytes <= 0
+    )
     if linux.oom_score_adj == GUARANTEED_OOM_SCORE:
         return Qos.GUARANTEED
     if linux.oom_score_adj == BESTEFFORT_OOM_SCORE or asks_nothing:
@@ -302,4 +312,8 @@ def write_create_delta(placement: Placement) -> bytes:
 def write_update_delta(placement: Placement) -> bytes:
     """Bytes to append to an UpdateContainerResourcesRequest."""
     linux = linux_delta(placement)
-    return bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString()) if linux.ByteSize() else b""
+    return (
+        bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString())
+        if linux.ByteSize()
+        else b""
+    )

@@ -27,11 +27,12 @@ OPT_OUT = {
 
 def stance_of(books: Books, container: Container, fence: Fence, now_s: float) -> tuple[Stance, str]:
     """Whether the container is ours to place, and why not."""
+    # Also of one that opted out: it is untouched either way, and these CPUs are nobody else's.
+    if kubelet_owned(books, container, fence):
+        return Stance.KUBELET, "kubelet gave it CPUs of its own"
     reason = opted_out(books, container)
     if reason:
         return Stance.OPTED_OUT, reason
-    if kubelet_owned(books, container, fence):
-        return Stance.KUBELET, "kubelet gave it CPUs of its own"
     names = books.names.get((container.pod.uid, container.name), ())
     if any(books.grants[key].stance is Stance.RELEASED for key in names):
         return Stance.RELEASED, "released by command, and with it every attempt after"
@@ -149,9 +150,15 @@ def resized(
     ``asked``: the cpuset and mems of the request itself; ``fence``: with those of earlier requests.
     """
     # Not ours, unless the caller has just given it a cpuset to be placed in.
-    fenced = old.stance in (Stance.KUBELET, Stance.ADOPTED) or (old.stance is Stance.UNTOUCHED and old.fence.cpus)
+    fenced = old.stance in (Stance.KUBELET, Stance.ADOPTED) or (
+        old.stance is Stance.UNTOUCHED and old.fence.cpus
+    )
     if old.stance is not Stance.PLACED and not (fenced and asked.cpus):
-        return Decision(old.placement, f"{old.stance.value}: left as it is"), old.stance, asked.cpus or old.runs_on
+        return (
+            Decision(old.placement, f"{old.stance.value}: left as it is"),
+            old.stance,
+            asked.cpus or old.runs_on,
+        )
     if kubelet_owned(books, container, fence):
         return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
     same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus

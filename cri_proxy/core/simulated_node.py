@@ -261,7 +261,11 @@ class Runtime:
 
     def default_name(self, sandbox_id: str, container_id: str) -> str:
         """What a container is called that is given no name: the id, where another of its pod has the usual one."""
-        names = {c.request.config.metadata.name for c in self.containers.values() if c.sandbox.id == sandbox_id and not c.exited}
+        names = {
+            c.request.config.metadata.name
+            for c in self.containers.values()
+            if c.sandbox.id == sandbox_id and not c.exited
+        }
         return container_id if DEFAULT_NAME in names else DEFAULT_NAME
 
     def create(self, container_id: str, message: bytes, delta: bytes = b"", ticket: str = "") -> Process:

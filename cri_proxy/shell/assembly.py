@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
-from cri_proxy.core.config import engine_options
 from cri_proxy.core.books import JournalKey, JournalValue
+from cri_proxy.core.config import engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host
@@ -76,7 +76,9 @@ class Assembly:
             parts.log.warning(note)
         engine = make_engine(parts.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
-            parts.log.warning("the machine is not the one it was: places with CPUs that are gone are chosen anew")
+            parts.log.warning(
+                "the machine is not the one it was: places with CPUs that are gone are chosen anew"
+            )
         try:
             updates = restore(engine, loaded, parts.store, self._boot_id)
         except Exception:

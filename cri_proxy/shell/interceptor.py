@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Optional
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.books import MESSAGE_CHARS
 from cri_proxy.core.cri import (
     UnreadableRequest,
     parse,
@@ -21,9 +22,8 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.core.books import MESSAGE_CHARS
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Admission, Stance
+from cri_proxy.core.grants import Admission, Stance, Update
 from cri_proxy.core.interception import UNAVAILABLE, End, Forward, Interception, Outcome, Refuse, intercepted
 from cri_proxy.shell.keeper import Keeper
 from policies.cpus import format_cpus
@@ -125,7 +125,10 @@ class Call:
             return Forward()
         reason = self.outcome.rpartition(" ")[2]
         self.outcome = "refused"
-        return Refuse(INTERNAL, f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed")
+        return Refuse(
+            INTERNAL,
+            f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed",
+        )
 
     # What a kind of call does; the defaults pass.
 
@@ -167,8 +170,12 @@ class CreateContainer(Call):
 
     def _tell(self, admission: Admission) -> None:
         placement = admission.decision.placement
-        self.outcome = "placed" if admission.stance is Stance.PLACED else f"untouched: {admission.stance.value}"
-        self.fields.update(cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), level=placement.level)
+        self.outcome = (
+            "placed" if admission.stance is Stance.PLACED else f"untouched: {admission.stance.value}"
+        )
+        self.fields.update(
+            cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), level=placement.level
+        )
         self.fields.update(why=admission.decision.why)
 
     async def done(self, message: bytes) -> None:
@@ -188,7 +195,11 @@ class CreateContainer(Call):
             return
         if end is End.REFUSED:
             self.outcome = "cancelled"
-            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock(), f"not created: {details[:MESSAGE_CHARS]}"))
+            self.keeper.send(
+                self.engine.cancel(
+                    self.admission.ticket, self.keeper.clock(), f"not created: {details[:MESSAGE_CHARS]}"
+                )
+            )
         else:
             self.outcome = "in doubt"
             self.engine.doubt(self.admission.ticket)
@@ -199,12 +210,13 @@ class CreateContainer(Call):
 class UpdateContainerResources(Call):
     method = "UpdateContainerResources"
     admission: Optional[Admission] = None
+    container_id = ""
 
     async def decide(self, message: bytes) -> Outcome:
         keeper, engine = self.keeper, self.engine
         request = read_update(message)
         grant = engine.grants.get(request.container_id)
-        self.fields["id"] = request.container_id
+        self.fields["id"] = self.container_id = request.container_id
         if grant is None or not (keeper.enforcing or grant.stance is Stance.OBSERVED):
             return Forward()
         container = grant.container
@@ -215,7 +227,11 @@ class UpdateContainerResources(Call):
         if self.admission is None:
             return Forward()
         self.fields.update(cpus=format_cpus(self.admission.placement.cpus), why=self.admission.decision.why)
-        self.outcome = "placed" if self.admission.stance is Stance.PLACED else f"untouched: {self.admission.stance.value}"
+        self.outcome = (
+            "placed"
+            if self.admission.stance is Stance.PLACED
+            else f"untouched: {self.admission.stance.value}"
+        )
         keeper.save()
         await keeper.make_room(self.admission.before)
         return Forward(write_update_delta(self.admission.placement))
@@ -226,8 +242,12 @@ class UpdateContainerResources(Call):
         if end is End.OK:
             sent = self.admission.placement
             if sent.cpus:
-                self.keeper.updates.overtaken(Update(self.container_id, sent, False, "a client's update came between"))
-            self.keeper.send(self.admission.after + self.engine.commit(self.admission.ticket, self.keeper.clock()))
+                self.keeper.updates.overtaken(
+                    Update(self.container_id, sent, False, "a client's update came between")
+                )
+            self.keeper.send(
+                self.admission.after + self.engine.commit(self.admission.ticket, self.keeper.clock())
+            )
         elif end is End.REFUSED:
             self.outcome = "cancelled"
             self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock()))
@@ -294,7 +314,9 @@ class StartContainer(_AboutContainer):
     async def close(self, end: End, code: int, details: str) -> None:
         if end is End.OK:
             self.engine.started(self.container_id)
-        elif end is End.REFUSED and code != UNAVAILABLE:  # of a runtime that is away the place is not to blame
+        elif (
+            end is End.REFUSED and code != UNAVAILABLE
+        ):  # of a runtime that is away the place is not to blame
             distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
             self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
             self.fields["next_create_untouched"] = distrusted
@@ -380,7 +402,9 @@ def note_event(keeper: Keeper, engine: Engine, event: cri.ContainerEventResponse
     if event.container_event_type in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
         keeper.updates.forget(event.container_id)
     if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
-        codes = [s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at]
+        codes = [
+            s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at
+        ]
         keeper.send(engine.exited(event.container_id, codes[0] if codes else None, keeper.clock()))
     elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
         keeper.send(engine.remove(event.container_id))

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
-import grpc
-
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import UnreadableRequest, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
@@ -78,7 +76,8 @@ class Reconciler:
         for container_id in result.foreign:
             log.error("another writer keeps changing a cpuset; the container is left alone", id=container_id)
         counts = {
-            name: len(getattr(result, name)) for name in ("adopted", "removed", "drifted", "foreign", "bound", "cancelled")
+            name: len(getattr(result, name))
+            for name in ("adopted", "removed", "drifted", "foreign", "bound", "cancelled")
         }
         if any(counts.values()) or result.updates:
             log.info("resync", updates=len(result.updates), **counts)
@@ -90,7 +89,9 @@ class Reconciler:
         news = [
             s.id
             for s in seen.values()
-            if s.exited and (g := engine.grants.get(s.id)) is not None and not (g.life is Life.HELD and g.exit_code is not None)
+            if s.exited
+            and (g := engine.grants.get(s.id)) is not None
+            and not (g.life is Life.HELD and g.exit_code is not None)
         ]
         statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in news])
         for container_id, got in zip(news, statuses):
@@ -106,7 +107,9 @@ class Reconciler:
         ready = {s.id for s in sandboxes if s.state == cri.SANDBOX_READY}
         ids = tuple(i for i in ids if seen[i].running or seen[i].sandbox_id in ready)
         pods = await self._pods([s for s in sandboxes if s.id in {seen[i].sandbox_id for i in ids}])
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids])
+        statuses = await gather_limited(
+            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
+        )
         details: dict[str, Container] = {}
         for container_id, got in zip(ids, statuses):
             pod = pods.get(seen[container_id].sandbox_id)
@@ -117,7 +120,13 @@ class Reconciler:
             qos = read_qos(pod.cgroup_parent, linux)
             resources = read_resources(linux, qos, self._keeper.memory_bytes)
             details[container_id] = Container(
-                pod, status.metadata.name, status.metadata.attempt, qos, resources, dict(status.labels), dict(status.annotations)
+                pod,
+                status.metadata.name,
+                status.metadata.attempt,
+                qos,
+                resources,
+                dict(status.labels),
+                dict(status.annotations),
             )
             self._remember_cgroup(container_id, info)
             path = self._paths.get(container_id)
@@ -154,7 +163,9 @@ class Reconciler:
         """The cpusets of all containers we have records of, from their cgroups; else as the runtime remembers them."""
         live = [s for s in seen.values() if s.id in engine.grants and not s.exited]
         new = [s.id for s in live if s.id not in self._paths]
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in new])
+        statuses = await gather_limited(
+            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in new]
+        )
         resources: dict[str, cri.LinuxContainerResources] = {}
         for container_id, got in zip(new, statuses):
             if not isinstance(got, BaseException):
@@ -162,7 +173,9 @@ class Reconciler:
                 resources[container_id] = linux_resources(*got)
         paths = {s.id: path for s in live if (path := self._paths.get(s.id)) is not None}
         # Hundreds of small files: read outside the event loop.
-        found = await asyncio.to_thread(lambda: {key: self._cgroups.configured(path) for key, path in paths.items()})
+        found = await asyncio.to_thread(
+            lambda: {key: self._cgroups.configured(path) for key, path in paths.items()}
+        )
         lacking = [s.id for s in live if found.get(s.id) is None and s.id not in resources]
         statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in lacking])
         for container_id, got in zip(lacking, statuses):

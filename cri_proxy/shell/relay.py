@@ -15,7 +15,17 @@ from typing import Any, Optional
 
 import grpc
 
-from cri_proxy.core.interception import UNAVAILABLE, Answer, End, Forward, Interception, Interceptor, Outcome, Refuse, end_of
+from cri_proxy.core.interception import (
+    UNAVAILABLE,
+    Answer,
+    End,
+    Forward,
+    Interception,
+    Interceptor,
+    Outcome,
+    Refuse,
+    end_of,
+)
 
 #: kubelet allows replies of 16 MiB; we set no limit of our own.
 SERVER_OPTIONS = (
@@ -74,7 +84,9 @@ class _Call:
 class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of a grpc.aio server. ``images``: the channel for ImageService where that is another process."""
 
-    def __init__(self, runtime: grpc.aio.Channel, images: Optional[grpc.aio.Channel], interceptor: Interceptor) -> None:
+    def __init__(
+        self, runtime: grpc.aio.Channel, images: Optional[grpc.aio.Channel], interceptor: Interceptor
+    ) -> None:
         self._runtime = runtime
         self._images = images or runtime
         self._interceptor = interceptor
@@ -105,7 +117,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         for call in list(self._active):
             call.stop()
 
-    async def _serve(self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _serve(
+        self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         call = _Call(method)
         self._active.add(call)
         try:
@@ -119,7 +133,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ bytes through
 
-    async def _pass(self, call: _Call, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _pass(
+        self, call: _Call, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         upstream = await self._start(call, context, requests)
         try:
             await _send_initial_metadata(upstream, context)
@@ -132,7 +148,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise
         await _finish(call, upstream, context)
 
-    async def _start(self, call: _Call, context: grpc.aio.ServicerContext, requests: AsyncIterator[bytes]) -> Any:
+    async def _start(
+        self, call: _Call, context: grpc.aio.ServicerContext, requests: AsyncIterator[bytes]
+    ) -> Any:
         message, others = await _look_ahead(requests)
         channel = self._images if "ImageService/" in call.method else self._runtime
         metadata = tuple((k, v) for k, v in context.invocation_metadata() or () if k not in OWN_HEADERS)
@@ -148,7 +166,11 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ------------------------------------------------------------------ intercepted
 
     async def _intercept(
-        self, call: _Call, interception: Interception, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+        self,
+        call: _Call,
+        interception: Interception,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext,
     ) -> None:
         message = await _first(requests)
         if message is None:
@@ -179,7 +201,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         elif code:
             await context.abort(_CODES.get(code, grpc.StatusCode.UNKNOWN), details)
 
-    async def _replies(self, interception: Interception, upstream: Any, context: grpc.aio.ServicerContext) -> None:
+    async def _replies(
+        self, interception: Interception, upstream: Any, context: grpc.aio.ServicerContext
+    ) -> None:
         try:
             await _send_initial_metadata(upstream, context)
             while (message := await upstream.read()) is not grpc.aio.EOF:
@@ -223,7 +247,9 @@ async def _look_ahead(requests: AsyncIterator[bytes]) -> tuple[bytes, Optional[A
     return b"", _later(ahead, requests)
 
 
-async def _later(ahead: list[asyncio.Future[Optional[bytes]]], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _later(
+    ahead: list[asyncio.Future[Optional[bytes]]], rest: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
     for reading in ahead:
         message = await reading
         if message is None:

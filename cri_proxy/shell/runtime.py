@@ -40,7 +40,9 @@ def discover(endpoint: str, candidates: tuple[str, ...] = WELL_KNOWN) -> str:
     for candidate in candidates:
         if Path(candidate).is_socket():
             return candidate
-    raise NoRuntime(f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint")
+    raise NoRuntime(
+        f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint"
+    )
 
 
 class Runtime:
@@ -71,7 +73,9 @@ class Runtime:
         for api in VERSIONS:
             try:
                 request = cri.VersionRequest(version="v1")
-                got = await self._unary(f"/{api}.RuntimeService/Version", request, cri.VersionResponse, CALL_TIMEOUT_S)
+                got = await self._unary(
+                    f"/{api}.RuntimeService/Version", request, cri.VersionResponse, CALL_TIMEOUT_S
+                )
             except grpc.aio.AioRpcError as failure:
                 error = failure
                 if failure.code() is not grpc.StatusCode.UNIMPLEMENTED:
@@ -83,7 +87,9 @@ class Runtime:
         raise error
 
     async def _unary(self, path: str, request: Any, reply: Any, timeout_s: float) -> Any:
-        call = self.channel.unary_unary(path, request_serializer=_serialize, response_deserializer=reply.FromString)
+        call = self.channel.unary_unary(
+            path, request_serializer=_serialize, response_deserializer=reply.FromString
+        )
         return await call(request, timeout=timeout_s)
 
     # ------------------------------------------------------------------ questions
@@ -96,7 +102,9 @@ class Runtime:
         got = await self.call("ListPodSandbox", cri.ListPodSandboxRequest(), cri.ListPodSandboxResponse)
         return list(got.items)
 
-    async def container_status(self, container_id: str, verbose: bool = False) -> tuple[cri.ContainerStatus, dict[str, Any]]:
+    async def container_status(
+        self, container_id: str, verbose: bool = False
+    ) -> tuple[cri.ContainerStatus, dict[str, Any]]:
         """Status and, if verbose, the runtime's own JSON information (empty where it gives none)."""
         request = cri.ContainerStatusRequest(container_id=container_id, verbose=verbose)
         got = await self.call("ContainerStatus", request, cri.ContainerStatusResponse)
@@ -119,7 +127,9 @@ class Runtime:
         """Container events until the stream ends or fails."""
         path = f"/{self.api}.RuntimeService/GetContainerEvents"
         deserialize = cri.ContainerEventResponse.FromString
-        stream = self.channel.unary_stream(path, request_serializer=_serialize, response_deserializer=deserialize)
+        stream = self.channel.unary_stream(
+            path, request_serializer=_serialize, response_deserializer=deserialize
+        )
         call = stream(cri.GetEventsRequest())
         try:
             async for event in call:

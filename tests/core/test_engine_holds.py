@@ -27,7 +27,9 @@ from tests.scenes import (
 )
 
 
-def crash(engine: Engine, container: Container, key: str, now_s: float = 0.0, code: Optional[int] = 1) -> None:
+def crash(
+    engine: Engine, container: Container, key: str, now_s: float = 0.0, code: Optional[int] = 1
+) -> None:
     run(engine, container, key, now_s)
     engine.exited(key, code, now_s)
 
@@ -205,7 +207,11 @@ def test_rule_4_the_latest_of_several_attempts_counts() -> None:
     crash(engine, app, "app-0")
     run(engine, make_container("other", limit=3), "other")
     # Attempt 1 was observed elsewhere while attempt 0 was still held.
-    engine.adopt(replace(engine.grants["other"], key="app-1", container=again(app, 1), life=Life.HELD, hold_until_s=300.0))
+    engine.adopt(
+        replace(
+            engine.grants["other"], key="app-1", container=again(app, 1), life=Life.HELD, hold_until_s=300.0
+        )
+    )
     admission = engine.admit(again(app, 2), NO_FENCE, 10.0)
     assert admission.placement.cpus == engine.grants["other"].placement.cpus
     assert set(engine.grants) == {"other", admission.ticket}
@@ -216,7 +222,9 @@ def test_rule_4_the_latest_of_several_attempts_counts() -> None:
     [(Resources(0, 9000), None), (Resources(0, 3000), "8-20")],
     ids=["another limit", "another fence"],
 )
-def test_rule_4_an_attempt_with_other_wishes_is_placed_anew(resources: Resources, within: Optional[str]) -> None:
+def test_rule_4_an_attempt_with_other_wishes_is_placed_anew(
+    resources: Resources, within: Optional[str]
+) -> None:
     engine = engine_on(HYGON_7285_2S)
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
@@ -231,7 +239,10 @@ def test_rule_4_a_larger_memory_limit_widens_the_nodes_of_the_same_place() -> No
     crash(engine, app, "app-0")
     hungry = replace(again(app, 1), resources=replace(app.resources, memory_limit_bytes=70 << 30))
     admission = engine.admit(hungry, NO_FENCE, 10.0)
-    assert (format_cpus(admission.placement.cpus), format_cpus(admission.placement.mems)) == ("0-3,64-67", "0-1")
+    assert (format_cpus(admission.placement.cpus), format_cpus(admission.placement.mems)) == (
+        "0-3,64-67",
+        "0-1",
+    )
     assert sum(size for _, size in admission.placement.memory_charge) == 70 << 30
 
 

@@ -12,7 +12,13 @@ from typing import Callable, Optional
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Life, Move, Plan, Seen, Stance, Update
@@ -21,7 +27,7 @@ from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, resync, unknown_ids
 from policies.cpus import NO_CPUS
 from policies.hygon import Hygon
-from policies.model import Container, Fence, Placement, PlacementSettings, Qos, Resources
+from policies.model import Container, Fence, PlacementSettings, Qos, Resources
 from policies.node import Node
 from policies.registry import Policy
 from policies.reserved import Reservation, reserve
@@ -268,7 +274,9 @@ class Node_(RuleBasedStateMachine):
             return
         container = self.engine.grants[key].container
         old = container.resources
-        request = limit or 0 if container.qos is Qos.GUARANTEED else min(limit or 500, old.milli_request or 500)
+        request = (
+            limit or 0 if container.qos is Qos.GUARANTEED else min(limit or 500, old.milli_request or 500)
+        )
         bytes_ = old.memory_limit_bytes if memory is None else memory * GIB
         within = self._fence(fence, where, request, container.qos)
         admission = self.engine.resize(key, Resources(request, limit, 0, bytes_), within, self.now_s)
@@ -398,7 +406,7 @@ class Node_(RuleBasedStateMachine):
         )
         for update in result.updates:
             self._send((update,))
-        self.unknown &= busy
+        self.unknown = {k for k in self.unknown if k in busy or k not in self.engine.grants}
 
     @rule()
     def restart(self) -> None:
@@ -438,7 +446,11 @@ class Node_(RuleBasedStateMachine):
         waiting = {u.id for c in self.calls for u in c.admission.after} | {c.target for c in self.calls}
         for key, there in self.runtime.items():
             grant = self.engine.grants.get(key)
-            if grant is None or grant.life not in (Life.CREATED, Life.RUNNING) or key in waiting | self.unknown:
+            if (
+                grant is None
+                or grant.life not in (Life.CREATED, Life.RUNNING)
+                or key in waiting | self.unknown
+            ):
                 continue
             if grant.stance is Stance.PLACED:
                 assert there.cpus == grant.placement.cpus, f"{key}: {grant.why}"

@@ -64,7 +64,11 @@ def test_commit_makes_the_new_place_the_only_one() -> None:
     admission = resize(engine, 9, request=9)
     assert engine.commit(admission.ticket, 51.0) == ()
     grant = engine.grants["app"]
-    assert (cpus(engine), grant.placement.level, grant.container.resources.milli_limit) == ("0-7,64-71", "numa", 9000)
+    assert (cpus(engine), grant.placement.level, grant.container.resources.milli_limit) == (
+        "0-7,64-71",
+        "numa",
+        9000,
+    )
     assert (grant.life, grant.since_s) == (Life.RUNNING, 5.0)
     assert engine.node.charge_milli(range(128)) == 9000
     assert not engine.tickets
@@ -365,7 +369,9 @@ def adopted_engine() -> Engine:
     engine = engine_on(VM_NO_CACHE_INFO)
     everywhere = Placement(home=parse_cpus("0-7"))
     container = make_container("app", limit=2, request=1)
-    engine.adopt(Grant("app", container, everywhere, Stance.ADOPTED, life=Life.RUNNING, runs_on=everywhere.home))
+    engine.adopt(
+        Grant("app", container, everywhere, Stance.ADOPTED, life=Life.RUNNING, runs_on=everywhere.home)
+    )
     return engine
 
 

@@ -45,7 +45,9 @@ from tests.scenes import (
 
 def seen(key: str, container: Container, cpus: str = "", exited: bool = False) -> Seen:
     pod = container.pod
-    return Seen(key, pod.id, pod.uid, container.name, container.attempt, not exited, exited, None, parse_cpus(cpus))
+    return Seen(
+        key, pod.id, pod.uid, container.name, container.attempt, not exited, exited, None, parse_cpus(cpus)
+    )
 
 
 def listed(engine: Engine, now_s: float, *items: Seen) -> Resync:
@@ -318,7 +320,9 @@ def test_rule_3_one_that_has_exited_by_now_is_bound_and_held() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "cancelled"), [(1.0, False), (120.0, False), (120.5, True)])
-def test_rule_3_without_being_listed_it_is_cancelled_after_two_minutes(waited_s: float, cancelled: bool) -> None:
+def test_rule_3_without_being_listed_it_is_cancelled_after_two_minutes(
+    waited_s: float, cancelled: bool
+) -> None:
     engine, _, admission = doubtful()
     assert listed(engine, 100.0 + waited_s).cancelled == ((admission.ticket,) if cancelled else ())
     assert bool(engine.grants) is not cancelled
@@ -374,7 +378,9 @@ def test_rule_3_after_a_restart_every_ticket_is_in_doubt() -> None:
     admission = engine.admit(make_container("a", limit=2), NO_FENCE, 0.0)
     shadow.follow(engine)
     heir = engine_on(VM_NO_CACHE_INFO)
-    heir.restore([engine.grants[admission.ticket]], [engine.tickets[admission.ticket]], [], engine.history, {})
+    heir.restore(
+        [engine.grants[admission.ticket]], [engine.tickets[admission.ticket]], [], engine.history, {}
+    )
     assert heir.tickets[admission.ticket].in_doubt
     assert heir.admit(make_container("b"), NO_FENCE, 1.0).ticket != admission.ticket
 

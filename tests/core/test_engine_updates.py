@@ -52,7 +52,9 @@ def test_rule_5_an_exclusive_grant_touches_its_domains_containers_only() -> None
         run(engine, make_container(f"c{i}", limit=8, request=1), f"c{i}")
     run(engine, make_container("wide", limit=100), "wide")
     admission = engine.admit(own("new", 2), NO_FENCE, 1.0)
-    [there] = [k for k, g in engine.grants.items() if g.placement.level == "ccx" and len(g.placement.cpus) == 6]
+    [there] = [
+        k for k, g in engine.grants.items() if g.placement.level == "ccx" and len(g.placement.cpus) == 6
+    ]
     assert {u.id for u in admission.before} == {there, "wide"}
     assert admission.after == ()
 

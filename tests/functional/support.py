@@ -111,14 +111,23 @@ async def placed(agent: Agent) -> dict[str, Any]:
 
 
 def run_without_us(
-    runtime: FakeRuntime, name: str, *, cpuset: str = "", qos: str = "burstable", running: bool = True, **more: Any
+    runtime: FakeRuntime,
+    name: str,
+    *,
+    cpuset: str = "",
+    qos: str = "burstable",
+    running: bool = True,
+    **more: Any,
 ) -> str:
     """A pod with one container that nobody asked for through the daemon; the container's id.
 
     ``more``: the arguments of ``container_config``; ``pod_annotations``, ``namespace`` and ``runtime_handler``
     are the pod's.
     """
-    pod_more = {"annotations": more.pop("pod_annotations", None), "namespace": more.pop("namespace", "default")}
+    pod_more = {
+        "annotations": more.pop("pod_annotations", None),
+        "namespace": more.pop("namespace", "default"),
+    }
     handler = more.pop("runtime_handler", "")
     uid = f"uid-{name}"
     config = pod_config(name, uid=uid, cgroup_parent=cgroup_parent(qos, uid), **pod_more)
@@ -127,7 +136,9 @@ def run_without_us(
     return runtime.add_container(pod, container_config(name, cpuset=cpuset, qos=qos, **more), state)
 
 
-async def run_pod_with(client: CriClient, name: str, *, runtime_handler: str = "", **more: Any) -> tuple[Pod, str]:
+async def run_pod_with(
+    client: CriClient, name: str, *, runtime_handler: str = "", **more: Any
+) -> tuple[Pod, str]:
     """A pod with one running container, both named ``name``; ``pod_...`` arguments are the pod's."""
     pod_more = {key[4:]: more.pop(key) for key in [key for key in more if key.startswith("pod_")]}
     pod = await client.run_pod(name, runtime_handler=runtime_handler, **pod_more)
@@ -195,7 +206,9 @@ class BusyKubelet:
         if alive is not None:
             return client.stop(alive.id)
         limit = self.random.choice((*self.LIMITS, None))
-        return client.create(pod, name, attempt=max((c.attempt for c in mine), default=-1) + 1, cpu_limit=limit)
+        return client.create(
+            pod, name, attempt=max((c.attempt for c in mine), default=-1) + 1, cpu_limit=limit
+        )
 
     async def _end(self, client: CriClient, pod_id: str) -> None:
         await client.stop_pod(pod_id)
@@ -203,7 +216,9 @@ class BusyKubelet:
 
 
 @contextlib.contextmanager
-def broken_module(folder: Path, name: str, text: str = "raise ImportError('it is broken')") -> Iterator[dict[str, str]]:
+def broken_module(
+    folder: Path, name: str, text: str = "raise ImportError('it is broken')"
+) -> Iterator[dict[str, str]]:
     """Environment for a process in which importing ``name`` fails."""
     module = folder / "broken" / name
     module.mkdir(parents=True)

@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 import pytest
 
-from cri_api import runtime_v1_pb2 as cri
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -40,7 +39,13 @@ OPERATIONS = 200
 #: Calls that a kill may find under way, and whether the runtime has done it by then.
 HELD = [
     (method, done)
-    for method in ("CreateContainer", "StartContainer", "UpdateContainerResources", "RemoveContainer", "RunPodSandbox")
+    for method in (
+        "CreateContainer",
+        "StartContainer",
+        "UpdateContainerResources",
+        "RemoveContainer",
+        "RunPodSandbox",
+    )
     for done in (False, True)
 ]
 
@@ -95,7 +100,11 @@ async def _kill_in_the_middle(
     await eventually(lambda: script.used > 0 or all(task.done() for task in tasks), "nothing happens")
     await agent.kill()
     for result in await settled:
-        assert result is None or not isinstance(result, BaseException) or isinstance(result, grpc.aio.AioRpcError)
+        assert (
+            result is None
+            or not isinstance(result, BaseException)
+            or isinstance(result, grpc.aio.AioRpcError)
+        )
     hold.set()
     await eventually(lambda: all(call.finished for call in runtime.calls), "calls of the dead go on")
     runtime.scripts.remove(script)
@@ -142,7 +151,9 @@ async def test_a_resize_that_a_kill_kept_from_the_runtime_moves_nothing(runtime:
         async with CriClient(agent.socket) as client:
             _, container_id = await run_pod_with(client, "web", cpu_limit=4000)
             before = runtime.cpuset(container_id)
-            resize = asyncio.ensure_future(client.update(container_id, cpu_quota=1_600_000, cpu_period=100_000))
+            resize = asyncio.ensure_future(
+                client.update(container_id, cpu_quota=1_600_000, cpu_period=100_000)
+            )
             await runtime.wait_until(lambda: script.used == 1)
             await agent.kill()
             with pytest.raises(grpc.aio.AioRpcError):
@@ -218,7 +229,9 @@ DAMAGES = {
     "corrupt": lambda path: _overwrite(path, path.read_bytes()[:4096] + b"\xff" * 8192),
     "another program's": _replace_by_another_database,
     "another version's": lambda path: _change(path, "UPDATE meta SET value = '99' WHERE key = 'format'"),
-    "a record of no sense": lambda path: _change(path, "UPDATE records SET value = '{}' WHERE kind = 'grant'"),
+    "a record of no sense": lambda path: _change(
+        path, "UPDATE records SET value = '{}' WHERE kind = 'grant'"
+    ),
 }
 
 
@@ -314,7 +327,9 @@ async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(r
             await agent.kill()
 
 
-async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space(runtime: FakeRuntime) -> None:
+async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space(
+    runtime: FakeRuntime,
+) -> None:
     async with new_agent(runtime) as agent:
         with small_disk(agent.state) as disk:
             disk.fill()
@@ -331,7 +346,9 @@ async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space
             assert not list(agent.state.glob("*.aside-*"))
 
 
-async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_can(runtime: FakeRuntime) -> None:
+async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_can(
+    runtime: FakeRuntime,
+) -> None:
     async with new_agent(runtime) as agent:
         with small_disk(agent.state) as disk:
             disk.remount("ro")
@@ -398,6 +415,8 @@ async def test_a_cpu_that_is_offline_at_a_start_is_left(runtime: FakeRuntime) ->
         await agent.kill()
         agent.write_topology(take_offline(machine(HYGON_7285_2S), {3}))
         await start(agent)
-        await eventually(lambda: 3 not in cpus_of(runtime, container_id), "the cpuset without the offline CPU")
+        await eventually(
+            lambda: 3 not in cpus_of(runtime, container_id), "the cpuset without the offline CPU"
+        )
         assert (await placed(agent))[container_id]["cpus"] == runtime.cpuset(container_id)
         assert (await ask(agent, "status"))["invariants"] == []

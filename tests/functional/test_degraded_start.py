@@ -229,11 +229,13 @@ async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(
         assert await agent.terminate() == 0
 
 
-async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_bytes(runtime: FakeRuntime) -> None:
+async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_bytes(
+    runtime: FakeRuntime,
+) -> None:
     async with new_agent(runtime) as agent:
         flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
         text = "class CollectorRegistry:\n    def __init__(self, **_): raise TypeError('not that version')\n"
-        names = "Counter Gauge Histogram generate_latest".split()
+        names = ["Counter", "Gauge", "Histogram", "generate_latest"]
         text += "".join(f"{name} = None\n" for name in names)
         with broken_module(agent.folder, "prometheus_client", text) as environment:
             module = agent.folder / "broken" / "prometheus_client"

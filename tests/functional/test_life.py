@@ -264,7 +264,9 @@ class Systemd:
 
     async def start(self, *arguments: str, **environment: str) -> None:
         command = (sys.executable, "-c", SYSTEMD, str(self.listener.fileno()))
-        await self.agent.start(*arguments, environment=environment, command=command, keep=(self.listener.fileno(),))
+        await self.agent.start(
+            *arguments, environment=environment, command=command, keep=(self.listener.fileno(),)
+        )
 
 
 @asynccontextmanager
@@ -313,11 +315,18 @@ async def test_who_calls_while_the_daemon_is_down_is_served_by_the_next(
         arguments: list[str] = []
         environment: dict[str, str] = {}
         if degraded:
-            arguments = ["--relay-socket", agent.config["relay"]["socket"], "--runtime-socket", runtime.socket]
+            arguments = [
+                "--relay-socket",
+                agent.config["relay"]["socket"],
+                "--runtime-socket",
+                runtime.socket,
+            ]
             with broken_module(agent.folder, "structlog") as environment:
                 pass
         await manager.start(*arguments, **environment)
-        assert agent.messages[-1].startswith("READY=1\nSTATUS=degraded" if degraded else "READY=1\nSTATUS=enforce")
+        assert agent.messages[-1].startswith(
+            "READY=1\nSTATUS=degraded" if degraded else "READY=1\nSTATUS=enforce"
+        )
         assert await agent.terminate() == 0
         assert manager.path.is_socket()
         async with patient(manager.path) as call:

@@ -27,7 +27,9 @@ async def _create_bytes(agent: Agent, runtime: FakeRuntime, name: str) -> tuple[
     """A CreateContainerRequest as it was sent, and as the runtime got it."""
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod(name)
-        sent = create_request(pod, container_config(name, cpu_limit=8000, memory_limit=1 << 30)).SerializeToString()
+        sent = create_request(
+            pod, container_config(name, cpu_limit=8000, memory_limit=1 << 30)
+        ).SerializeToString()
         await client.call_bytes("/runtime.v1.RuntimeService/CreateContainer", sent)
     return sent, runtime.calls_of("CreateContainer")[-1].request[0]
 

@@ -17,7 +17,16 @@ from tests.agent import ROOT
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import StartAgent, resync
-from tests.functional.support import UPDATE, compared, cpusets, placed, reloaded, restart, run_without_us, updates
+from tests.functional.support import (
+    UPDATE,
+    compared,
+    cpusets,
+    placed,
+    reloaded,
+    restart,
+    run_without_us,
+    updates,
+)
 
 CCX_0, CCX_1, MACHINE = "0-3,64-67", "4-7,68-71", "0-127"
 
@@ -34,7 +43,9 @@ async def run_pod(client: CriClient, name: str = "web", cpus: int = 4, **more: A
 # ---------------------------------------------------------------------- modes
 
 
-async def test_observing_decides_and_explains_and_changes_nothing(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_observing_decides_and_explains_and_changes_nothing(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent(relay={"mode": "observe"})
     async with CriClient(agent.socket) as client:
         container = await run_pod(client)
@@ -51,7 +62,9 @@ async def test_off_passes_bytes_and_knows_nothing(runtime: FakeRuntime, start_ag
     assert await agent.ask("placements") == []
 
 
-async def test_a_mode_set_by_command_works_at_once_and_survives_a_kill(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_a_mode_set_by_command_works_at_once_and_survives_a_kill(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     assert (await agent.cli("mode", "off"))[:2] == (0, "off\n")
     await restart(agent)
@@ -77,7 +90,9 @@ async def test_going_from_observe_to_enforce_moves_nothing_and_adopt_places_one(
 # ---------------------------------------------------------------------- reloads
 
 
-async def test_a_reload_applies_what_is_valid_and_moves_nothing(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_a_reload_applies_what_is_valid_and_moves_nothing(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
         first = await run_pod(client, "one")
@@ -88,7 +103,9 @@ async def test_a_reload_applies_what_is_valid_and_moves_nothing(runtime: FakeRun
     assert (runtime.cpuset(first), runtime.cpuset(second), updates(runtime)) == (CCX_0, "8-11,72-75", 0)
 
 
-async def test_reserving_cpus_takes_them_from_who_runs_there(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_reserving_cpus_takes_them_from_who_runs_there(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
         container = await run_pod(client)
@@ -97,7 +114,9 @@ async def test_reserving_cpus_takes_them_from_who_runs_there(runtime: FakeRuntim
     await runtime.wait_until(lambda: runtime.cpuset(container) == "1-3,65-67")
 
 
-async def test_an_invalid_reload_leaves_the_running_configuration(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_an_invalid_reload_leaves_the_running_configuration(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     agent.write_config({"placement": {"ladder": "rope"}})
     status = await reloaded(agent)
@@ -117,7 +136,9 @@ async def test_what_needs_a_restart_is_named(start_agent: StartAgent) -> None:
 # ---------------------------------------------------------------------- the way back
 
 
-async def test_release_gives_all_cpus_back_and_it_stays_so(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_release_gives_all_cpus_back_and_it_stays_so(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
         containers = [await run_pod(client, name) for name in ("one", "two")]
@@ -148,9 +169,15 @@ async def test_release_works_with_the_daemon_down(runtime: FakeRuntime, start_ag
 
 OPT_OUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "our annotation": ({"annotations": {"cri-resmgr.io/manage": "false"}}, {}),
-    "our annotation for this container": ({"annotations": {"cri-resmgr.io/manage/container.app": "false"}}, {}),
+    "our annotation for this container": (
+        {"annotations": {"cri-resmgr.io/manage/container.app": "false"}},
+        {},
+    ),
     "nri-plugins' cpu.preserve": ({"annotations": {"cpu.preserve.resource-policy.nri.io": "true"}}, {}),
-    "nri-plugins' memory.preserve": ({"annotations": {"memory.preserve.resource-policy.nri.io/pod": "true"}}, {}),
+    "nri-plugins' memory.preserve": (
+        {"annotations": {"memory.preserve.resource-policy.nri.io/pod": "true"}},
+        {},
+    ),
     "its namespace": ({"namespace": "ops-1"}, {"placement": {"unmanaged_namespaces": ["ops-*"]}}),
     "a virtual machine's handler": ({"runtime_handler": "kata-qemu"}, {}),
 }
@@ -167,7 +194,9 @@ async def test_opted_out_by(
     assert (await placed(agent))[container]["stance"] == "opted out"
 
 
-async def test_a_container_of_a_vm_sandbox_from_before_us_is_left_alone(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_a_container_of_a_vm_sandbox_from_before_us_is_left_alone(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     run_without_us(runtime, "vm", runtime_handler="kata")
     agent = await start_agent()
     await resync(agent, runtime)
@@ -198,7 +227,9 @@ async def test_reset_policy_adopts_and_moves_nothing_and_replace_places_anew(
 # ---------------------------------------------------------------------- other writers
 
 
-async def test_a_changed_cpuset_is_repaired_once_for_each_change(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_a_changed_cpuset_is_repaired_once_for_each_change(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
         container = await run_pod(client)
@@ -228,9 +259,15 @@ async def test_a_writer_that_does_not_give_up_ends_as_foreign_and_not_in_a_loop(
     assert (row["stance"], row["cpus"]) == ("foreign", "100-103")
 
 
-async def test_a_place_that_does_not_start_is_not_insisted_on(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_a_place_that_does_not_start_is_not_insisted_on(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
-    runtime.script("StartContainer", error=(grpc.StatusCode.UNKNOWN, "runc: write cpuset.cpus: invalid argument"), times=1)
+    runtime.script(
+        "StartContainer",
+        error=(grpc.StatusCode.UNKNOWN, "runc: write cpuset.cpus: invalid argument"),
+        times=1,
+    )
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")
         first = await client.create(pod, "app", cpu_limit=4000)
@@ -243,7 +280,9 @@ async def test_a_place_that_does_not_start_is_not_insisted_on(runtime: FakeRunti
     assert len((await agent.ask("status"))["distrusted"]) == 1
 
 
-async def test_two_failed_starts_in_a_row_are_enough_whatever_they_say(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_two_failed_starts_in_a_row_are_enough_whatever_they_say(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     runtime.script("StartContainer", error=(grpc.StatusCode.UNKNOWN, "no such file"), times=2)
     got = []
@@ -274,7 +313,9 @@ async def test_every_json_answer_is_one_document(runtime: FakeRuntime, start_age
         assert out.strip()
 
 
-async def test_the_metrics_are_prometheus_text_and_tell_what_happened(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_the_metrics_are_prometheus_text_and_tell_what_happened(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
         await run_pod(client)
@@ -288,11 +329,22 @@ async def test_the_metrics_are_prometheus_text_and_tell_what_happened(runtime: F
         if s.labels == {"method": "CreateContainer", "outcome": "placed"} and s.name.endswith("_total")
     ]
     assert placed_creates == [1.0]
-    for name in ("decision_seconds", "updates", "drift", "tickets_in_doubt", "mode", "degraded", "cpus", "build_info"):
+    for name in (
+        "decision_seconds",
+        "updates",
+        "drift",
+        "tickets_in_doubt",
+        "mode",
+        "degraded",
+        "cpus",
+        "build_info",
+    ):
         assert f"cri_resmgr_{name}" in families, name
 
 
-async def test_without_a_daemon_every_question_is_one_sentence_and_exit_1(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_without_a_daemon_every_question_is_one_sentence_and_exit_1(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     await agent.terminate()
     for words in (["status"], ["mode"], ["placements"], ["explain", "x"], ["metrics"], ["adopt", "x"]):
@@ -302,7 +354,9 @@ async def test_without_a_daemon_every_question_is_one_sentence_and_exit_1(runtim
         assert "systemctl start" in err
 
 
-@pytest.mark.parametrize("words", [["placements", "--nonsense"], ["release"], ["mode", "fast"], ["simulate", "x"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "words", [["placements", "--nonsense"], ["release"], ["mode", "fast"], ["simulate", "x"], ["nonsense"]]
+)
 async def test_wrong_usage_is_exit_2(runtime: FakeRuntime, start_agent: StartAgent, words: list[str]) -> None:
     agent = await start_agent()
     code, out, err = await agent.cli(*words)
@@ -310,10 +364,19 @@ async def test_wrong_usage_is_exit_2(runtime: FakeRuntime, start_agent: StartAge
     assert err
 
 
-async def test_intels_flags_start_the_daemon_without_a_subcommand(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_intels_flags_start_the_daemon_without_a_subcommand(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
     agent = await start_agent()
     await agent.terminate()
-    words = ["-relay-socket", agent.socket, f"--runtime-socket={runtime.socket}", "-metrics-interval", "5s", "-disable-ui"]
+    words = [
+        "-relay-socket",
+        agent.socket,
+        f"--runtime-socket={runtime.socket}",
+        "-metrics-interval",
+        "5s",
+        "-disable-ui",
+    ]
     environment = {**os.environ, "NOTIFY_SOCKET": str(agent.folder / "n.sock"), "PYTHONPATH": str(ROOT)}
     with agent.log_file.open("ab") as log:
         agent.process = await asyncio.create_subprocess_exec(

@@ -30,7 +30,8 @@ async def test_a_valid_change_is_for_the_next_containers_and_moves_none(runtime:
             agent.write_config({"placement": {"besteffort": "ccx"}})
             assert (await reloaded(agent))["degraded"] == {}
             assert (updates(runtime), cpusets(runtime)) == (0, before)
-            _, small = await run_pod_with(client, "small", qos="besteffort", cpu_request=0)
+            group = "/kubepods/besteffort/pod1"
+            _, small = await run_pod_with(client, "small", qos="besteffort", pod_cgroup_parent=group)
             assert len(cpus_of(runtime, small)) == 8
 
 
@@ -77,7 +78,9 @@ async def test_an_invalid_change_leaves_the_running_configuration_with_the_reaso
         await start(agent)
         agent.write_config({"placement": {"ladder": "rope", "unlimited": "here"}})
         status = await reloaded(agent)
-        reason = f'the running configuration stays: {agent.config_file}:1: placement.ladder is "rope", expected'
+        reason = (
+            f'the running configuration stays: {agent.config_file}:1: placement.ladder is "rope", expected'
+        )
         assert status["degraded"]["config"].startswith(reason)
         assert status["degraded"]["config"].endswith("(and 1 more; see: cri-resmgr config check)")
         assert status["mode"] == "enforce"
@@ -105,7 +108,9 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_is(runtime: FakeRun
         assert (status["degraded"], status["sockets"]) == ({}, [elsewhere])
 
 
-async def test_warnings_of_a_configuration_are_in_the_status_until_they_are_mended(runtime: FakeRuntime) -> None:
+async def test_warnings_of_a_configuration_are_in_the_status_until_they_are_mended(
+    runtime: FakeRuntime,
+) -> None:
     async with new_agent(runtime, placement={"lader": "fine"}) as agent:
         status = await start(agent)
         warning = f"{agent.config_file}:1: unknown key placement.lader; did you mean placement.ladder?"
@@ -135,7 +140,10 @@ async def test_metrics_move_to_another_address(runtime: FakeRuntime) -> None:
 
 
 async def test_an_address_that_is_taken_is_said(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime, metrics={"listen": "127.0.0.1:18893"}) as agent, new_agent(runtime) as second:
+    async with (
+        new_agent(runtime, metrics={"listen": "127.0.0.1:18893"}) as agent,
+        new_agent(runtime) as second,
+    ):
         await start(agent)
         await start(second)
         second.write_config({"metrics": {"listen": "127.0.0.1:18893"}})

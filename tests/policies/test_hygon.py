@@ -199,7 +199,10 @@ def test_the_pods_own_containers_do_not_take_its_room() -> None:
     scene = Scene(HYGON_7285_2S)
     pod = make_pod("web", size=(8, 8))
     for i in range(4):
-        assert format_cpus(scene.put(make_container(f"c{i}", limit=2, request=2, pod=pod)).placement.cpus) == "0-3,64-67"
+        assert (
+            format_cpus(scene.put(make_container(f"c{i}", limit=2, request=2, pod=pod)).placement.cpus)
+            == "0-3,64-67"
+        )
 
 
 def test_a_pod_is_not_torn_apart_for_a_smaller_domain_elsewhere() -> None:
@@ -366,7 +369,9 @@ def test_overflow_is_placed_like_others_and_why_says_so() -> None:
     decision = scene.put(in_kube_system("two", limit=1, request=0.6))
     assert decision.placement.level == "ccx"
     assert not decision.placement.cpus & {0, 64}
-    assert decision.why.startswith("the reserved CPUs 0,64 have 500m left of 2 CPUs, placed like others; 1 CPU wanted")
+    assert decision.why.startswith(
+        "the reserved CPUs 0,64 have 500m left of 2 CPUs, placed like others; 1 CPU wanted"
+    )
 
 
 def test_others_never_use_reserved_cpus() -> None:

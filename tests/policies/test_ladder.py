@@ -91,7 +91,13 @@ MANUAL = {
         (64, "socket", 64),
         (65, "machine", 64),
     ],
-    MONOLITHIC_2S: [(1, "ccx", 32), (32, "ccx", 32), (33, "numa+ccx", 64), (64, "numa+ccx", 64), (65, "machine", 64)],
+    MONOLITHIC_2S: [
+        (1, "ccx", 32),
+        (32, "ccx", 32),
+        (33, "numa+ccx", 64),
+        (64, "numa+ccx", 64),
+        (65, "machine", 64),
+    ],
     SNC_2S: [
         (1, "numa", 16),
         (16, "numa", 16),
@@ -127,8 +133,20 @@ MANUAL = {
         (60, "socket", 60),
         (61, "machine", 60),
     ],
-    MEMORYLESS_NODE: [(8, "ccx", 8), (16, "numa", 16), (24, "numa+ccx", 24), (32, "2numa", 32), (33, "machine", 64)],
-    CACHE_IDS_ODD: [(8, "ccx", 8), (16, "numa", 16), (24, "numa+ccx", 24), (32, "2numa", 32), (33, "machine", 64)],
+    MEMORYLESS_NODE: [
+        (8, "ccx", 8),
+        (16, "numa", 16),
+        (24, "numa+ccx", 24),
+        (32, "2numa", 32),
+        (33, "machine", 64),
+    ],
+    CACHE_IDS_ODD: [
+        (8, "ccx", 8),
+        (16, "numa", 16),
+        (24, "numa+ccx", 24),
+        (32, "2numa", 32),
+        (33, "machine", 64),
+    ],
     ONE_CPU: [(0.5, "ccx", 1), (1, "ccx", 1), (2, "machine", 1)],
     BIG_1024: [
         (16, "ccx", 16),
@@ -144,7 +162,13 @@ MANUAL = {
     ],
     CPULESS_MEMORY_NODE: [(32, "ccx", 32), (33, "numa+ccx", 64), (65, "machine", 64)],
     # Sockets are smaller than the one NUMA node here, so they come before it.
-    NODE_INTERLEAVED: [(8, "ccx", 8), (9, "socket", 32), (32, "socket", 32), (33, "numa", 64), (65, "machine", 64)],
+    NODE_INTERLEAVED: [
+        (8, "ccx", 8),
+        (9, "socket", 32),
+        (32, "socket", 32),
+        (33, "numa", 64),
+        (65, "machine", 64),
+    ],
 }
 
 
@@ -196,7 +220,9 @@ FINE = {
 @pytest.mark.parametrize(
     ("name", "cpus", "level", "size"), [(name, *row) for name, rows in FINE.items() for row in rows]
 )
-def test_the_fine_ladder_adds_the_fewest_ccxs_of_one_node(name: str, cpus: float, level: str, size: int) -> None:
+def test_the_fine_ladder_adds_the_fewest_ccxs_of_one_node(
+    name: str, cpus: float, level: str, size: int
+) -> None:
     choice = climb(Scene(name), cpus, kind="fine")
     assert (choice.site.level, len(choice.cpus)) == (level, size)
 
@@ -395,7 +421,10 @@ def test_the_lowest_id_is_last() -> None:
 
 
 def test_a_candidate_without_rivals_is_the_only_one() -> None:
-    assert climb(Scene(ONE_CPU), 1).why == "1 CPU wanted: one CCX (1 CPU), L3 0 (of 1 that hold it), the only one"
+    assert (
+        climb(Scene(ONE_CPU), 1).why
+        == "1 CPU wanted: one CCX (1 CPU), L3 0 (of 1 that hold it), the only one"
+    )
 
 
 # ---------------------------------------------------------------------- no room

@@ -154,7 +154,8 @@ def test_nodes_that_kubelets_cgroup_does_not_allow_are_never_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("within", "gib", "nodes"), [("0", 60, "0"), ("1-2", 1, "1"), ("1-2", 60, "1-2"), ("0-7", 1, "0"), ("9", 1, "")]
+    ("within", "gib", "nodes"),
+    [("0", 60, "0"), ("1-2", 1, "1"), ("1-2", 60, "1-2"), ("0-7", 1, "0"), ("9", 1, "")],
 )
 def test_the_callers_mems_are_a_fence(within: str, gib: float, nodes: str) -> None:
     memory = choose(node_of(HYGON_7285_2S), "0-3", gib, within=within)

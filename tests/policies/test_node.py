@@ -13,7 +13,11 @@ from tests.scenes import node_of, topology
 
 
 def resident(
-    cpus: str, request: int = 0, pod: str = "uid", exclusive: str = "", memory: tuple[tuple[int, int], ...] = ()
+    cpus: str,
+    request: int = 0,
+    pod: str = "uid",
+    exclusive: str = "",
+    memory: tuple[tuple[int, int], ...] = (),
 ) -> Resident:
     return Resident(pod, request, request, parse_cpus(cpus), parse_cpus(exclusive), memory)
 

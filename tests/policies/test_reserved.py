@@ -93,7 +93,9 @@ def test_an_offline_sibling_does_not_count() -> None:
     assert format_cpus(quantity(OFFLINE_CPUS, 2000, usable="8-15,40-47").cpus) == "9,41"
 
 
-@pytest.mark.parametrize(("name", "milli"), [(ONE_CPU, 1000), (VM_NO_CACHE_INFO, 8000), (VM_NO_CACHE_INFO, 99000)])
+@pytest.mark.parametrize(
+    ("name", "milli"), [(ONE_CPU, 1000), (VM_NO_CACHE_INFO, 8000), (VM_NO_CACHE_INFO, 99000)]
+)
 def test_reserving_everything_is_possible_and_warned_of(name: str, milli: int) -> None:
     reserved = quantity(name, milli)
     assert reserved.cpus == topology(name).online

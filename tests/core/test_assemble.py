@@ -1,0 +1,125 @@
+"""From configuration and machine to the host: usable, reserved and kubelet's CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+import pytest
+
+from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
+from cri_proxy.core.config import Config
+from policies.cpus import format_cpus, parse_cpus
+from policies.topology import Topology
+from tests.core.configs import AVAILABLE, RESERVED, read
+from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, machine
+from tests.scenes import topology
+
+HYGON = topology(HYGON_7285_2S)
+
+
+def config(**options: Optional[str]) -> Config:
+    keys = {"available": AVAILABLE, "reserved": RESERVED, "policy": "policy.Active"}
+    return read("\n".join(f"{keys[name]}: {value}" for name, value in options.items()) or "{}").config
+
+
+# ---------------------------------------------------------------------- usable
+
+USABLE: dict[str, tuple[Optional[str], Optional[str], str]] = {
+    "nothing is said": (None, None, "0-127"),
+    "kubelet's cgroup": (None, "0-9,200", "0-9"),
+    "a set": ("cpuset:4-7", None, "4-7"),
+    "a set within kubelet's cgroup": ("cpuset:4-7", "0-5", "4-5"),
+    "a count takes whole leaves": ("12", None, "0-7,64-67"),
+    "a count is rounded up": ("7500m", None, "0-3,64-67"),
+    "a count within kubelet's cgroup": ("4", "8-127", "8-11"),
+    "a cgroup": ("cgroup:/ours", None, "16-31"),
+    "a cgroup that is unknown": ("cgroup:/theirs", None, "0-127"),
+}
+
+
+@pytest.mark.parametrize("case", USABLE)
+def test_usable_cpus(case: str) -> None:
+    available, parent, expected = USABLE[case]
+    parent_cpus = None if parent is None else parse_cpus(parent)
+    settings = config(reserved='""') if available is None else config(reserved='""', available=available)
+    host, warnings = make_host(settings, Machine(HYGON, parent_cpus), {"/ours": parse_cpus("16-31")})
+    assert format_cpus(host.usable) == expected
+    assert host.parent_cpus == (HYGON.online if parent_cpus is None else parent_cpus & HYGON.online)
+    assert warnings == ()
+
+
+def test_available_cpus_outside_kubelets_cgroup_are_ignored_with_a_warning() -> None:
+    host, [warning] = make_host(
+        config(reserved='""', available="cpuset:64-127"), Machine(HYGON, parse_cpus("0-7"))
+    )
+    assert format_cpus(host.usable) == "0-7"
+    assert warning == "no CPU of AvailableResources is one of kubelet's cgroup (0-7): ignored"
+
+
+def test_offline_cpus_are_not_usable() -> None:
+    tree = topology(OFFLINE_CPUS)
+    host, _ = make_host(config(), Machine(tree, tree.online | machine(OFFLINE_CPUS).offline))
+    assert host.usable == tree.online
+
+
+def test_a_topology_that_states_its_cgroup_counts_over_this_machines() -> None:
+    tree = Topology(
+        replace(machine(HYGON_7285_2S), parent_cpus=parse_cpus("0-31"), parent_mems=parse_cpus("0"))
+    )
+    host, _ = make_host(config(), Machine(tree, parse_cpus("32-63"), parse_cpus("1")))
+    assert (format_cpus(host.usable), format_cpus(host.mems)) == ("0-31", "0")
+
+
+@pytest.mark.parametrize(("parent", "mems"), [(None, "0-7"), ("0-1", "0-1"), ("1,99", "1"), ("99", "0-7")])
+def test_memory_nodes_are_those_kubelets_cgroup_allows_if_there_are_any(
+    parent: Optional[str], mems: str
+) -> None:
+    given = None if parent is None else parse_cpus(parent)
+    host, _ = make_host(config(), Machine(HYGON, parent_mems=given))
+    assert format_cpus(host.mems) == mems
+
+
+# ---------------------------------------------------------------------- reserved
+
+RESERVATIONS: dict[str, tuple[str, str, str]] = {
+    "none": ('""', "", ""),
+    "a quantity takes whole cores": ("750m", "", "0,64"),
+    "a quantity goes on in the same L3": ("4", "", "0-1,64-65"),
+    "kubelet's own come first": ("2", "8,72", "8,72"),
+    "a set": ("cpuset:4,68", "", "4,68"),
+    "a set, whatever kubelet's is": ("cpuset:4,68", "8,72", "4,68"),
+    "a cgroup": ("cgroup:/system", "", "1,65"),
+}
+
+
+@pytest.mark.parametrize("case", RESERVATIONS)
+def test_reserved_cpus(case: str) -> None:
+    wanted, kubelet, expected = RESERVATIONS[case]
+    seen = Machine(HYGON, kubelet_reserved=parse_cpus(kubelet))
+    host, warnings = make_host(config(reserved=wanted), seen, {"/system": parse_cpus("1,65")})
+    assert (format_cpus(host.reserved), warnings) == (expected, ())
+    assert host.usable == HYGON.online
+
+
+def test_reserved_cpus_that_are_not_usable_are_left_out_with_a_warning() -> None:
+    host, [warning] = make_host(config(reserved="cpuset:0,64,8"), Machine(HYGON, parse_cpus("0-7,64-71")))
+    assert format_cpus(host.reserved) == "0,64"
+    assert warning == "reserved CPUs 8 are not usable here (usable: 0-7,64-71)"
+
+
+# ---------------------------------------------------------------------- kubelet's, and the engine
+
+
+def test_kubelets_exclusive_cpus_are_nobodys_in_the_engine() -> None:
+    own = {("uid", "app"): parse_cpus("60-61")}
+    host, _ = make_host(config(), Machine(HYGON, kubelet_exclusive=own))
+    assert host.kubelet_exclusive == own
+    engine = make_engine(config(), host)
+    assert not engine.node.shared & parse_cpus("60-61")
+    assert not engine.grants
+
+
+@pytest.mark.parametrize("name", ["none", "hygon"])
+def test_the_active_policy_is_made(name: str) -> None:
+    assert make_policy(config(policy=name), HYGON).name == name

@@ -1,0 +1,139 @@
+"""A record is read back as it was written; anything else is refused with the record's kind in the sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cri_proxy.core.books import JournalValue
+from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
+from cri_proxy.core.snapshot import (
+    UnreadableRecord,
+    everything,
+    read_placement,
+    read_record,
+    write_placement,
+    write_record,
+)
+from policies.cpus import parse_cpus
+from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
+from tests.machines import VM_NO_CACHE_INFO
+from tests.scenes import engine_on, fence, make_container, run
+
+SET = parse_cpus
+PLACEMENT = Placement(SET("0-3,8"), SET("0-1"), SET("8"), "ccx", SET("0-3"), ((0, 5), (1, 7)))
+POD = Pod("s", "u", "web", "ns", "/kubepods", "kata", {"l": "1"}, {"a": "ü\n"}, PodSize(1500, None, "update"))
+CONTAINER = Container(POD, "app", 3, Qos.GUARANTEED, Resources(1, None, 2, 3), {"x": "y"}, {"z": ""})
+GRANT = Grant(
+    key="c1",
+    container=CONTAINER,
+    placement=PLACEMENT,
+    stance=Stance.KUBELET,
+    fence=Fence(SET("1-2"), None),
+    life=Life.HELD,
+    runs_on=SET("4"),
+    since_s=1.5,
+    hold_until_s=2.5,
+    exit_code=137,
+    displaced=Placement(level="numa"),
+    repairs=(1.25, 2.0),
+    why="because",
+)
+BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
+INNER = Ticket("ticket-1", TicketKind.CREATE, "ticket-1", 1.0, replaces=(BARE,))
+
+VALUES: dict[str, tuple[str, JournalValue]] = {
+    "a full pod": ("pod", POD),
+    "a bare pod": ("pod", Pod("s", "u")),
+    "a full grant": ("grant", GRANT),
+    "a bare grant": ("grant", BARE),
+    "a fence that is empty": ("grant", Grant("c", CONTAINER, PLACEMENT, Stance.ADOPTED, fence("", ""))),
+    "a full ticket": (
+        "ticket",
+        Ticket("t2", TicketKind.RESIZE, "t2", 9.5, "c1", PLACEMENT, True, (GRANT, BARE), (INNER,)),
+    ),
+    "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
+    "a record": (
+        "record",
+        Record(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed"),
+    ),
+    "distrust": ("distrust", 12.5),
+    **{f"stance {s.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, s)) for s in Stance},
+    **{f"life {x.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, Stance.PLACED, life=x)) for x in Life},
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_what_is_written_is_read_back(case: str) -> None:
+    kind, value = VALUES[case]
+    text = write_record(value)
+    assert read_record(kind, text) == value
+    assert "\n" not in text
+
+
+def test_a_set_and_no_set_are_not_the_same() -> None:
+    for given in (fence("", None), fence(None, "")):
+        grant = read_record("grant", write_record(Grant("c", CONTAINER, PLACEMENT, Stance.PLACED, given)))
+        assert grant.fence == given
+
+
+def test_sets_are_written_for_people() -> None:
+    assert write_placement(PLACEMENT)["cpus"] == "0-3,8"
+    assert read_placement(write_placement(PLACEMENT)) == PLACEMENT
+
+
+def test_everything_is_named_as_the_journal_names_it() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    engine.add_pod(POD)
+    run(engine, make_container("a", limit=2, pod=POD), "id-a")
+    engine.admit(make_container("b", limit=1), fence("1"), 3.0)
+    engine.start_failed("id-a", "no such device: cpuset", 4.0)
+    journal = {key: value for key, value in engine.drain().items() if value is not None}
+    assert everything(engine) == journal
+
+
+def without(kind: str, value: JournalValue, key: str) -> tuple[str, str]:
+    document = json.loads(write_record(value))
+    del document[key]
+    return kind, json.dumps(document)
+
+
+def changed(table: str, value: JournalValue, /, **changes: object) -> tuple[str, str]:
+    return table, json.dumps({**json.loads(write_record(value)), **changes})
+
+
+GARBAGE: dict[str, tuple[str, str]] = {
+    "empty": ("pod", ""),
+    "half": ("grant", write_record(GRANT)[:50]),
+    "null": ("grant", "null"),
+    "a list": ("ticket", "[]"),
+    "a number": ("record", "7"),
+    "a text of no number": ("distrust", '"soon"'),
+    "null for a number": ("distrust", "null"),
+    "an unknown kind": ("song", "{}"),
+    "another kind's": ("grant", write_record(POD)),
+    "a pod's unknown field": changed("pod", POD, colour="red"),
+    "a pod without size": without("pod", POD, "size"),
+    "a grant without fence": without("grant", GRANT, "fence"),
+    "an unknown stance": changed("grant", GRANT, stance="sitting"),
+    "an unknown life": changed("grant", GRANT, life="half"),
+    "a bad set": changed("grant", GRANT, runs_on="3-1"),
+    "a fence of three": changed("grant", GRANT, fence=["0", "0", "0"]),
+    "a time that is a text": changed("ticket", INNER, since_s="soon"),
+    "an unknown kind of ticket": changed("ticket", INNER, kind="wish"),
+    "a garbled grant in a ticket": changed("ticket", INNER, replaces=[{}]),
+}
+
+
+@pytest.mark.parametrize("case", GARBAGE)
+def test_garbage_is_refused_by_its_kind(case: str) -> None:
+    kind, text = GARBAGE[case]
+    with pytest.raises(UnreadableRecord, match=f"^{kind} record "):
+        read_record(kind, text)
+
+
+def test_a_long_garbled_record_is_quoted_in_part() -> None:
+    with pytest.raises(UnreadableRecord) as caught:
+        read_record("pod", "x" * 10_000)
+    assert len(str(caught.value)) < 300

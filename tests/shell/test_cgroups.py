@@ -1,0 +1,151 @@
+"""Cpusets are read alike from cgroup v1, v2 and hybrid trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from cri_proxy.shell.cgroups import KUBEPODS, Cgroups, Cpusets
+from policies.cpus import parse_cpus
+
+POD = "/kubepods/burstable/pod1"
+TREES = ("v1", "v2", "hybrid")
+
+
+def make_tree(kind: str, root: Path, groups: Mapping[str, tuple[str, str]]) -> Cgroups:
+    """Cgroups by path with their CPUs and memory nodes; on v2 those with "" inherit."""
+    base = root if kind == "v2" else root / "cpuset"
+    if kind == "hybrid":
+        (root / "unified" / "kubepods").mkdir(parents=True)
+    for path, (cpus, mems) in groups.items():
+        folder = base / path.lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        effective = ("cpuset.cpus.effective", "cpuset.mems.effective")
+        names = effective if kind == "v2" else ("cpuset.effective_cpus", "cpuset.effective_mems")
+        for name, text in zip((*names, "cpuset.cpus", "cpuset.mems"), (cpus, mems, cpus, mems)):
+            (folder / name).write_text(text + "\n")
+    return Cgroups(root, root / "proc")
+
+
+def cpusets(cpus: str, mems: str) -> Cpusets:
+    return Cpusets(parse_cpus(cpus), parse_cpus(mems))
+
+
+# ---------------------------------------------------------------------- what a cgroup may use
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/", ("0-7", "0-1")),
+        ("/kubepods", ("2-7", "0")),
+        (POD, ("4-5", "0")),
+        ("kubepods", ("2-7", "0")),
+        ("/kubepods/besteffort/pod9/app", ("2-7", "0")),
+        ("/kubepods/burstable", ("2-7", "0")),
+        ("/elsewhere", ("0-7", "0-1")),
+    ],
+    ids=["root", "kubepods", "pod", "no slash", "missing", "empty", "outside"],
+)
+def test_what_may_be_used_is_the_nearest_ancestors(
+    kind: str, path: str, expected: tuple[str, str], tmp_path: Path
+) -> None:
+    groups = {
+        "/": ("0-7", "0-1"),
+        "/kubepods": ("2-7", "0"),
+        "/kubepods/burstable": ("", ""),
+        POD: ("4-5", "0"),
+    }
+    assert make_tree(kind, tmp_path, groups).effective(path) == cpusets(*expected)
+
+
+def test_v1_without_effective_files_shows_the_configured_ones(tmp_path: Path) -> None:
+    tree = make_tree("v1", tmp_path, {"/kubepods": ("0-3", "0")})
+    for path in (tmp_path / "cpuset" / "kubepods").glob("cpuset.effective_*"):
+        path.unlink()
+    assert tree.effective("/kubepods") == cpusets("0-3", "0")
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_without_cpusets_nothing_is_known(kind: str, tmp_path: Path) -> None:
+    tree = make_tree(kind, tmp_path, {})
+    assert tree.effective("/kubepods") is None
+    assert tree.configured("/kubepods") is None
+
+
+def test_the_search_stays_below_the_mount(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    for name in ("cpuset.cpus.effective", "cpuset.mems.effective"):
+        (tmp_path / name).write_text("0-7")
+    root.mkdir()
+    assert Cgroups(root).effective("/kubepods") is None
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_exact_is_of_this_very_cgroup(kind: str, tmp_path: Path) -> None:
+    tree = make_tree(kind, tmp_path, {"/": ("0-7", "0"), "/kubepods": ("2-7", "0")})
+    assert tree.exact("/kubepods") == cpusets("2-7", "0")
+    assert tree.exact("/kubepods/gone") is None
+
+
+# ---------------------------------------------------------------------- what was written
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [(POD, ("4-5", "0")), ("/kubepods", ("", "")), ("/gone", None)],
+    ids=["set", "inherited", "gone"],
+)
+def test_configured_is_what_was_written_and_no_ancestors(
+    kind: str, path: str, expected: Optional[tuple[str, str]], tmp_path: Path
+) -> None:
+    tree = make_tree(kind, tmp_path, {"/": ("0-7", "0"), "/kubepods": ("", ""), POD: ("4-5", "0")})
+    assert tree.configured(path) == (None if expected is None else cpusets(*expected))
+
+
+def test_a_file_that_holds_no_cpu_list_counts_as_none(tmp_path: Path) -> None:
+    assert make_tree("v2", tmp_path, {"/kubepods": ("all", "0")}).configured("/kubepods") is None
+
+
+# ---------------------------------------------------------------------- where things are
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("path", KUBEPODS)
+def test_kubelets_cgroup_is_found_by_its_usual_names(kind: str, path: str, tmp_path: Path) -> None:
+    assert make_tree(kind, tmp_path, {path: ("0", "0")}).kubepods() == path
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_without_kubelets_cgroup_there_is_no_path(kind: str, tmp_path: Path) -> None:
+    assert make_tree(kind, tmp_path, {"/system.slice": ("0", "0")}).kubepods() == ""
+
+
+V1_LINES = "12:cpu,cpuacct:/a\n4:cpuset:/kubepods/pod1\n1:name=systemd:/b\n"
+PROCESSES: dict[str, tuple[str, str, Optional[str]]] = {
+    "v1": ("v1", V1_LINES, "/kubepods/pod1"),
+    "v1 with controllers together": ("v1", "4:cpu,cpuset:/x\n", "/x"),
+    "v1 without cpusets": ("v1", "4:cpu:/x\n", None),
+    "hybrid": ("hybrid", V1_LINES + "0::/unified\n", "/kubepods/pod1"),
+    "v2": ("v2", "0::/kubepods.slice/a.scope\n", "/kubepods.slice/a.scope"),
+    "v2 with a colon in the name": ("v2", "0::/a:b:c\n", "/a:b:c"),
+    "v2 beside named hierarchies": ("v2", "1:name=systemd:/b\n0::/x\n", "/x"),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSES)
+def test_a_process_is_in_the_cgroup_of_the_hierarchy_with_cpusets(case: str, tmp_path: Path) -> None:
+    kind, text, expected = PROCESSES[case]
+    tree = make_tree(kind, tmp_path, {"/": ("0", "0")})
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text(text)
+    assert tree.of_process(7) == expected
+
+
+def test_a_process_that_is_gone_has_no_cgroup(tmp_path: Path) -> None:
+    assert make_tree("v2", tmp_path, {}).of_process(7) is None

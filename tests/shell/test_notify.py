@@ -1,0 +1,49 @@
+"""systemd is told if it asks to be; nothing that is wrong with its socket is our problem."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from cri_proxy.shell.notify import notify, watchdog_period_s
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="crs-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])
+def test_a_message_is_one_datagram(abstract: bool, folder: Path) -> None:
+    address = f"@crs-{os.getpid()}" if abstract else str(folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + address[1:] if abstract else address)
+        manager.settimeout(10)
+        notify("READY=1\nSTATUS=placing", {"NOTIFY_SOCKET": address})
+        assert manager.recv(1000) == b"READY=1\nSTATUS=placing"
+
+
+def test_without_a_manager_nothing_is_sent() -> None:
+    notify("READY=1", {})
+    notify("READY=1", {"NOTIFY_SOCKET": ""})
+
+
+def test_a_manager_that_is_gone_is_no_error(folder: Path) -> None:
+    notify("READY=1", {"NOTIFY_SOCKET": str(folder / "missing")})
+
+
+@pytest.mark.parametrize(
+    ("micros", "period_s"),
+    [("30000000", 15.0), ("1", 5e-7), ("0", None), ("", None), ("-5", None), ("soon", None), (None, None)],
+)
+def test_the_watchdog_is_fed_twice_in_its_time(micros: Optional[str], period_s: Optional[float]) -> None:
+    assert watchdog_period_s({} if micros is None else {"WATCHDOG_USEC": micros}) == period_s
