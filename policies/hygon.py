@@ -150,11 +150,10 @@ class Hygon:
             ]
             # 2. Of the smallest ones the one that has most of the pod, then as for candidates.
             if found:
-                pull = None if affinity is None else affinity
 
                 def key(d: Domain) -> tuple[int, float, int, tuple[int, ...]]:
                     most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
-                    cost = pull.cost(container, survey.allowed(d.leaves)) if pull is not None else 0.0
+                    cost = affinity.cost(container, survey.allowed(d.leaves)) if affinity is not None else 0.0
                     return (-most, cost, without.share_nano(d.leaves), d.leaves)
 
                 return frozenset(min(found, key=key).leaves)

@@ -150,7 +150,7 @@ def sum_pod_size(
 
 
 def _annotated_size(text: str, key: str) -> Optional[PodSize]:
-    """Apps run together, init containers one after another: the sum of the former, but at least the largest of the latter."""
+    """Apps run together, init containers one after another: the apps' sum, but at least the largest init container."""
     try:
         document = json.loads(text)
         apps = [_annotated_container(c) for c in (document.get("containers") or {}).values()]

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Optional
 
 from policies.cpus import NO_CPUS
-from policies.model import NO_FENCE, Container, Decision, Fence, Placement
+from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement
 
 
 class Stance(str, Enum):
@@ -91,7 +91,7 @@ class Ticket:
     key: str
     since_s: float
     target: str = ""
-    sent: Placement = Placement()
+    sent: Placement = UNTOUCHED
     in_doubt: bool = False
     replaces: tuple[Grant, ...] = ()
     replaced_tickets: tuple[Ticket, ...] = ()

@@ -55,8 +55,8 @@ class Listing:
     """What was seen of the runtime.
 
     ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
-    engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of ours on its way then or since; their
-    cpusets say nothing yet.
+    engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of
+    ours on its way then or since; their cpusets say nothing yet.
     """
 
     seen: Mapping[str, Seen]

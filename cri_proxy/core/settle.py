@@ -88,7 +88,8 @@ def _settle_placed(books: Books, grant: Grant, own: frozenset[int]) -> None:
         books.put(replace(moved, displaced=first))
     elif grant.stance is Stance.PLACED:
         why = "its CPUs are gone, and there are no others for it"
-        runs_on = (placement.cpus & books.host.topology.online) or grant.fence.cpus or books.host.parent_cpus
+        # With all of its cpuset offline it runs on its parent's (cgroup v1 even moves it there).
+        runs_on = (placement.cpus & books.host.topology.online) or books.host.parent_cpus
         books.put(
             replace(
                 grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why

@@ -143,7 +143,7 @@ def test_domains_add_up_to_the_machine() -> None:
 
 def test_domain_rows_are_the_pools_as_plain_data(engine: Engine) -> None:
     first = domain_rows(engine.node)[0]
-    assert (first["level"], first["cpus"], first["usable"]) == ("machine", "0-3", 4)
+    assert (first["level"], first["cpus"], first["usable"]) == ("machine", "0-7", 8)
     assert first["free_milli"] == first["shared"] * 1000 - first["charged_milli"]
 
 

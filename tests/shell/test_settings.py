@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_the_command_line_of_now_counts_over_the_last_configuration(tmp_path: Pa
     "kept", [None, "", "{", "7", "[7]", '[["a"]]', json.dumps([["c.yaml", BAD]])], ids=repr
 )
 def test_without_a_last_configuration_the_essentials_are_believed(
-    kept: str, tmp_path: Path, empty: Path
+    kept: Optional[str], tmp_path: Path, empty: Path
 ) -> None:
     (tmp_path / "state").mkdir()
     if kept is not None:
