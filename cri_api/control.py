@@ -50,6 +50,8 @@ def read_reply(line: bytes) -> Any:
         document = json.loads(line)
     except ValueError:
         raise ControlError("the daemon closed the connection without an answer") from None
+    if not isinstance(document, dict) or not document.keys() & {"error", "result"}:
+        raise ControlError("the daemon's answer is none that this version understands")
     if "error" in document:
         raise ControlError(document["error"])
     return document["result"]

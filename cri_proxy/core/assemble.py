@@ -73,8 +73,11 @@ def _available(
         return cgroups.get(constraint.cgroup)
     if constraint.cpus is not None or not constraint.milli:
         return constraint.cpus
-    # A count: whole leaves in their order, so that what is left to others is whole as well.
-    ordered = [cpu for leaf in topology.leaves for cpu in sorted(leaf.cpus & parent)]
+    # A count: whole leaves in their order, core by core, so that what is left to others is whole as well.
+    cores = topology.cpus
+    ordered = [
+        c for leaf in topology.leaves for c in sorted(leaf.cpus & parent, key=lambda c: (cores[c].core, c))
+    ]
     return frozenset(ordered[: -(-constraint.milli // 1000)])
 
 

@@ -38,7 +38,7 @@ def read_record(kind: str, text: str) -> Any:
     """
     try:
         return _READERS[kind](json.loads(text))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UnreadableRecord(f"{kind} record {text[:80]!r}: {type(error).__name__} {error}") from None
 
 

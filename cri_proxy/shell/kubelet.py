@@ -24,7 +24,7 @@ def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:
             for uid, containers in (document.get("entries") or {}).items()
             for name, cpus in containers.items()
         }
-    except (OSError, ValueError, AttributeError, TypeError, BadCpuList):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, BadCpuList):
         return {}
 
 
@@ -33,5 +33,5 @@ def read_reserved(directory: Path) -> frozenset[int]:
     try:
         document = yaml.safe_load((directory / "config.yaml").read_text())
         return parse_cpus(str(document.get("reservedSystemCPUs", "") or ""))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError, BadCpuList):
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError, BadCpuList):
         return NO_CPUS

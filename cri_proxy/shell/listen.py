@@ -75,7 +75,8 @@ def activated(environment: Mapping[str, str], pid: int) -> list[socket.socket]:
     """Listening sockets that systemd hands over; none if LISTEN_PID says they are for another process."""
     if environment.get("LISTEN_PID") != str(pid):
         return []
-    count = int(environment.get("LISTEN_FDS", "0"))
+    text = environment.get("LISTEN_FDS", "")
+    count = int(text) if text.isdigit() else 0
     return [socket.socket(fileno=fd) for fd in range(FIRST_FD, FIRST_FD + count)]
 
 

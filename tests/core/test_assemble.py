@@ -32,7 +32,7 @@ USABLE: dict[str, tuple[Optional[str], Optional[str], str]] = {
     "a set within kubelet's cgroup": ("cpuset:4-7", "0-5", "4-5"),
     "a count takes whole leaves": ("16", None, "0-7,64-71"),
     "a count is rounded up": ("7500m", None, "0-3,64-67"),
-    "a count within kubelet's cgroup": ("4", "8-63,72-127", "8-11"),
+    "a count within kubelet's cgroup": ("4", "8-63,72-127", "8-9,72-73"),
     "a cgroup": ("cgroup:/ours", None, "16-31"),
     "a cgroup that is unknown": ("cgroup:/theirs", None, "0-127"),
 }

@@ -1,4 +1,6 @@
-"""Rules 9 and 10: the runtime's list against the records. Containers are adopted as they run; drift is repaired, but not for ever."""
+"""Rules 9 and 10: the runtime's list against the records. Containers are adopted as they run; drift
+is repaired, but not for ever.
+"""
 
 from __future__ import annotations
 
