@@ -222,18 +222,21 @@ def _milli_limit(linux: cri.LinuxContainerResources) -> Optional[int]:
 
 
 def update_resources(old: Resources, linux: cri.LinuxContainerResources, qos: Qos) -> Resources:
-    """A container's resources after an update: fields of 0 change nothing, a negative quota lifts the limit."""
+    """A container's resources after an update: fields of 0 change nothing, a negative quota or memory limit lifts it."""
     new = read_resources(linux, qos)
     limit = old.milli_limit
     if linux.cpu_quota:
         limit = new.milli_limit
     elif qos is Qos.GUARANTEED and new.milli_request and limit == old.milli_request:
         limit = new.milli_request
+    request = new.milli_request if linux.cpu_shares else old.milli_request
+    if linux.cpu_shares >= MAX_SHARES and limit is not None:
+        request = max(request, limit)
     return Resources(
-        milli_request=new.milli_request if linux.cpu_shares else old.milli_request,
+        milli_request=request,
         milli_limit=limit,
         memory_request_bytes=new.memory_request_bytes or old.memory_request_bytes,
-        memory_limit_bytes=new.memory_limit_bytes or old.memory_limit_bytes,
+        memory_limit_bytes=new.memory_limit_bytes if linux.memory_limit_in_bytes else old.memory_limit_bytes,
     )
 
 

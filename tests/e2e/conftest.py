@@ -10,7 +10,7 @@ import pytest
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
-from tests.e2e.node import REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
+from tests.e2e.node import CPUS, REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    with Containerd(tmp_path_factory.mktemp("containerd") / "c", images=images) as running:
+    with Containerd(tmp_path_factory.mktemp("containerd") / "c", images=images, cpus=CPUS) as running:
         yield running
 
 

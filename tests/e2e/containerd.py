@@ -63,7 +63,8 @@ class Containerd:
     `images` is the folder in which the images' archive is kept between instances; `more_config` is TOML for
     the end of the configuration. After the first `start`, `number` tells this instance from the others on the
     machine, and `cgroup_parent` is "/cri-e2e-NUMBER" if none was given. Give every pod a cgroup parent below
-    it: elsewhere only the containers' own cgroups are removed, not the pods'.
+    it: elsewhere only the containers' own cgroups are removed, not the pods'. `cpus`: all that this cgroup may
+    use, with memory of NUMA node 0; "" is the whole machine.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Containerd:
         *,
         images: Path,
         cgroup_parent: str = "",
+        cpus: str = "",
         more_config: str = "",
     ) -> None:
         self.folder = folder.resolve()
@@ -85,6 +87,7 @@ class Containerd:
         self.binary = str(binary)
         self.images = images
         self.cgroup_parent = cgroup_parent
+        self.cpus = cpus
         self.more_config = more_config
         self.number = -1
         self.bridge = ""
@@ -110,6 +113,7 @@ class Containerd:
         if first:
             self._claim_number()
             self._write_config()
+            self._limit_cpus()
         # In a cgroup of ours, where the shims and all it runs stay too: a search by command line would miss
         # those between fork and exec. In v2 if there is one; an own v1 cpuset would have to be filled first.
         root, _ = min(cgroup_mounts(), key=lambda mount: (mount[1] != [], "cpuset" in mount[1]))
@@ -234,6 +238,19 @@ class Containerd:
         plugin = {"type": "bridge", "bridge": self.bridge, "ipam": addresses}
         network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
         (self.folder / "cni" / "net.conflist").write_text(json.dumps(network))
+
+    def _limit_cpus(self) -> None:
+        if not self.cpus:
+            return
+        # v1 if it has cpusets, as runc does; in v2 a controller must be passed down first.
+        root, names = max(cgroup_mounts(), key=lambda mount: ("cpuset" in mount[1], mount[1] == []))
+        cgroup = root / self.cgroup_parent.strip("/")
+        cgroup.mkdir(parents=True, exist_ok=True)
+        if not names:
+            for folder in (root, *reversed([up for up in cgroup.parents if root in up.parents])):
+                (folder / "cgroup.subtree_control").write_text("+cpuset")
+        (cgroup / "cpuset.cpus").write_text(self.cpus)
+        (cgroup / "cpuset.mems").write_text("0")
 
     def _environment(self) -> dict[str, str]:
         # The shim and ctr beside the binary go before the system's, which are of another version.

@@ -29,6 +29,8 @@ CACHE = Path(__file__).parents[2] / ".cache"
 UNTIL_TIMEOUT_S = 30.0  # against 0.1 s
 GIB = 1 << 30
 
+#: What pods may use, so that larger machines look like the smallest.
+CPUS = "0-1"
 #: CPU 0 and CPU 1 as two L3s in two NUMA nodes of one socket; as on the real machine, only node 0 has memory.
 TWO_NODES = TopologyData(
     cpus=(Cpu(0, 0, 0, 0, 0, 0), Cpu(1, 1, 1, 0, 1, 0)), memory={0: GIB, 1: 0}, has_memory=frozenset([0])

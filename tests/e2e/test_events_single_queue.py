@@ -10,7 +10,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CriClient, EventStream
 from tests.e2e.containerd import Containerd, containerd_17
-from tests.e2e.node import CACHE, Node, Running, until
+from tests.e2e.node import CACHE, CPUS, Node, Running, until
 
 pytestmark = pytest.mark.containerd
 
@@ -27,7 +27,7 @@ def containerd(images: Path, tmp_path: Path) -> Iterator[Containerd]:
     binary = containerd_17(CACHE)
     if binary is None:
         pytest.skip("Debian's mirror cannot be reached, or this is not Debian 12.")
-    with Containerd(tmp_path / "c", binary, images=images) as running:
+    with Containerd(tmp_path / "c", binary, images=images, cpus=CPUS) as running:
         yield running
 
 

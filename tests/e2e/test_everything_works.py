@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.interception import INTERCEPTED as INTERCEPTED_METHODS
 from tests.cri_client import IMAGE, CriClient, container_config, create_request
-from tests.e2e.node import Node, Running, until
+from tests.e2e.node import GIB, Node, Running, until
 from tests.e2e.streaming import frames, output, upgrade
 
 pytestmark = pytest.mark.containerd
@@ -78,6 +79,21 @@ async def both_answers(node: Node, requests: dict[str, bytes]) -> tuple[dict[str
     return through, past
 
 
+async def test_a_container_is_made_as_without_us_but_for_its_cpuset(node_of_api: Node) -> None:
+    node = node_of_api
+    config = {
+        "annotations": {"some/annotation": "äöü"},
+        "envs": (("WHO", "me"), ("EMPTY", "")),
+        "mounts": (cri.Mount(container_path="/here", host_path="/usr", readonly=True),),
+    }
+    resources = {"cpu_request": 250, "cpu_limit": 1000, "memory_limit": GIB // 8}
+    through = await spec_of(node, await node.run("p", **config, **resources))
+    past = await spec_of(node, await node.run("p", by=node.direct, **config, **resources))
+    assert through["linux"]["resources"]["cpu"].pop("cpus") == "0"
+    assert through["linux"]["resources"]["cpu"].pop("mems") == "0"
+    assert through == past
+
+
 async def test_a_pod_lives_and_dies(node_of_api: Node) -> None:
     node = node_of_api
     made = await node.run("p", cpu_limit=1000, envs=(("WHO", "me"),))
@@ -125,6 +141,8 @@ async def test_usage_is_told_of_every_pod_and_container(node: Node) -> None:
     await until(cpu_time, lambda times: times[made.id] > first[made.id])
     pods = (await node.kubelet.call("ListPodSandboxStats", cri.ListPodSandboxStatsRequest())).stats
     assert [stats.attributes.id for stats in pods] == [made.pod.id]
+    disks = (await node.kubelet.call("ImageFsInfo", cri.ImageFsInfoRequest())).image_filesystems
+    assert [disk.fs_id.mountpoint.startswith(f"{node.containerd.folder}/root/") for disk in disks] == [True]
 
 
 @pytest.mark.parametrize("to", ["websocket", "SPDY/3.1"])
@@ -171,6 +189,17 @@ async def test_port_forward_reaches_a_port_of_the_pod(node: Node) -> None:
     assert said == PORT.to_bytes(2, "little") + b"hello\n"
 
 
+async def spec_of(node: Node, made: Running) -> Any:
+    """What containerd made of the requests for runc, without what is another's in every pod."""
+    status = await node.direct.status(made.id, verbose=True)
+    text = json.dumps(json.loads(status.info["info"])["runtimeSpec"])
+    pod_pid = f"/proc/{node.containerd.pid_of(made.pod.id)}/"
+    own = {made.id: "CONTAINER", made.pod.id: "POD", made.pod.uid: "UID", pod_pid: "/proc/POD/"}
+    for name, word in own.items():
+        text = text.replace(name, word)
+    return json.loads(text)
+
+
 def questions(made: Running) -> dict[str, Any]:
     """Requests by method, whose answers do not change by themselves."""
     pod, container = made.pod.id, made.id
@@ -182,7 +211,7 @@ def questions(made: Running) -> dict[str, Any]:
         "PodSandboxStatus": cri.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True),
         "ListContainers": cri.ListContainersRequest(filter=cri.ContainerFilter(id=container)),
         "ContainerStatus": cri.ContainerStatusRequest(container_id=container, verbose=True),
-        "ListImages": cri.ListImagesRequest(filter=cri.ImageFilter(image=image)),
+        "ListImages": cri.ListImagesRequest(),
         "ImageStatus": cri.ImageStatusRequest(image=image, verbose=True),
     }
 
@@ -210,8 +239,11 @@ def mistakes() -> dict[str, Any]:
 async def answer(client: CriClient, method: str, message: bytes) -> tuple[int, str, Any, Any]:
     """Code, details, trailers, and the replies as messages: a map's bytes are others each time."""
     got = await client.call_bytes(client.full_method(method), message)
-    reply = getattr(cri, f"{method}Response")
-    return got.code, got.details, got.trailing_metadata, [reply.FromString(each) for each in got.messages]
+    replies = [getattr(cri, f"{method}Response").FromString(each) for each in got.messages]
+    if method == "ListImages":  # in no order, and whatever the filter
+        for reply in replies:
+            reply.images.sort(key=lambda image: image.id)
+    return got.code, got.details, got.trailing_metadata, replies
 
 
 async def until_said(log: Path) -> None:

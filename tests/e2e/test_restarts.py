@@ -14,7 +14,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.e2e.containerd import Containerd
-from tests.e2e.node import Node, Running, problem_of, until
+from tests.e2e.node import CPUS, Node, Running, problem_of, until
 
 pytestmark = pytest.mark.containerd
 
@@ -24,7 +24,7 @@ SMALL = {"cpu_request": 50, "cpu_limit": 1000}
 
 @pytest.fixture
 def containerd(images: Path, tmp_path: Path) -> Iterator[Containerd]:
-    with Containerd(tmp_path / "c", images=images) as running:
+    with Containerd(tmp_path / "c", images=images, cpus=CPUS) as running:
         yield running
 
 
