@@ -10,7 +10,7 @@ from typing import Any, Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import UnreadableRequest, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Seen
+from cri_proxy.core.grants import Life, Seen, Stance
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
@@ -55,7 +55,10 @@ class Reconciler:
             if with_cpusets:
                 await self._sandboxes(engine)
                 await self._cpusets(engine, seen)
-            listing = Listing(seen, listed_at_s, details, then, unsettled | keeper.updates.unsettled)
+            # In mode observe nothing is repaired, and so nobody is found to undo it.
+            placed = (key for key, g in then.items() if g.stance is Stance.PLACED)
+            left = frozenset() if keeper.enforcing else frozenset(placed)
+            listing = Listing(seen, listed_at_s, details, then, unsettled | keeper.updates.unsettled | left)
             parts = []
             for part in resync_slices(engine, listing, keeper.clock()):
                 if engine is not keeper.active():
