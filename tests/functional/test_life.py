@@ -112,23 +112,6 @@ async def test_a_call_that_outlasts_the_drain_is_ended_and_left_in_doubt(runtime
         assert (await start(agent))["containers"] == {"placed": 1}
 
 
-async def test_streams_and_pulls_are_ended_at_once_with_unavailable(runtime: FakeRuntime) -> None:
-    pull_request = cri.PullImageRequest(image=cri.ImageSpec(image=IMAGE))
-    runtime.script("PullImage", hold=asyncio.Event())
-    async with new_agent(runtime, relay={"drain": "1h"}) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            events = client.events()
-            next_event = asyncio.ensure_future(events.next(30))
-            pull = asyncio.ensure_future(client.call("PullImage", pull_request))
-            await runtime.wait_until(lambda: runtime.subscribers == 1 and bool(runtime.calls_of("PullImage")))
-            assert await agent.terminate() == 0
-            for call in (next_event, pull):
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await call
-                assert error.value.code() is UNAVAILABLE
-
-
 async def test_a_second_sigterm_ends_it_at_once(runtime: FakeRuntime) -> None:
     runtime.script("CreateContainer", hold=asyncio.Event())
     async with new_agent(runtime, relay={"drain": "1h"}) as agent:
