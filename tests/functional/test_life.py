@@ -18,7 +18,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.agent import Agent
-from tests.cri_client import IMAGE, CriClient
+from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, until
 from tests.functional.support import (
