@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 import click
 
 from cri_api.control import ControlError
+from cri_proxy.arguments import RunByDefault
 from cri_proxy.core.config import BadConfig, Config, read_config
-from cri_proxy.core.config_text import Source
 from cri_proxy.core.picture import draw_topology
 from cri_proxy.core.report import NotOne, explain_text, placements_text, status_text
 from cri_proxy.shell import settings
@@ -27,43 +27,6 @@ from cri_proxy.shell.store import Store
 from cri_proxy.shell.sysfs import SysfsError, read_sysfs
 from cri_proxy.version import VERSION
 from policies.topology import BadTopology, Topology, TopologyData, read_topology, write_topology
-
-
-class RunByDefault(click.Group):
-    """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = 0
-        while at < len(args) and args[at].split("=", 1)[0] == "--control-socket":
-            at += 1 if "=" in args[at] else 2
-        first = args[at] if at < len(args) else ""
-        if first == "run":
-            args = [*args[: at + 1], *double_dashes(args[at + 1 :])]
-        elif first in ("-version", "-help"):
-            args = ["-" + first]
-        elif not first or (first.startswith("-") and first not in ("--help", "-h", "--version")):
-            args = ["run", *intel_arguments(args, {o for p in run.params for o in p.opts})]
-        return super().parse_args(ctx, args)
-
-
-def double_dashes(args: list[str]) -> list[str]:
-    """Go's ``-flag`` as ``--flag``."""
-    return ["-" + a if a.startswith("-") and not a.startswith("--") and len(a) > 2 else a for a in args]
-
-
-def intel_arguments(args: list[str], known: Iterable[str]) -> list[str]:
-    """Arguments without a subcommand, as Intel's units have them; flags not ``known`` go with a warning."""
-    kept: list[str] = []
-    is_known = True
-    for word in double_dashes(args):
-        if word.startswith("-"):
-            name = word.split("=", 1)[0]
-            is_known = name in known or name in ("-h", "--help")
-            if not is_known:
-                click.echo(f"warning: {name} has no meaning here and is ignored", err=True)
-        if is_known:  # or else a value of the flag before it
-            kept.append(word)
-    return kept
 
 
 def _fail(sentence: str, hint: str = "") -> NoReturn:
@@ -369,10 +332,7 @@ def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -
 def _load_config(path: Optional[Path]) -> Config:
     if path is None:
         return read_config([]).config
-    try:
-        return read_config([Source(str(path), path.read_text())]).config
-    except OSError as error:
-        raise BadConfig([f"{path}: cannot be read: {error.strerror}"]) from None
+    return read_config([settings.read_source(path)]).config
 
 
 @cli.group()
@@ -389,13 +349,11 @@ def check(file: Path) -> None:
     except (SysfsError, BadTopology):
         online = None
     try:
-        read_config([Source(str(file), file.read_text())], topology_cpus=online, strict=True)
+        read_config([settings.read_source(file)], topology_cpus=online, strict=True)
     except BadConfig as error:
         for sentence in error.errors:
             click.echo(sentence, err=True)
         sys.exit(1)
-    except (OSError, UnicodeDecodeError) as error:
-        _fail(f"{file}: cannot be read: {error}")
     click.echo(f"{file}: good")
 
 

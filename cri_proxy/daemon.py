@@ -78,8 +78,11 @@ class Daemon:
         try:
             self._configure()
             await self._serve()
-        except (SocketTaken, BadConfig, OSError) as error:
+        except (SocketTaken, BadConfig) as error:
             await self._fail(str(error))
+            return 1
+        except OSError as error:
+            await self._fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
             return 1
         await self._bring_up()
         missing = [self.health.reasons[topic] for topic in STRICT_TOPICS if topic in self.health.reasons]
@@ -158,6 +161,7 @@ class Daemon:
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
         self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._keep_again)
         keeper.on_doubt = self.rounds.look_soon
+        keeper.on_pod = self.rounds.note_pod
         self._loaded = loaded
         self._apply_settings()
         health.note("config", loaded.problem)
@@ -308,7 +312,7 @@ class Daemon:
                 self.health.note("config", settings.reload_problem(error, self._unconfigured))
             else:
                 await self._take_over(loaded)
-            self.health.tell()
+            self.health.tell(again=True)
 
     async def _take_over(self, loaded: settings.Settings) -> None:
         """Make a configuration the running one, as far as that is possible without a restart."""

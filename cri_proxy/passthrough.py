@@ -19,8 +19,8 @@ RUNTIMES = ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.s
 def endpoints(argv, state=STATE):
     """(kubelet's socket, further ones, the runtime's): flags, else the last configuration, else the usual."""
     known = {}
-    folder = _flag(argv, "state-dir") or state
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "endpoints.json")) as file:
+    note = (_flag(argv, "state-dir") or state) + "/endpoints.json"
+    with contextlib.suppress(OSError, ValueError), open(note) as file:
         known = dict(json.load(file))
     found = next((path for path in RUNTIMES if os.path.exists(path)), RUNTIMES[0])
     runtime = _flag(argv, "runtime-socket") or known.get("runtime") or found
@@ -39,6 +39,7 @@ async def serve(problem, argv):
     """Serve until SIGTERM."""
     main, more, runtime = endpoints(argv)
     stopping = asyncio.Event()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
@@ -75,11 +76,8 @@ async def serve(problem, argv):
 
 def _claim(path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # A stale socket is removed by start_unix_server.
-    with (
-        socket.socket(socket.AF_UNIX) as probe,
-        contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
-    ):
+    is_free = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)  # a stale one is replaced
+    with socket.socket(socket.AF_UNIX) as probe, is_free:
         probe.connect(path)
         raise OSError("it is served by another process; stop that first")
 
@@ -94,6 +92,7 @@ async def _pump(reader, writer):
 def _notify(message):
     address = os.environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.settimeout(0.1)  # not for ever, if nobody reads
         out.sendto(message.encode(), address)
 
 

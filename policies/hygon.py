@@ -110,12 +110,13 @@ class Hygon:
         names = self.settings.reserved_namespaces
         if not node.reserved or not any(fnmatchcase(container.pod.namespace, name) for name in names):
             return ""
-        cpus = node.shared_reserved if fence.cpus is None else node.shared_reserved & fence.cpus
+        home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
+        cpus = home & node.shared_reserved
         free = len(cpus) * 1000 - node.charge_milli(cpus)
         if not cpus or wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > free:
             return f"the reserved CPUs {format_cpus(cpus)} have {max(free, 0)}m left of {len(cpus)} CPUs, placed like others"
         why = f"namespace {container.pod.namespace} shares the {len(cpus)} reserved CPUs"
-        return self._with_memory(node, container, fence, cpus, cpus, "reserved", why, True)
+        return self._with_memory(node, container, fence, cpus, home, "reserved", why, True)
 
     def _floor(self, container: Container) -> str:
         """The lowest level a container may have: with a limit any, without one what the configuration says."""

@@ -101,6 +101,7 @@ class Ladder:
         first_level = ""
         first_sites: list[Site] = []
         need = want.milli_request * NANO_PER_MILLI
+        hopeless = need > survey.most_room_nano()
         # 1. The rungs from the floor up, each with the sites that hold n: the lowest open one, a later one if
         #    only that has room.
         for level, sites in self._open_rungs(survey, want):
@@ -110,6 +111,8 @@ class Ladder:
             if with_room:
                 note = "" if level == first_level else f"no room in {_plain(first_level)}; "
                 return self._pick(survey, node, want, with_room, len(sites), note)
+            if hopeless:
+                break
         # 2. No rung is open: n is larger than the machine.
         if not first_sites:
             return self._machine(survey, want)

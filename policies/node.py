@@ -209,6 +209,12 @@ class Survey:
         caps, charge = self.caps, self.charge_nano
         return sum([caps[i] * 1000 * NANO_PER_MILLI - charge[i] for i in leaves])
 
+    def most_room_nano(self) -> int:
+        """More than this no set of leaves has room for."""
+        return sum(
+            [max(0, cap * 1000 * NANO_PER_MILLI - charge) for cap, charge in zip(self.caps, self.charge_nano)]
+        )
+
     def share_nano(self, leaves: Iterable[int]) -> int:
         """Charged nano-CPUs per CPU of these leaves, rounded down."""
         order, caps = self.order_nano, self.caps

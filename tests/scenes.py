@@ -12,7 +12,7 @@ from functools import cache
 from typing import Optional, Union
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Ticket
+from cri_proxy.core.grants import Grant
 from cri_proxy.core.host import EngineOptions, Host
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.hygon import Hygon, wanted_milli
@@ -298,7 +298,3 @@ class Shadow:
         wrong = [kind for kind, table in truth.items() if self.tables.get(kind, {}) != table]
         kept = self.tables.get("record", {})
         return wrong + ["record" for number, record in records.items() if kept.get(number) != record]
-
-
-def settled(tickets: Mapping[str, Ticket]) -> bool:
-    return not tickets

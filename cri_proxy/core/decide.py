@@ -16,6 +16,7 @@ from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
 from policies.hygon import wanted_milli
 from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Qos
+from policies.node import Resident
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
 OPT_OUT = {
@@ -99,20 +100,34 @@ def decide(
     decision = books.policy.place(books.node, container, fence, books.affinity)
     if decision.fits:
         return decision, ()
-    held = sorted((g for g in books.grants.values() if g.life is Life.HELD), key=lambda g: (g.since_s, g.key))
+    held = [
+        g
+        for g in books.grants.values()
+        if g.life is Life.HELD and (g.container.resources.milli_request or g.exclusive)
+    ]
+    held.sort(key=lambda g: (g.since_s, g.key))
     # Oldest first, and no more of them than needed: the smallest number with which it fits, by bisection.
     low, high = 1, len(held)
     best: Optional[tuple[int, Decision]] = None
-    while low <= high:
-        count = (low + high) // 2 if best is not None else high
-        with books.without(g.key for g in held[:count]):
+    removed: list[tuple[str, Resident]] = []
+    try:
+        while low <= high:
+            count = (low + high) // 2 if best is not None else high
+            while len(removed) > count:
+                books.node.add(*removed.pop())
+            while len(removed) < count:
+                key = held[len(removed)].key
+                removed.append((key, books.node.remove(key)))
             trial = books.policy.place(books.node, container, fence, books.affinity)
-        if trial.fits:
-            best, high = (count, trial), count - 1
-        elif best is None:
-            break  # not even with all of them
-        else:
-            low = count + 1
+            if trial.fits:
+                best, high = (count, trial), count - 1
+            elif best is None:
+                break  # not even with all of them
+            else:
+                low = count + 1
+    finally:
+        for key, resident in removed:
+            books.node.add(key, resident)
     if best is None:
         return decision, ()
     # Those that are elsewhere do not help, however old.
@@ -169,7 +184,9 @@ def resized(
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
                 return untouched, Stance.UNTOUCHED, fence.cpus or books.host.parent_cpus or books.host.usable
-            if decision.placement.level != stay.level or not still_holds(books, stay, container, fence):
+            other_rung = decision.placement.level != stay.level
+            other_count = len(decision.placement.exclusive) != len(stay.exclusive)
+            if other_rung or other_count or not still_holds(books, stay, container, fence):
                 moved = keep_memory(books, stay, decision.placement, fence)
                 return replace(decision, placement=moved), Stance.PLACED, NO_CPUS
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS

@@ -20,6 +20,7 @@ from cri_proxy.core.decide import decide, predecessors, resized, stance_of, stil
 from cri_proxy.core.grants import Admission, Grant, Life, Plan, Record, Stance, Ticket, TicketKind, Update
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.settle import (
+    barred_from_owning,
     effective,
     grown,
     has_changed,
@@ -572,7 +573,7 @@ class Engine:
 
     def _put_and_settle(self, grant: Grant) -> tuple[Update, ...]:
         self.books.put(grant)
-        settle(self.books, grant, NO_CPUS)
+        settle(self.books, grant, barred_from_owning(self.books))
         settled = self.books.grants[grant.key]
         updates = refresh(self.books)
         if has_changed(grant, settled) and all(u.id != grant.key for u in updates):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cri_proxy.core.books import KUBELET_KEY
+from dataclasses import replace
+
+from cri_proxy.core.books import KUBELET_KEY, resident_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance
 from policies.cpus import NO_CPUS, format_cpus
@@ -15,34 +17,42 @@ def broken_invariants(engine: Engine) -> list[str]:
     is empty; every CPU and node sent is usable; books and records agree.
     """
     problems: list[str] = []
-    node = engine.node
     # A resize on its way has its container twice in the records: the two may share CPUs.
     target = {t.key: t.target for t in engine.tickets.values() if t.target}
     owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
-    sharers: dict[int, set[str]] = {}
     for grant in engine.grants.values():
-        container = target.get(grant.key, grant.key)
         for cpu in grant.exclusive:
-            owners.setdefault(cpu, set()).add(container)
-        if grant.stance is Stance.PLACED:
-            problems += _broken_placement(engine, grant)
-            for cpu in grant.placement.cpus - grant.placement.exclusive:
-                sharers.setdefault(cpu, set()).add(container)
-        elif grant.stance is Stance.ADOPTED:
-            for cpu in grant.runs_on - grant.placement.exclusive:
-                sharers.setdefault(cpu, set()).add(container)
+            owners.setdefault(cpu, set()).add(target.get(grant.key, grant.key))
     for cpu, who in sorted(owners.items()):
         if len(who) > 1:
             problems.append(f"CPU {cpu} is exclusive to {', '.join(sorted(who))}")
-        others = sharers.get(cpu, set()) - who
-        if others:
-            problems.append(f"CPU {cpu} is exclusive to {min(who)} and shared by {', '.join(sorted(others))}")
-    if set(engine.grants) != set(node.residents) - {KUBELET_KEY}:
-        problems.append("the node's books do not hold the containers the records name")
+    owned = frozenset(owners)
+    for grant in engine.grants.values():
+        if grant.stance is Stance.PLACED:
+            problems += _broken_placement(engine, grant)
+        if grant.stance in (Stance.PLACED, Stance.ADOPTED):
+            container = target.get(grant.key, grant.key)
+            for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
+                others = owners[cpu] - {container}
+                if others:
+                    problems.append(f"CPU {cpu} is exclusive to {min(others)} and shared by {container}")
+    problems += _broken_books(engine)
     pending = [t.key for t in engine.tickets.values()]
     creating = [g.key for g in engine.grants.values() if g.life is Life.CREATING]
     if sorted(pending) != sorted(creating):
         problems.append(f"tickets for {sorted(pending)}, but pending are {sorted(creating)}")
+    return problems
+
+
+def _broken_books(engine: Engine) -> list[str]:
+    residents, known = engine.node.residents, engine.host.topology.cpus.keys()
+    if set(engine.grants) != set(residents) - {KUBELET_KEY}:
+        return ["the node's books do not hold the containers the records name"]
+    problems = []
+    for grant in engine.grants.values():
+        booked, true = residents[grant.key], resident_of(grant)
+        if booked != true and booked != replace(true, cpus=true.cpus & known):
+            problems.append(f"{grant.container.path} ({grant.key}) is not booked as it is recorded")
     return problems
 
 

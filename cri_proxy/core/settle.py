@@ -27,12 +27,14 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
         return ()
     before = dict(books.grants)
     for _ in range(REFRESH_ROUNDS):
+        changed = None if force else _changed(books.refreshed, _pools(books))
         books.refreshed = _pools(books)
         # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
         own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}
         own.update({t.key: before[t.target].exclusive for t in books.tickets.values() if t.target in before})
-        for key in sorted(books.grants, key=lambda k: (books.grants[k].since_s, k)):
-            settle(books, books.grants[key], own.get(key, NO_CPUS))
+        barred = barred_from_owning(books)
+        for key in _depending_on(books, changed):
+            settle(books, books.grants[key], barred, own.get(key, NO_CPUS))
         if books.refreshed == _pools(books):
             break
     updates = [
@@ -47,36 +49,60 @@ def _pools(books: Books) -> Pools:
     return id(books.node), books.node.shared, books.node.claims
 
 
-def settle(books: Books, grant: Grant, own: frozenset[int]) -> None:
-    """Bring one grant in line with the pools; ``own``: CPUs that are exclusive to it by another record."""
+def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
+    """The CPUs that are shared or claimed otherwise than before; None = it is another node."""
+    if before[0] != now[0]:
+        return None
+    return (before[1] ^ now[1]).union(cpu for cpu, _ in before[2] ^ now[2])
+
+
+def _depending_on(books: Books, changed: Optional[frozenset[int]]) -> list[str]:
+    """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all."""
+    found = [
+        grant
+        for grant in books.grants.values()
+        if changed is None
+        or grant.displaced is not None
+        or not changed.isdisjoint(grant.placement.home)
+        or not changed.isdisjoint(grant.placement.exclusive)
+    ]
+    return [grant.key for grant in sorted(found, key=lambda g: (g.since_s, g.key))]
+
+
+def barred_from_owning(books: Books) -> frozenset[int]:
+    """CPUs that no policy may give away: reserved ones, and those that kubelet has given to single containers."""
+    kubelets = [g.runs_on for g in books.grants.values() if g.stance is Stance.KUBELET]
+    return books.node.reserved.union(*books.host.kubelet_exclusive.values(), *kubelets)
+
+
+def settle(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
+    """Bring one grant in line with the pools.
+
+    ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
+    """
     if grant.stance is Stance.PLACED or (grant.stance is Stance.UNTOUCHED and grant.displaced is not None):
-        _settle_placed(books, grant, own)
+        _settle_placed(books, grant, (barred - own) | books.node.reserved if own else barred, own)
     elif grant.stance is Stance.ADOPTED:
         _settle_adopted(books, grant, own)
 
 
-def _settle_placed(books: Books, grant: Grant, own: frozenset[int]) -> None:
+def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again.
     back = grant.displaced
-    if back is not None and _is_free(books, back, grant, own):
-        mems = (back.mems & books.node.mems) or grant.placement.mems
-        back = replace(back, cpus=effective(books, back, grant.fence, own), mems=mems)
-        books.put(placed(grant, back, "its first place is there again"))
+    if back is not None and _is_free(books, back, grant, barred, own):
+        back = replace(back, cpus=effective(books, back, grant.fence, own))
+        books.put(placed(grant, _on_usable_mems(books, back, grant), "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
     cpus = effective(books, placement, grant.fence, own)
-    if cpus and placement.exclusive.isdisjoint(_not_to_be_owned(books, own)):
-        mems = placement.mems & books.node.mems
-        if cpus != placement.cpus or mems != placement.mems:
-            charge = placement.memory_charge
-            if placement.mems and not mems:
-                with books.without([grant.key]):
-                    memory = memory_for(books, cpus, grant.container, grant.fence)
-                anywhere = books.node.mems if grant.fence.mems is None else NO_CPUS
-                mems, charge = memory.nodes or anywhere, memory.charge
+    if cpus and placement.exclusive.isdisjoint(barred):
+        home = placement.home
+        if placement.level == "reserved":  # it goes with the configuration, not with the CPUs of before
+            home = books.node.reserved if grant.fence.cpus is None else books.node.reserved & grant.fence.cpus
+        now = _on_usable_mems(books, replace(placement, cpus=cpus, home=home), grant)
+        if now != placement:
             # Why it is here has not changed; the update says what has.
-            now = replace(placement, cpus=cpus, mems=mems, memory_charge=charge)
             books.put(replace(grant, placement=now))
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
@@ -97,6 +123,17 @@ def _settle_placed(books: Books, grant: Grant, own: frozenset[int]) -> None:
         )
 
 
+def _on_usable_mems(books: Books, placement: Placement, grant: Grant) -> Placement:
+    """A placement without the memory nodes that may not be used any more; on others where none is left."""
+    mems = placement.mems & books.node.mems
+    if mems or not placement.mems:
+        return replace(placement, mems=mems)
+    with books.without([grant.key]):
+        memory = memory_for(books, placement.cpus, grant.container, grant.fence)
+    anywhere = books.node.mems if grant.fence.mems is None else NO_CPUS
+    return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
+
+
 def _settle_adopted(books: Books, grant: Grant, own: frozenset[int]) -> None:
     """An adopted container keeps what it has, less what others now own."""
     online = books.host.topology.online
@@ -111,12 +148,6 @@ def _settle_adopted(books: Books, grant: Grant, own: frozenset[int]) -> None:
         books.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
 
 
-def _not_to_be_owned(books: Books, own: frozenset[int]) -> frozenset[int]:
-    """Reserved CPUs, and those that kubelet has given to single containers: there it has the last word."""
-    known = [g.runs_on for g in books.grants.values() if g.stance is Stance.KUBELET]
-    return (frozenset().union(*books.host.kubelet_exclusive.values(), *known) - own) | books.node.reserved
-
-
 def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
     """Where the policy would put a container that is in the books now, near its memory; None if it will not."""
     was = (grant.placement.home or (grant.displaced.home if grant.displaced else NO_CPUS)) or None
@@ -127,8 +158,10 @@ def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
             return None
 
 
-def _is_free(books: Books, place: Placement, grant: Grant, own: frozenset[int]) -> bool:
-    others = (books.node.exclusive - grant.exclusive - own) | _not_to_be_owned(books, own)
+def _is_free(
+    books: Books, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
+) -> bool:
+    others = (books.node.exclusive - grant.exclusive - own) | barred
     # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
     cpus = effective(books, place, grant.fence, own)
     return place.exclusive.isdisjoint(others) and bool(cpus) and cpus >= place.cpus
@@ -141,7 +174,7 @@ def effective(
     if placement.level == "reserved":
         cpus = books.node.shared_reserved
     else:
-        cpus = placement.home & (books.node.shared | (own & books.node.usable))
+        cpus = placement.home & (books.node.shared | (own & placement.cpus & books.node.usable))
     cpus |= placement.exclusive & books.node.usable
     return cpus if fence.cpus is None else cpus & fence.cpus
 

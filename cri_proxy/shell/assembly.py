@@ -52,8 +52,12 @@ class Assembly:
             if parts.keeper.engine is not None:
                 return True
             try:
+                loaded = parts.store.load()
+                # Where kubelet's cgroup is; else what it does not allow would be used until the first round.
+                for pod in loaded.of("pod").values():
+                    parts.machine.note_cgroup(pod.cgroup_parent)
                 machine = await asyncio.to_thread(parts.machine.read)
-                engine, updates = self._build(self.host(machine))
+                engine, updates = self._build(self.host(machine), loaded)
             except NoMachine as error:
                 parts.health.note("topology", str(error))
                 return False
@@ -69,9 +73,8 @@ class Assembly:
             parts.keeper.send(updates)
             return True
 
-    def _build(self, host: Host) -> tuple[Engine, tuple[Update, ...]]:
+    def _build(self, host: Host, loaded: Loaded) -> tuple[Engine, tuple[Update, ...]]:
         parts = self._parts
-        loaded = parts.store.load()
         for note in loaded.notes:
             parts.log.warning(note)
         engine = make_engine(parts.config, host)

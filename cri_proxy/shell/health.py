@@ -20,6 +20,7 @@ class Health:
         self._mode = mode
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._is_serving = False
+        self._told = ""
 
     def note(self, topic: str, reason: str) -> None:
         """Set a degraded reason, or (empty) clear it."""
@@ -50,14 +51,16 @@ class Health:
         self._is_serving = True
         self.tell()
 
-    def tell(self) -> None:
-        """Tell systemd and the metrics how things are."""
+    def tell(self, again: bool = False) -> None:
+        """Tell systemd and the metrics how things are; ``again``: also if systemd has been told the same."""
         mode = self._mode()
         self._metrics.degraded.set(1 if self.reasons else 0)
         for name in MODES:
             self._metrics.mode.labels(name).set(1 if name == mode else 0)
-        if self._is_serving:
-            notify(f"READY=1\nSTATUS={one_line(self.sentence()) or mode + ', serving'}")
+        message = f"READY=1\nSTATUS={one_line(self.sentence()) or mode + ', serving'}"
+        if self._is_serving and (again or message != self._told):
+            self._told = message
+            notify(message)
 
     def sentence(self) -> str:
         """All reasons in one; "" if there are none."""

@@ -275,6 +275,7 @@ class RunPodSandbox(Call):
         self.engine.add_pod(pod)
         self.keeper.save()
         self.fields.update(pod=f"{pod.namespace}/{pod.name}", id=sandbox_id)
+        await self.keeper.on_pod(pod)
 
 
 class UpdatePodSandboxResources(Call):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
@@ -13,6 +13,7 @@ from cri_proxy.core.grants import Update
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
+from policies.model import Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
 MODES = (ENFORCE, OBSERVE, OFF)
@@ -21,6 +22,10 @@ MODES = (ENFORCE, OBSERVE, OFF)
 def boot_time_s() -> float:
     """Seconds since boot, suspended time included: goes on through restarts of the daemon."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+async def _nothing(pod: Pod) -> None:
+    pass
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Keeper:
     clock: Callable[[], float] = boot_time_s
     #: Called when a create was left in doubt, so that somebody looks soon.
     on_doubt: Callable[[], None] = lambda: None
+    #: Called with every new pod before the client hears of it; waited for.
+    on_pod: Callable[[Pod], Awaitable[None]] = _nothing
 
     @property
     def enforcing(self) -> bool:

@@ -17,7 +17,7 @@ CHUNK = 256 * 1024
 
 
 class SocketTaken(Exception):
-    """Somebody serves this socket, or the path is something else. The message says so, with a hint."""
+    """A socket cannot be had: somebody serves it, or the path is something else. The message says so."""
 
 
 def claim(path: Path) -> None:
@@ -25,7 +25,10 @@ def claim(path: Path) -> None:
 
     :raises SocketTaken: a live server is there, or the path is not a socket.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SocketTaken(f"{path} cannot be served: its folder cannot be made: {error.strerror}") from None
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -17,6 +17,7 @@ from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.interceptor import note_event
 from cri_proxy.shell.notify import notify
 from cri_proxy.shell.parts import Parts
+from policies.model import Pod
 
 #: How often an engine is tried while there is none, seconds: reading a large sysfs takes some 100 ms.
 RETRY_S = 5.0
@@ -49,6 +50,12 @@ class Rounds:
     def look_soon(self) -> None:
         """A create was left in doubt: the runtime usually knows a moment later."""
         asyncio.get_running_loop().call_later(DOUBT_LOOK_S, self._parts.look.set)
+
+    async def note_pod(self, pod: Pod) -> None:
+        """A pod tells where kubelet's cgroup is: what that allows must be known before its first container."""
+        if self._parts.machine.note_cgroup(pod.cgroup_parent):
+            self._parts.log.info("kubelet's cgroup is known from a pod", cgroup_parent=pod.cgroup_parent)
+            await self._assembly.follow_machine()
 
     async def watchdog(self, period_s: float) -> None:
         """Tell systemd that the event loop turns."""
@@ -107,10 +114,6 @@ class Rounds:
         if engine is None:
             return
         if full:
-            # Any pod tells where kubelet's cgroup is; the newest is asked, for it may have been moved.
-            newest = next(reversed(tuple(engine.pods.values())), None)
-            if newest is not None and parts.machine.note_cgroup(newest.cgroup_parent):
-                parts.log.info("kubelet's cgroup is known from a pod", cgroup_parent=newest.cgroup_parent)
             await self._assembly.follow_machine()
             keeper.updates.retry()
             await asyncio.to_thread(parts.store.checkpoint)
@@ -120,6 +123,10 @@ class Rounds:
             except grpc.aio.AioRpcError as error:
                 parts.metrics.resyncs.labels("failed").inc()
                 parts.log.warning("the runtime's list could not be had", error=error.details())
+        # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.
+        newest = next(reversed(tuple(engine.pods.values())), None)
+        if newest is not None:
+            await self.note_pod(newest)
         # It may have been replaced meanwhile.
         engine = keeper.active()
         if engine is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -38,7 +37,9 @@ class Serving:
         :raises SocketTaken, OSError: the first cannot be had.
         """
         taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
-        own = [path for path in wanted if os.path.realpath(path) not in taken_over]
+        # /var/run is /run: one socket may be wanted by two names.
+        others = {os.path.realpath(path): path for path in reversed(wanted)}
+        own = [path for real, path in reversed(others.items()) if real not in taken_over]
         problems = {}
         mask = os.umask(0o177)
         try:
@@ -66,11 +67,7 @@ class Serving:
         try:
             self._server.add_insecure_port(f"unix:{path}")
         except RuntimeError:
-            # grpc keeps the reason to itself: have the kernel say it.
-            with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
-                probe.bind(str(path))
-            path.unlink()
-            raise OSError(f"{path} cannot be served") from None
+            raise SocketTaken(f"{path} cannot be served: {_why_not(path)}") from None
         self._made.append(path)
 
     def copy_access(self, runtime: Path) -> None:
@@ -89,3 +86,14 @@ class Serving:
             await splice.stop()
         for path in self._made:
             path.unlink(missing_ok=True)
+
+
+def _why_not(path: Path) -> str:
+    """grpc keeps to itself why it cannot bind; the kernel says."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError as error:
+            return error.strerror or str(error)
+    path.unlink()
+    return "grpc cannot bind it"

@@ -45,7 +45,7 @@ class Files:
 
     def sources(self) -> list[Source]:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
-        return [*map(_read, self._paths()), *self._command_line()]
+        return [*map(read_source, self._paths()), *self._command_line()]
 
     def _paths(self) -> list[Path]:
         wanted = [self.fallback or _existing(FALLBACK), self.config or _existing(CONFIG), self.force]
@@ -59,7 +59,7 @@ class Files:
         sources: list[Source] = []
         for path in self._paths():
             with contextlib.suppress(BadConfig):
-                sources.append(_read(path))
+                sources.append(read_source(path))
         found: list[Source] = []
         for source in [*sources, *self._command_line()]:
             try:
@@ -77,7 +77,11 @@ def _existing(path: Path) -> Optional[Path]:
     return path if path.exists() else None
 
 
-def _read(path: Path) -> Source:
+def read_source(path: Path) -> Source:
+    """One file.
+
+    :raises BadConfig: it cannot be read.
+    """
     try:
         return Source(str(path), path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

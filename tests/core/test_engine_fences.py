@@ -130,6 +130,14 @@ def test_rule_10_kubelet_owns_reserved_cpus_if_it_says_so() -> None:
     assert {u.id: format_cpus(u.placement.cpus) for u in admission.before} == {"dns": "0"}
 
 
+def test_rule_10_a_container_being_given_a_reserved_cpu_of_its_own_is_not_sent_there_before() -> None:
+    engine = engine_on(host_of(VM_NO_CACHE_INFO, reserved="0"))
+    run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
+    admission = engine.resize("app", engine.grants["app"].container.resources, fence("0"), 1.0)
+    assert admission is not None
+    assert (admission.stance, admission.before, admission.after) == (Stance.KUBELET, (), ())
+
+
 # ---------------------------------------------------------------------- rule 10: other fences
 
 FENCES = [

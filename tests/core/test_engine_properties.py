@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -486,6 +486,8 @@ def run_machine(name: str, policy: str, examples: int, steps: int, derandomize: 
             stateful_step_count=steps,
             deadline=None,
             derandomize=derandomize,
+            phases=[Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -494,7 +496,7 @@ def run_machine(name: str, policy: str, examples: int, steps: int, derandomize: 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_few_hundred_random_steps(name: str, policy: str) -> None:
-    run_machine(name, policy, examples=10, steps=40, derandomize=True)
+    run_machine(name, policy, examples=20, steps=50, derandomize=True)
 
 
 @pytest.mark.long

@@ -206,6 +206,16 @@ def test_rule_11_exclusive_cpus_that_are_all_gone_are_replaced_and_others_make_r
     assert broken_invariants(engine) == []
 
 
+def test_rule_11_exclusive_cpus_that_are_reserved_from_now_on_are_left_also_during_a_resize() -> None:
+    tree = topology(VM_NO_CACHE_INFO)
+    engine = engine_on(host_of(tree), policy=Owning(tree))
+    run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
+    engine.resize("app", engine.grants["app"].container.resources, NO_FENCE, 1.0)
+    engine.rehost(host_of(tree, reserved="0"))
+    assert all(g.exclusive and 0 not in g.exclusive for g in engine.grants.values())
+    assert broken_invariants(engine) == []
+
+
 # ---------------------------------------------------------------------- rule 11: a CPU joins
 
 
@@ -281,6 +291,16 @@ def test_rule_11_reserved_containers_follow_the_reserved_cpus() -> None:
     assert told(engine.rehost(host_of(VM_NO_CACHE_INFO, reserved="4-5"))) == {"dns": "4-5"}
 
 
+def test_rule_11_and_share_the_new_ones_with_kubelet_too() -> None:
+    engine = engine_on(host_of(VM_NO_CACHE_INFO, reserved="0"))
+    system = make_container("dns", request=0.1, pod=make_pod("dns", namespace="kube-system"))
+    run(engine, system, "dns")
+    engine.rehost(host_of(VM_NO_CACHE_INFO, reserved="4-5"))
+    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("4"), 1.0)
+    assert told(own.before) == {"dns": "5"}
+    assert told(engine.cancel(own.ticket, 2.0)) == {"dns": "4-5"}
+
+
 def test_rule_11_another_policy_or_other_settings_move_nobody() -> None:
     engine = engine_on(HYGON_7285_2S)
     populate(engine)
@@ -307,6 +327,16 @@ def test_rule_11_memory_nodes_outside_the_callers_fence_are_never_the_way_out() 
     run(engine, make_container("app", limit=1, memory=1), "app", within=fence(mems="0"))
     mems_of(engine, "1")
     assert not engine.grants["app"].placement.mems
+    assert broken_invariants(engine) == []
+
+
+def test_rule_11_the_way_back_does_not_lead_to_memory_nodes_that_are_gone() -> None:
+    tree = topology(VM_NO_CACHE_INFO)
+    engine = engine_on(host_of(tree))
+    run(engine, make_container("app", limit=1, memory=1), "app")
+    engine.rehost(host_of(tree, usable="4-7"))
+    engine.rehost(replace(host_of(tree), mems=frozenset([1])))
+    assert format_cpus(engine.grants["app"].placement.mems) == "1"
     assert broken_invariants(engine) == []
 
 

@@ -225,6 +225,19 @@ def test_other_containers_lose_what_it_owns_before_it_runs_there() -> None:
     assert broken_invariants(engine) == []
 
 
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (2, 0.5)])
+def test_a_container_that_owns_cpus_owns_as_many_as_it_asks_for_afterwards(
+    before: int, after: Number
+) -> None:
+    engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
+    run(engine, make_container("app", limit=before, qos=Qos.GUARANTEED), "app")
+    admission = engine.resize("app", Resources(milli(after), milli(after)), NO_FENCE, 50.0)
+    assert admission is not None
+    engine.commit(admission.ticket, 51.0)
+    assert len(engine.node.exclusive) == int(after)
+    assert broken_invariants(engine) == []
+
+
 # ---------------------------------------------------------------------- memory
 
 

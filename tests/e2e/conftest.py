@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import CPUS, REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends these tests as ^C does: what they have started ends with them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from typing import Any, Callable, Optional, Union
 import grpc
 
 from cri_api import runtime_v1_pb2 as cri
+from tests.e2e.cgroups import cgroup_mounts, limit_cpus, remove_cgroup
 from tests.e2e.images import BUSYBOX, PAUSE, make_images
 from tests.e2e.packages import containerd_17 as containerd_17  # for those who want another binary
 
@@ -113,7 +114,8 @@ class Containerd:
         if first:
             self._claim_number()
             self._write_config()
-            self._limit_cpus()
+            if self.cpus:
+                limit_cpus(self.cgroup_parent, self.cpus)
         # In a cgroup of ours, where the shims and all it runs stay too: a search by command line would miss
         # those between fork and exec. In v2 if there is one; an own v1 cpuset would have to be filled first.
         root, _ = min(cgroup_mounts(), key=lambda mount: (mount[1] != [], "cpuset" in mount[1]))
@@ -153,7 +155,7 @@ class Containerd:
         for outside in (*self.shim_sockets(), *_cni_results(self.folder)):
             outside.unlink(missing_ok=True)
         for cgroup in self._cgroups():
-            _remove_cgroup(cgroup, deadline_s)
+            remove_cgroup(cgroup, deadline_s)
         # 3. Mounts, innermost first. The network namespaces end with them, and with these the bridge's ports,
         #    but later: not waited for.
         if mounts := mounts_below(self.folder):
@@ -238,19 +240,6 @@ class Containerd:
         plugin = {"type": "bridge", "bridge": self.bridge, "ipam": addresses}
         network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
         (self.folder / "cni" / "net.conflist").write_text(json.dumps(network))
-
-    def _limit_cpus(self) -> None:
-        if not self.cpus:
-            return
-        # v1 if it has cpusets, as runc does; in v2 a controller must be passed down first.
-        root, names = max(cgroup_mounts(), key=lambda mount: ("cpuset" in mount[1], mount[1] == []))
-        cgroup = root / self.cgroup_parent.strip("/")
-        cgroup.mkdir(parents=True, exist_ok=True)
-        if not names:
-            for folder in (root, *reversed([up for up in cgroup.parents if root in up.parents])):
-                (folder / "cgroup.subtree_control").write_text("+cpuset")
-        (cgroup / "cpuset.cpus").write_text(self.cpus)
-        (cgroup / "cpuset.mems").write_text("0")
 
     def _environment(self) -> dict[str, str]:
         # The shim and ctr beside the binary go before the system's, which are of another version.
@@ -354,18 +343,6 @@ def missing() -> str:
     return ""
 
 
-def cgroup_mounts() -> list[tuple[Path, list[str]]]:
-    """Where the cgroup hierarchies are, with the controllers of each; v2 names none here."""
-    mounts: list[tuple[Path, list[str]]] = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        place, _, kind = line.partition(" - ")
-        if kind.startswith("cgroup2 "):
-            mounts.append((Path(place.split()[4]), []))
-        elif kind.startswith("cgroup "):
-            mounts.append((Path(place.split()[4]), kind.split()[2].split(",")))
-    return mounts
-
-
 def mounts_below(folder: Path) -> list[str]:
     """What is mounted below a folder, in the order in which it was mounted."""
     places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -389,14 +366,3 @@ def _cni_results(folder: Path) -> list[Path]:
         except FileNotFoundError:
             pass  # another containerd's, which it removed meanwhile
     return found
-
-
-def _remove_cgroup(cgroup: Path, deadline_s: float) -> None:
-    for path, _, _ in os.walk(cgroup, topdown=False):
-        while os.path.exists(path):
-            try:
-                os.rmdir(path)
-            except OSError:  # killed processes hold it until they are gone
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.01)

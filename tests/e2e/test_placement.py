@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from tests.cri_client import CPU_PERIOD_US
-from tests.e2e.node import GIB, ONE_NODE, Node, problem_of
+from tests.agent import Agent
+from tests.cri_client import CPU_PERIOD_US, CriClient
+from tests.e2e.containerd import Containerd
+from tests.e2e.node import GIB, ONE_NODE, REAL_CGROUPS, TWO_NODES, Node, problem_of
 
 pytestmark = pytest.mark.containerd
 
@@ -111,3 +116,31 @@ async def test_in_mode_observe_nothing_is_set_and_the_place_is_told(stopped_node
     made = await node.run("p", cpu_limit=1000)
     assert await node.cpus(made) == await node.cpus(without_us)
     assert (await node.row(made))["stance"] == "observed"
+
+
+@pytest.fixture
+def small_containerd(images: Path, tmp_path: Path) -> Iterator[Containerd]:
+    """One whose pods may use CPU 1 only: the daemon has to find that out."""
+    with Containerd(tmp_path / "c", images=images, cpus="1") as running:
+        yield running
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+async def test_no_cpu_is_used_that_kubelets_cgroup_does_not_allow(
+    small_containerd: Containerd, restarted: bool
+) -> None:
+    async with CriClient(str(small_containerd.socket)) as direct:
+        agent = Agent(small_containerd.socket, TWO_NODES, REAL_CGROUPS)
+        async with agent, CriClient(agent.socket) as kubelet:
+            node = Node(small_containerd, agent, direct, kubelet)
+            made = [
+                await node.run("p0", cpu_request=100, cpu_limit=1000),
+                await node.run("p1", cpu_limit=2000),
+            ]
+            if restarted:
+                await agent.kill()
+                await agent.start()
+                await node.until_runtime_is_known()
+            assert [await node.cpus(container) for container in made] == ["1", "1"]
+            assert [(await node.row(container))["cpus"] for container in made] == ["1", "1"]
+            assert "cri_resmgr_updates_total" not in str((await node.ask("status"))["counters"])

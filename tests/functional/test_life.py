@@ -202,6 +202,29 @@ async def test_sockets_are_as_accessible_as_the_runtimes(runtime: FakeRuntime, d
         assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o620, 1, 12)
 
 
+async def test_one_socket_under_two_names_is_served_once(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        (agent.folder / "link").symlink_to(agent.folder)
+        agent.write_config(
+            {"relay": {"extra_sockets": [str(agent.folder / "link" / "k.sock"), agent.socket]}}
+        )
+        assert (await start(agent))["degraded"] == {}
+        async with CriClient(agent.socket) as client:
+            assert await client.list_containers() == []
+
+
+async def test_a_reload_does_not_end_the_launcher(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        with broken_module(agent.folder, "structlog") as environment:
+            flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
+            await agent.start(*flags, environment={**environment, "WATCHDOG_USEC": "200000"})
+        agent.reload()
+        for _ in range(2):
+            await agent.wait_notified("WATCHDOG=1")
+        async with CriClient(agent.socket) as client:
+            assert await client.list_containers() == []
+
+
 async def test_sockets_follow_a_runtime_that_appears_later(runtime: FakeRuntime) -> None:
     await runtime.stop()
     Path(runtime.socket).unlink(missing_ok=True)

@@ -81,7 +81,7 @@ async def test_a_mode_is_switched_by_command_while_pods_start(runtime: FakeRunti
     async with new_agent(runtime) as agent:
         await start(agent)
         async with CriClient(agent.socket) as client:
-            found = []
+            found: list[bool] = []
             for mode in ("enforce", "observe", "off", "enforce"):
                 code, out, _ = await agent.cli("mode", mode)
                 assert (code, out) == (0, f"{mode}\n")
@@ -112,6 +112,14 @@ async def test_a_mode_by_command_survives_restarts_until_another_is_configured(r
         agent.write_config({"relay": {"mode": "enforce"}})
         assert (await reloaded(agent))["mode"] == "enforce"
         assert (await restart(agent))["mode"] == "enforce"
+
+
+async def test_a_mode_by_command_survives_reset_policy(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        await ask(agent, "mode", mode="observe")
+        await ask(agent, "reset-policy")
+        assert (await restart(agent))["mode"] == "observe"
 
 
 async def test_a_mode_that_is_none_is_refused(runtime: FakeRuntime) -> None:

@@ -10,6 +10,7 @@ from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, cpus_of, rows, until
 from tests.functional.support import (
+    compared,
     cpusets,
     eventually,
     new_agent,
@@ -69,6 +70,23 @@ async def test_cpus_that_become_reserved_are_left_by_those_who_are_on_them_only(
         await reloaded(agent)
         await eventually(lambda: updates(runtime) == 2, "it is told again")
         assert {name: row["cpus"] for name, row in (await rows(agent)).items()} == before
+
+
+async def test_reserved_cpus_may_be_those_of_a_cgroup(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, policy={"ReservedResources": {"CPU": "/system.slice"}}) as agent:
+        root = agent.folder / "cgroup"
+        for folder, cpus in ((root, "0-127"), (root / "system.slice", "0,64")):
+            folder.mkdir(exist_ok=True)
+            (folder / "cpuset.cpus.effective").write_text(cpus)
+            (folder / "cpuset.mems.effective").write_text("0-7")
+        assert (await start(agent))["reserved"] == "0,64"
+        assert (await compared(agent))["reserved"] == "0,64"
+        agent.write_config({"policy": {"ReservedResources": {"CPU": "/nowhere.slice"}}})
+        status = await reloaded(agent)
+        assert status["reserved"] == ""
+        key = "policy.ReservedResources.CPU"
+        warning = f"{key} names the cgroup /nowhere.slice, which has no cpuset; it counts as not given"
+        assert status["warnings"] == [warning]
 
 
 async def test_an_invalid_change_leaves_the_running_configuration_with_the_reason_in_the_status(

@@ -1,0 +1,45 @@
+"""What the command line of Intel's cri-resource-manager looked like, as ours. Decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+
+class RunByDefault(click.Group):
+    """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].split("=", 1)[0] == "--control-socket":
+            at += 1 if "=" in args[at] else 2
+        first = args[at] if at < len(args) else ""
+        if first == "run":
+            args = [*args[: at + 1], *double_dashes(args[at + 1 :])]
+        elif first in ("-version", "-help"):
+            args = ["-" + first]
+        elif not first or (first.startswith("-") and first not in ("--help", "-h", "--version")):
+            run = self.commands["run"]
+            args = ["run", *intel_arguments(args, {name for option in run.params for name in option.opts})]
+        return super().parse_args(ctx, args)
+
+
+def double_dashes(args: list[str]) -> list[str]:
+    """Go's ``-flag`` as ``--flag``."""
+    return ["-" + a if a.startswith("-") and not a.startswith("--") and len(a) > 2 else a for a in args]
+
+
+def intel_arguments(args: list[str], known: Iterable[str]) -> list[str]:
+    """Arguments without a subcommand, as Intel's units have them; flags not ``known`` go with a warning."""
+    kept: list[str] = []
+    is_known = True
+    for given, word in zip(args, double_dashes(args)):
+        if word.startswith("-"):
+            name = word.split("=", 1)[0]
+            is_known = name in known or name in ("-h", "--help")
+            if not is_known:
+                click.echo(f"warning: {given.split('=', 1)[0]} has no meaning here and is ignored", err=True)
+        if is_known:  # else it is the value of the flag before it
+            kept.append(word)
+    return kept

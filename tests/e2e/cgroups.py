@@ -1,0 +1,44 @@
+"""The machine's cgroups, v1, v2 or both, as the tests make and remove them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def cgroup_mounts() -> list[tuple[Path, list[str]]]:
+    """Where the cgroup hierarchies are, with the controllers of each; v2 names none here."""
+    mounts: list[tuple[Path, list[str]]] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup2 "):
+            mounts.append((Path(place.split()[4]), []))
+        elif kind.startswith("cgroup "):
+            mounts.append((Path(place.split()[4]), kind.split()[2].split(",")))
+    return mounts
+
+
+def limit_cpus(path: str, cpus: str) -> None:
+    """Make a cgroup that may use these CPUs, and memory of NUMA node 0, only."""
+    # v1 if it has cpusets, as runc does; in v2 a controller must be passed down first.
+    root, names = max(cgroup_mounts(), key=lambda mount: ("cpuset" in mount[1], mount[1] == []))
+    cgroup = root / path.strip("/")
+    cgroup.mkdir(parents=True, exist_ok=True)
+    if not names:
+        for folder in (root, *reversed([up for up in cgroup.parents if root in up.parents])):
+            (folder / "cgroup.subtree_control").write_text("+cpuset")
+    (cgroup / "cpuset.cpus").write_text(cpus)
+    (cgroup / "cpuset.mems").write_text("0")
+
+
+def remove_cgroup(cgroup: Path, deadline_s: float) -> None:
+    """Remove a cgroup and what is below it; OSError if processes hold it longer than that."""
+    for path, _, _ in os.walk(cgroup, topdown=False):
+        while os.path.exists(path):
+            try:
+                os.rmdir(path)
+            except OSError:  # killed processes hold it until they are gone
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.01)

@@ -1,0 +1,500 @@
+"""The command line is a contract: what it prints, on which stream, and how it exits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from cri_proxy.arguments import intel_arguments
+from cri_proxy.cli import cli
+from cri_proxy.version import VERSION
+from tests.agent import ROOT, Agent
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import ask
+from tests.functional.support import (
+    compared,
+    cpusets,
+    ended,
+    eventually,
+    new_agent,
+    restart,
+    run_pod_with,
+    start,
+)
+from tests.machines import HYGON_7285_2S, machine, write_sysfs
+
+COMMANDS = [
+    ("adopt",),
+    ("config",),
+    ("config", "check"),
+    ("config", "show"),
+    ("explain",),
+    ("metrics",),
+    ("mode",),
+    ("placements",),
+    ("release",),
+    ("reset-policy",),
+    ("run",),
+    ("simulate",),
+    ("status",),
+    ("topology",),
+]
+#: Commands that ask the daemon, with arguments that are good.
+ASKING = [
+    ("adopt", "default/web/web"),
+    ("config", "show"),
+    ("explain", "default/web/web"),
+    ("metrics",),
+    ("mode",),
+    ("mode", "off"),
+    ("placements",),
+    ("reset-policy", "--replace"),
+    ("status",),
+]
+
+
+def run(*words: str, environment: Optional[dict[str, str]] = None) -> subprocess.CompletedProcess[str]:
+    """The program as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cri_proxy", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def invoke(*words: str) -> Any:
+    """The same commands in this process, where it makes no difference."""
+    return CliRunner().invoke(cli, list(words))
+
+
+@pytest_asyncio.fixture
+async def busy(runtime: FakeRuntime) -> AsyncIterator[Agent]:
+    """A daemon with one container."""
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            await run_pod_with(client, "web", cpu_limit=8000, memory_limit=1 << 30)
+        yield agent
+
+
+# ---------------------------------------------------------------------- help and usage
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help(words: tuple[str, ...]) -> None:
+    result = invoke(*words, "--help")
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+    assert result.output == invoke(*words, "-h").output
+
+
+def test_every_command_is_listed() -> None:
+    known = {words[0] for words in COMMANDS}
+    assert known <= set(cli.commands)
+    text = invoke("--help").output
+    assert [name for name in sorted(known) if f"\n  {name} " not in text] == []
+
+
+def test_the_version_is_told() -> None:
+    for word in ("--version", "-version"):
+        assert invoke(word).output == f"cri-resmgr, version {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("explain",),
+        ("status", "--nonsense"),
+        ("mode", "nonsense"),
+        ("release",),
+        ("release", "a", "--all"),
+        ("config", "check"),
+        ("simulate", "x.json"),
+        ("run", "--nonsense"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
+
+
+# ---------------------------------------------------------------------- asking the daemon
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_a_daemon_that_is_not_running_is_one_sentence_and_a_hint(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.sock"
+    result = CliRunner().invoke(cli, ["--control-socket", str(path), *words])
+    assert result.exit_code == 1
+    assert result.output == (
+        f"cri-resmgr: the daemon is not running: nobody serves {path}\n"
+        "  start it with: systemctl start cri-resource-manager\n"
+    )
+
+
+def test_a_daemon_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        # It hangs up: a daemon that dies while it is asked.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cri_proxy", "--control-socket", str(path), "status"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        listener.accept()[0].close()
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert error == "cri-resmgr: the daemon closed the connection without an answer\n"
+
+
+async def test_every_json_answer_is_one_document_and_nothing_else(busy: Agent) -> None:
+    for words in (
+        ("status",),
+        ("mode",),
+        ("placements",),
+        ("explain", "default/web/web"),
+        ("config", "show"),
+        ("topology",),
+        ("release", "default/web/web"),
+        ("adopt", "default/web/web"),
+        ("reset-policy",),
+    ):
+        code, out, error = await busy.cli(*words, "--json")
+        assert (code, error) == (0, ""), words
+        json.loads(out)
+
+
+async def test_answers_for_people_say_the_same(busy: Agent) -> None:
+    outs = {}
+    for words in (("status",), ("placements",), ("explain", "web/web"), ("mode",), ("config", "show")):
+        code, outs[words[0]], error = await busy.cli(*words)
+        assert (code, error) == (0, ""), words
+    assert outs["status"].startswith(f"cri-resmgr {VERSION}: mode enforce\n")
+    assert "containerd 1.7.0, runtime.v1" in outs["status"]
+    assert "1 placed; 0 places held, 0 creates in doubt" in outs["status"]
+    header, row = outs["placements"].splitlines()
+    assert header.split() == ["CONTAINER", "STATE", "LEVEL", "CPUS", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
+    assert row.split() == ["default/web/web", "running", "ccx", "0-3,64-67", "0", "8000m", "8000m", "placed"]
+    assert "why: 8 CPUs wanted" in outs["explain"]
+    assert "L3 0 (0-3,64-67): 8000m charged, 0m free" in outs["explain"]
+    assert outs["mode"] == "enforce\n"
+    shown = [line.split() for line in outs["config"].splitlines()]
+    assert ["relay.socket", busy.socket, f"{busy.config_file}:1"] in shown
+
+
+async def test_the_daemons_refusals_exit_with_1(busy: Agent) -> None:
+    for words, sentence in (
+        (("explain", "nobody"), "no container 'nobody' is known, nor was one among the last decisions"),
+        (("adopt", "nobody"), "no container 'nobody' is known; see: cri-resmgr placements"),
+        (("adopt", "default/web/web"), "default/web/web is managed already"),
+    ):
+        code, out, error = await busy.cli(*words)
+        assert (code, out, error) == (1, "", f"cri-resmgr: {sentence}\n")
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["daemon up", "daemon down"])
+async def test_a_name_that_means_several_releases_none(
+    runtime: FakeRuntime, busy: Agent, running: bool
+) -> None:
+    async with CriClient(busy.socket) as client:
+        await run_pod_with(client, "web", cpu_limit=8000, pod_namespace="other")
+    before = cpusets(runtime)
+    if not running:
+        await busy.kill()
+    code, out, error = await busy.cli("release", "web/web", "--config", str(busy.config_file))
+    assert (code, out, "'web/web' means 2 containers: default/web/web (" in error) == (1, "", True)
+    assert cpusets(runtime) == before
+
+
+async def test_a_release_that_the_runtime_refuses_is_not_called_done(
+    runtime: FakeRuntime, busy: Agent
+) -> None:
+    [container_id] = runtime.containers
+    runtime.script("UpdateContainerResources", error=(14, "containerd is restarting"), times=1)
+    code, out, _ = await busy.cli("release", "--all")
+    assert (code, f"{container_id[:13]}: 0-127  NOT DONE: " in out) == (1, True)
+    await compared(busy)
+    await eventually(lambda: runtime.cpuset(container_id) == "0-127", "the release is tried again")
+
+
+async def test_a_release_without_daemon_and_runtime_is_a_sentence(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await runtime.stop()
+        code, out, error = await agent.cli("release", "--all", "--config", str(agent.config_file))
+        assert (code, out) == (1, "")
+        assert "cri-resmgr: the runtime does not answer: " in error
+        assert "Traceback" not in error
+
+
+async def test_a_container_that_is_gone_can_be_explained(busy: Agent, runtime: FakeRuntime) -> None:
+    [container_id] = runtime.containers
+    async with CriClient(busy.socket) as client:
+        await client.stop(container_id)
+        await client.remove(container_id)
+    document = await busy.ask("explain", container_id[:12])
+    assert document["containers"] == []
+    assert [row["cpus"] for row in document["history"]] == ["0-3,64-67"]
+
+
+async def test_a_degraded_daemon_says_what_it_cannot_answer(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        agent.write_config({"topology": {"source": "/nonexistent"}})
+        await agent.start()
+        code, _, error = await agent.cli("placements")
+        assert (code, error.startswith("cri-resmgr: the daemon is degraded and passes bytes only: ")) == (
+            1,
+            True,
+        )
+        code, out, _ = await agent.cli("status")
+        assert (code, "mode off, DEGRADED\n  degraded (topology): " in out) == (0, True)
+
+
+async def test_output_into_a_pipe_that_is_closed_is_no_traceback(busy: Agent) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cri_proxy", "--control-socket", str(busy.control), "metrics",
+        stdout=write, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(write)
+    _, error = await process.communicate()
+    assert b"Traceback" not in error
+
+
+# ---------------------------------------------------------------------- starting the daemon
+
+
+def test_flags_of_intels_that_mean_nothing_here_are_left_out_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = {"--relay-socket", "--fallback-config"}
+    words = "-relay-socket=/run/a.sock -metrics-interval 10s -fallback-config /etc/f --allow-untested-runtimes -v=3"
+    assert intel_arguments(words.split(), known) == [
+        "--relay-socket=/run/a.sock",
+        "--fallback-config",
+        "/etc/f",
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: -metrics-interval has no meaning here and is ignored",
+        "warning: --allow-untested-runtimes has no meaning here and is ignored",
+        "warning: -v has no meaning here and is ignored",
+    ]
+
+
+@pytest.mark.parametrize("subcommand", [(), ("run",)], ids=["bare", "run"])
+async def test_it_runs_as_intels_unit_starts_it(runtime: FakeRuntime, subcommand: tuple[str, ...]) -> None:
+    async with new_agent(runtime) as agent:
+        forced = agent.folder / "forced.cfg"
+        forced.write_text("policy:\n  ReservedResources:\n    CPU: cpuset:0\n")
+        flags = [f"-fallback-config={agent.config_file}", "-force-config", str(forced)]
+        flags += [f"-relay-socket={agent.socket}", f"-runtime-socket=unix://{runtime.socket}"]
+        if not subcommand:
+            flags += ["-metrics-interval", "10s"]
+        code = f"import sys; sys.argv[1:] = {[*subcommand, *flags]!r}; import cri_proxy.__main__"
+        await agent.start(command=(sys.executable, "-c", code))
+        assert (await ask(agent, "status"))["reserved"] == "0"
+        origins = {row["key"]: row["origin"] for row in await ask(agent, "config")}
+        assert origins["policy.ReservedResources.CPU"] == f"{forced}:3"
+        assert origins["relay.socket"] == "command line"
+
+
+@pytest.mark.parametrize(
+    "words", [("reset-policy",), ("--reset-policy",), ("-reset-policy",)], ids=["ours", "Intel's", "Go's"]
+)
+async def test_the_state_is_set_aside_with_the_daemon_down(busy: Agent, words: tuple[str, ...]) -> None:
+    await busy.terminate()
+    code, out, _ = await busy.cli(*words, "--config", str(busy.config_file))
+    assert (code, out.splitlines()[0]) == (0, "state set aside as state.db.aside-1")
+    assert (await start(busy))["containers"] == {"adopted": 1}
+
+
+async def test_intels_reset_policy_leaves_a_running_daemon_its_state(busy: Agent) -> None:
+    code, _, error = await busy.cli("--reset-policy", "--config", str(busy.config_file))
+    assert (code, error) == (
+        1,
+        f"cri-resmgr: the daemon is running: {busy.socket} is served\n  use: cri-resmgr reset-policy\n",
+    )
+    assert (await restart(busy))["containers"] == {"placed": 1}
+
+
+async def test_a_socket_that_cannot_be_had_ends_the_daemon_with_a_sentence(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        (agent.folder / "file").write_text("")
+        agent.write_config({"relay": {"socket": str(agent.folder / "file" / "k.sock")}})
+        await agent.start(ready=False)
+        assert await ended(agent) == 1
+        assert (
+            f"{agent.folder}/file/k.sock cannot be served: its folder cannot be made: File exists"
+            in agent.log()
+        )
+        assert "Traceback" not in agent.log()
+
+
+# ---------------------------------------------------------------------- configuration
+
+
+def test_a_good_file_is_good(tmp_path: Path) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text("placement:\n  ladder: fine\n")
+    result = run("config", "check", str(file))
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{file}: good\n", "")
+
+
+def test_errors_and_unknown_keys_are_shown_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("placement:\n  ladder: rope\n  lader: fine\nrelay:\n  drain: -1\n")
+    result = run("config", "check", str(file))
+    assert (result.returncode, result.stdout) == (1, "")
+    lines = result.stderr.splitlines()
+    assert f'{file}:2: placement.ladder is "rope", expected manual or fine' in lines
+    assert f"{file}:3: unknown key placement.lader; did you mean placement.ladder?" in lines
+    assert any(line.startswith(f'{file}:5: relay.drain is "-1", expected a duration') for line in lines)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"\xff\xfe\x00", b"a: [\n"], ids=["absent", "not text", "not YAML"]
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(content: Optional[bytes], tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    for words in (("config", "check", str(file)), ("config", "show", "--config", str(file))):
+        result = invoke(*words)
+        assert (result.exit_code, str(file) in result.output) == (1, True)
+        assert len(result.output.splitlines()) == 1
+
+
+def test_show_tells_where_each_value_is_from(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("\nplacement:\n  ladder: fine\n")
+    rows = {
+        row["key"]: row
+        for row in json.loads(invoke("config", "show", "--config", str(file), "--json").output)
+    }
+    assert rows["placement.ladder"] == {"key": "placement.ladder", "value": "fine", "origin": f"{file}:3"}
+    assert rows["placement.memory"]["origin"] == "default"
+
+
+# ---------------------------------------------------------------------- topology
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    return write_sysfs(HYGON_7285_2S, tmp_path)
+
+
+def test_a_saved_sysfs_is_drawn_and_goes_through_json(sysfs: Path, tmp_path: Path) -> None:
+    drawn = run("topology", "--sysfs", str(sysfs))
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert "HygonGenuine: 2 sockets" in drawn.stdout
+    saved = run("topology", "--sysfs", str(sysfs), "--json")
+    document = json.loads(saved.stdout)
+    assert len(document["cpus"]) == len(machine(HYGON_7285_2S).cpus)
+    file = tmp_path / "topology.json"
+    file.write_text(saved.stdout)
+    assert invoke("topology", "--sysfs", str(file)).output == drawn.stdout
+    assert invoke("topology", "--sysfs", str(file), "--json").output == saved.stdout
+
+
+def test_a_terminal_without_box_characters_gets_none(sysfs: Path) -> None:
+    drawn = run("topology", "--sysfs", str(sysfs), environment={"PYTHONIOENCODING": "ascii"})
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert drawn.stdout == invoke("topology", "--sysfs", str(sysfs), "--ascii").output
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"cpus": []}'], ids=["absent", "empty", "a list", "no CPUs"]
+)
+def test_a_machine_that_cannot_be_read_is_a_sentence(content: Optional[str], tmp_path: Path) -> None:
+    file = tmp_path / "topology.json"
+    if content is not None:
+        file.write_text(content)
+    result = invoke("topology", "--sysfs", str(file))
+    assert (result.exit_code, str(file) in result.output) == (1, True)
+    assert result.output.startswith("cri-resmgr: ")
+    assert "Traceback" not in result.output
+
+
+def test_an_empty_sysfs_is_a_sentence(tmp_path: Path) -> None:
+    result = invoke("topology", "--sysfs", str(tmp_path))
+    assert (result.exit_code, str(tmp_path) in result.output) == (1, True)
+
+
+# ---------------------------------------------------------------------- metrics
+
+
+async def test_metrics_are_prometheus_text_and_hold_what_was_promised(busy: Agent) -> None:
+    code, out, error = await busy.cli("metrics")
+    assert (code, error) == (0, "")
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(out)
+        for sample in family.samples
+    }
+    names = {name for name, _ in samples}
+    placed = (("method", "CreateContainer"), ("outcome", "placed"))
+    assert samples["cri_resmgr_requests_total", placed] == 1
+    assert samples["cri_resmgr_decision_seconds_count", ()] == 1
+    assert samples["cri_resmgr_mode", (("mode", "enforce"),)] == 1
+    assert samples["cri_resmgr_mode", (("mode", "off"),)] == 0
+    assert samples["cri_resmgr_degraded", ()] == 0
+    assert samples["cri_resmgr_tickets_in_doubt", ()] == 0
+    assert samples["cri_resmgr_build_info", (("version", VERSION),)] == 1
+    l3 = (("domain", "L3 0"), ("level", "l3"), ("pool", "shared"))
+    assert samples["cri_resmgr_cpus", l3] == 8
+    assert samples["cri_resmgr_charged_milli_cpus", (("domain", "L3 0"), ("level", "l3"))] == 8000
+    assert samples["cri_resmgr_containers", (("stance", "placed"),)] == 1
+    assert {"cri_resmgr_updates_total", "cri_resmgr_drift_total"} <= names | _families(out)
+
+
+def _families(text: str) -> set[str]:
+    """Names of counters, also those that have counted nothing yet."""
+    return {
+        f"{family.name}_total" for family in text_string_to_metric_families(text) if family.type == "counter"
+    }
+
+
+async def test_metrics_are_served_over_http(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, metrics={"listen": "127.0.0.1:18894"}) as agent:
+        await start(agent)
+
+        def get(path: str) -> tuple[int, str, str]:
+            request = urllib.request.Request(f"http://127.0.0.1:18894{path}")
+            try:
+                with urllib.request.urlopen(request, timeout=10) as reply:
+                    return reply.status, reply.headers["Content-Type"], reply.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.headers["Content-Type"], error.read().decode()
+
+        status, kind, text = await asyncio.to_thread(get, "/metrics")
+        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        assert list(text_string_to_metric_families(text))
+        status, _, text = await asyncio.to_thread(get, "/secrets")
+        assert (status, text) == (404, "only GET /metrics is served\n")
+        # Whoever sends something else is hung up on; the daemon goes on.
+        reader, writer = await asyncio.open_connection("127.0.0.1", 18894)
+        writer.write(b"\x16\x03\x01" * 8000)
+        assert await reader.read() == b""
+        writer.close()
+        assert (await ask(agent, "status"))["degraded"] == {}
