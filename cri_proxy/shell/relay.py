@@ -138,11 +138,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         upstream = await self._start(call, context, requests)
         try:
-            await _send_initial_metadata(upstream, context)
-            while (message := await upstream.read()) is not grpc.aio.EOF:
-                await context.write(message)
-        except grpc.aio.AioRpcError:
-            pass  # the runtime's own status, passed on below
+            await _copy_replies(call, None, upstream, context)
         except BaseException:
             upstream.cancel()
             raise
@@ -161,6 +157,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.upstream = channel.unary_stream(call.method)(message, **options)
         else:
             call.upstream = channel.stream_stream(call.method)(others, **options)
+        if call.stopped:  # while its request was awaited
+            call.upstream.cancel()
         return call.upstream
 
     # ------------------------------------------------------------------ intercepted
@@ -184,7 +182,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             if isinstance(outcome, Forward):
                 upstream = await self._start(call, context, _prepend(message + outcome.delta, requests))
                 end = End.UNKNOWN
-                await self._replies(interception, upstream, context)
+                await _copy_replies(call, interception, upstream, context)
                 code, details = await _status(upstream)
                 end = end_of(code, not details.startswith(_NEVER_SENT))
             elif isinstance(outcome, Refuse):
@@ -200,19 +198,6 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             await _finish(call, upstream, context)
         elif code:
             await context.abort(_CODES.get(code, grpc.StatusCode.UNKNOWN), details)
-
-    async def _replies(
-        self, interception: Interception, upstream: Any, context: grpc.aio.ServicerContext
-    ) -> None:
-        try:
-            await _send_initial_metadata(upstream, context)
-            while (message := await upstream.read()) is not grpc.aio.EOF:
-                await interception.replied(message)
-                if interception.filter is not None:
-                    message = interception.filter(message)
-                await context.write(message)
-        except grpc.aio.AioRpcError:
-            pass
 
 
 def _is_long(method: str) -> bool:
@@ -273,6 +258,25 @@ async def _answer(outcome: Answer, context: grpc.aio.ServicerContext) -> tuple[E
         context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
         return End.REFUSED, error.code().value[0], error.details() or ""
     return End.OK, 0, ""
+
+
+async def _copy_replies(
+    call: _Call, interception: Optional[Interception], upstream: Any, context: grpc.aio.ServicerContext
+) -> None:
+    """Until the runtime, or a stop of ours, ends the call; how it ended is asked of ``upstream``."""
+    try:
+        await _send_initial_metadata(upstream, context)
+        while (message := await upstream.read()) is not grpc.aio.EOF:
+            if interception is not None:
+                await interception.replied(message)
+                if interception.filter is not None:
+                    message = interception.filter(message)
+            await context.write(message)
+    except grpc.aio.AioRpcError:
+        pass
+    except asyncio.CancelledError:
+        if not call.stopped:  # by us: grpc.aio says so in this way
+            raise
 
 
 async def _send_initial_metadata(upstream: Any, context: grpc.aio.ServicerContext) -> None:

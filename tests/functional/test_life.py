@@ -18,7 +18,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.agent import Agent
-from tests.cri_client import CriClient
+from tests.cri_client import IMAGE, CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, until
 from tests.functional.support import (
@@ -184,6 +184,23 @@ async def test_the_launcher_does_not_steal_either(runtime: FakeRuntime) -> None:
         assert f"{agent.socket} cannot be served: it is served by another process" in second.log()
         async with CriClient(agent.socket) as client:
             assert await client.list_containers() == []
+
+
+async def test_streams_and_pulls_are_ended_at_once_with_unavailable(runtime: FakeRuntime) -> None:
+    pull_request = cri.PullImageRequest(image=cri.ImageSpec(image=IMAGE))
+    runtime.script("PullImage", hold=asyncio.Event())
+    async with new_agent(runtime, relay={"drain": "1h"}) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            events = client.events()
+            next_event = asyncio.ensure_future(events.next(30))
+            pull = asyncio.ensure_future(client.call("PullImage", pull_request))
+            await runtime.wait_until(lambda: runtime.subscribers == 1 and bool(runtime.calls_of("PullImage")))
+            assert await agent.terminate() == 0
+            for call in (next_event, pull):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await call
+                assert error.value.code() is UNAVAILABLE
 
 
 @pytest.mark.parametrize("degraded", [False, True], ids=["daemon", "launcher"])
