@@ -17,7 +17,7 @@ from cri_proxy.core.cri import read_create, write_create_delta
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import EngineOptions, Host
 from policies.hygon import Hygon
-from policies.model import PlacementSettings
+from policies.settings import PlacementSettings
 from policies.topology import Cpu, Topology, TopologyData
 from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
 

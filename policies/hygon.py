@@ -7,7 +7,7 @@ CPUs hold the limits of the whole pod and whose room holds its requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Optional
 
@@ -23,10 +23,10 @@ from policies.model import (
     Fence,
     NoAffinity,
     Placement,
-    PlacementSettings,
     Qos,
 )
 from policies.node import NANO_PER_MILLI, Node, Resident, Survey
+from policies.settings import PlacementSettings
 from policies.topology import Domain, Topology
 
 
@@ -49,6 +49,7 @@ class Hygon:
         fence: Fence = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
     ) -> Decision:
         """Choose CPUs and memory nodes for a container that is not in the books yet.
 
@@ -84,6 +85,10 @@ class Hygon:
         return self._with_memory(
             node, container, fence, choice.cpus, home, choice.site.level, note + choice.why, choice.has_room
         )
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        """Nothing: nobody is moved because somebody left."""
+        return {}
 
     def _with_memory(
         self,

@@ -71,6 +71,65 @@ class Pod:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """One test of an affinity rule: ``key`` as in nri-plugins ("pod/namespace", "labels/app", ":,:pod/name,name")."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AffinityTerm:
+    """A container's wish to be near (``weight`` > 0) or far from (< 0) those in ``scope`` that ``match``."""
+
+    scope: Condition
+    match: Condition
+    weight: int
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What annotations ask of one container's placement. "" and None = nothing is asked.
+
+    ``ownership``: shared, exclusive. ``isolated``: avoid, prefer, require. ``reserved``: whether it is to run
+    on the reserved CPUs. ``l3``: prefer, require (one L3 or no container), exclusive (nobody else in its L3s),
+    spread (over many L3s). ``numa``: require (one node or no container). ``smt``: full-core (whole cores only),
+    hide (one thread a core is used, the other stays idle), spread (one thread a core). ``cfs_quota``: keep, lift.
+    ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
+    ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
+    ``balloon``: the type of balloon. ``notes``: sentences about what could not be understood and is ignored.
+    ``refusal``: the sentence with which the create fails, since a demand could not be understood.
+    """
+
+    ownership: str = ""
+    isolated: str = ""
+    reserved: Optional[bool] = None
+    l3: str = ""
+    numa: str = ""
+    smt: str = ""
+    cfs_quota: str = ""
+    memory_types: frozenset[str] = frozenset()
+    hints: Optional[frozenset[str]] = None
+    hints_allow: tuple[str, ...] = ()
+    hints_deny: tuple[str, ...] = ()
+    strict_hints: bool = False
+    balloon: str = ""
+    affinity: tuple[AffinityTerm, ...] = ()
+    notes: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Hint:
+    """Something a container uses that is near some NUMA nodes. ``kind``: devices or mounts."""
+
+    kind: str
+    path: str
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Container:
     """A container as a policy sees it. ``attempt`` counts restarts; its id is known only to the engine."""
 
@@ -81,6 +140,8 @@ class Container:
     resources: Resources = Resources()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    wishes: Wishes = Wishes()
+    hints: tuple[Hint, ...] = ()
 
     @property
     def path(self) -> str:
@@ -104,8 +165,13 @@ class Placement:
     """Where a container runs.
 
     ``cpus`` and ``mems`` are what is sent (empty: not set). ``home`` holds all CPUs of the chosen domains,
-    also those that are offline or taken just now: ``cpus`` is recomputed from it. ``exclusive`` is the part
-    of ``cpus`` nobody else may use. ``memory_charge``: bytes of the memory limit by NUMA node.
+    also those that are offline or taken just now: ``cpus`` is recomputed from it as (``home`` and shared) or
+    ``exclusive``. ``exclusive`` is the part of ``cpus`` that belongs to this container alone; or, with a
+    ``group``, to the containers of that group (a balloon: "TYPE[NUMBER]"), which then all have the same set.
+    ``memory_charge``: bytes of the memory limit by NUMA node. ``grown``: the CPUs that resizes have added to
+    ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nobody
+    runs on, the container neither. ``one_thread``: of its shared CPUs it gets one thread a core.
+    ``lift_quota``: the CPU quota is taken away.
     """
 
     cpus: frozenset[int] = NO_CPUS
@@ -114,6 +180,11 @@ class Placement:
     level: str = "none"
     home: frozenset[int] = NO_CPUS
     memory_charge: tuple[tuple[int, int], ...] = ()
+    group: str = ""
+    grown: tuple[frozenset[int], ...] = ()
+    hidden: frozenset[int] = NO_CPUS
+    one_thread: bool = False
+    lift_quota: bool = False
 
 
 UNTOUCHED = Placement()
@@ -121,11 +192,15 @@ UNTOUCHED = Placement()
 
 @dataclass(frozen=True)
 class Decision:
-    """A policy's answer. ``fits`` False = it is placed, but no domain of its rung had room. ``why`` is for people."""
+    """A policy's answer. ``fits`` False = it is placed, but no domain of its rung had room. ``why`` is for people.
+
+    ``others``: the new placements of containers that must make room or move with it, by their keys in the books.
+    """
 
     placement: Placement
     why: str
     fits: bool = True
+    others: Mapping[str, Placement] = field(default_factory=dict)
 
 
 class PlacementRefused(Exception):
@@ -149,15 +224,3 @@ class NoAffinity:
 
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return 0.0
-
-
-@dataclass(frozen=True)
-class PlacementSettings:
-    """The options of the ``placement`` section that policies read. docs/configuration.md says what each does."""
-
-    ladder: str = "manual"
-    unlimited: str = "numa"
-    besteffort: str = "numa"
-    memory: str = "prefer"
-    memory_only_nodes: frozenset[int] = NO_CPUS
-    reserved_namespaces: tuple[str, ...] = ("kube-system",)

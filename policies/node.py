@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from policies.cpus import NO_CPUS
+from policies.model import Container, Placement
 from policies.topology import Topology
 
 NANO_PER_MILLI = 1_000_000
@@ -22,7 +23,10 @@ FENCES_KEPT = 8
 
 @dataclass(frozen=True)
 class Resident:
-    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` its memory limit by NUMA node."""
+    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` its memory limit by NUMA node.
+
+    ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
+    """
 
     pod_uid: str
     milli_request: int
@@ -30,6 +34,8 @@ class Resident:
     cpus: frozenset[int]
     exclusive: frozenset[int] = NO_CPUS
     memory_charge: tuple[tuple[int, int], ...] = ()
+    container: Optional[Container] = None
+    placement: Optional[Placement] = None
 
     def nano_per_cpu(self) -> tuple[int, int]:
         """What it is charged on each of its CPUs: its request, and what it counts for in ordering."""
@@ -61,6 +67,8 @@ class Node:
         #: NUMA nodes that may be sent: they have memory and kubelet's cgroup allows them.
         self.mems = mems & topology.memory_nodes
         self.reserved = reserved & self.usable
+        #: CPUs that the kernel was told to leave alone (``isolcpus``); given away only as exclusive CPUs.
+        self.isolated = topology.data.isolated & self.usable
         self.residents: dict[str, Resident] = {}
         self._of_pod: dict[str, dict[str, Resident]] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
@@ -134,13 +142,14 @@ class Node:
 
     @property
     def shared(self) -> frozenset[int]:
-        """CPUs for containers without CPUs of their own: usable, not reserved, not exclusive.
+        """CPUs for containers without CPUs of their own: usable, not reserved, not isolated, not exclusive.
 
-        Reserved CPUs are used by others only when no shared CPU is left at all.
+        Isolated CPUs (the kernel balances no load there), and after them reserved ones, are used by others only
+        when no shared CPU is left at all.
         """
         if self._pool is None:
             free = self.usable - self.exclusive
-            self._pool = (free - self.reserved) or free
+            self._pool = (free - self.isolated - self.reserved) or free - self.reserved or free
         return self._pool
 
     @property

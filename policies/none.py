@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Optional
 
-from policies.model import NO_FENCE, UNTOUCHED, Affinity, Container, Decision, Fence, PlacementSettings
+from policies.model import NO_FENCE, UNTOUCHED, Affinity, Container, Decision, Fence, Placement
 from policies.node import Node
+from policies.settings import PlacementSettings
 from policies.topology import Topology
 
 
@@ -25,5 +27,9 @@ class NoPolicy:
         fence: Fence = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
     ) -> Decision:
         return Decision(UNTOUCHED, "policy none: requests go through as they are")
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        return {}

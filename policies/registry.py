@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Optional, Protocol
 
 from policies.hygon import Hygon
-from policies.model import Affinity, Container, Decision, Fence, PlacementSettings
+from policies.model import Affinity, Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.none import NoPolicy
+from policies.settings import PlacementSettings
 from policies.topology import Topology
 
 
@@ -25,14 +27,20 @@ class Policy(Protocol):
         fence: Fence = ...,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
     ) -> Decision:
         """Where the container should run, given the books of the node, in which it is not yet.
 
-        ``near``: the home it has now, when it is placed anew.
+        ``near``: the home it has now, when it is placed anew. ``keep``: the placement it has, when it is
+        resized; of its exclusive CPUs as many stay as can.
 
         :raises PlacementRefused: it must not run otherwise than asked for, and cannot be.
         :raises BudgetSpent: too many candidates.
         """
+        ...
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        """After a container has gone or changed: the placements that others should have now, where they differ."""
         ...
 
 

@@ -136,6 +136,12 @@ class Topology:
         }
         #: Every domain above the core, largest first.
         self.domains: tuple[Domain, ...] = tuple(_walk(self.root))
+        threads: dict[tuple[int, int], set[int]] = {}
+        for c in self.cpus.values():
+            threads.setdefault((c.socket, c.core), set()).add(c.cpu)
+        #: The physical cores as sets of their threads, by lowest CPU; and which of them a CPU is of.
+        self.cores: tuple[frozenset[int], ...] = tuple(frozenset(core) for core in threads.values())
+        self.core_of: dict[int, int] = {cpu: i for i, core in enumerate(self.cores) for cpu in core}
 
     # ------------------------------------------------------------------ questions
 
@@ -178,8 +184,14 @@ class Topology:
 
     def core_mates(self, cpu: int) -> frozenset[int]:
         """All hardware threads of a CPU's physical core, the CPU itself included."""
-        here = self.cpus[cpu]
-        return frozenset(c.cpu for c in self.cpus.values() if (c.socket, c.core) == (here.socket, here.core))
+        return self.cores[self.core_of[cpu]]
+
+    def one_thread_per_core(self, cpus: Iterable[int]) -> frozenset[int]:
+        """Of each physical core the lowest of these CPUs."""
+        first: dict[int, int] = {}
+        for cpu in sorted(cpus):
+            first.setdefault(self.core_of[cpu], cpu)
+        return frozenset(first.values())
 
     def hash(self) -> str:
         """Changes when a CPU's place changes; not with remembered offline CPUs, memory in use or cgroups."""

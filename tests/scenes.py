@@ -23,7 +23,6 @@ from policies.model import (
     Decision,
     Fence,
     Placement,
-    PlacementSettings,
     Pod,
     PodSize,
     Qos,
@@ -31,6 +30,7 @@ from policies.model import (
 )
 from policies.node import Node, Resident
 from policies.registry import Policy
+from policies.settings import PlacementSettings
 from policies.topology import Topology, TopologyData
 from tests.machines import GIB, machine
 
@@ -193,6 +193,7 @@ class Owning:
         fence: Fence = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
     ) -> Decision:
         whole = container.resources.milli_request // 1000
         survey = node.survey(fence.cpus)
@@ -206,6 +207,9 @@ class Owning:
         home = home if fence.cpus is None else home & fence.cpus
         placement = Placement(cpus=leaf if mixed else own, exclusive=own, home=home, level="ccx")
         return Decision(placement, f"{whole} CPUs of its own")
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        return {}
 
 
 def host_of(

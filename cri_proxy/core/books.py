@@ -211,6 +211,8 @@ def resident_of(grant: Grant) -> Resident:
         grant.cpus,
         grant.exclusive,
         charge,
+        container,
+        grant.placement if grant.stance is Stance.PLACED else None,
     )
 
 

@@ -20,8 +20,8 @@ from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.option_checks import CpuConstraint
 from cri_proxy.core.options import BY_KEY, OPTIONS, SECTIONS
 from policies.cpus import format_cpus
-from policies.model import PlacementSettings
 from policies.reserved import Reservation
+from policies.settings import PlacementSettings
 
 __all__ = [
     "BadConfig",

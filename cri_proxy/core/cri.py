@@ -299,7 +299,9 @@ def scoped_annotation(annotations: Mapping[str, str], key: str, container: str) 
 def linux_delta(placement: Placement) -> cri.LinuxContainerResources:
     """The fields of a placement that are sent; empty ones are left out and so stay as the caller set them."""
     return cri.LinuxContainerResources(
-        cpuset_cpus=format_cpus(placement.cpus), cpuset_mems=format_cpus(placement.mems)
+        cpuset_cpus=format_cpus(placement.cpus),
+        cpuset_mems=format_cpus(placement.mems),
+        cpu_quota=-1 if placement.lift_quota else 0,
     )
 
 

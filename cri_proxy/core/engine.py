@@ -27,6 +27,7 @@ from cri_proxy.core.settle import (
     keep_memory,
     memory_for,
     placed,
+    put_placement,
     refresh,
     settle,
     update_of,
@@ -191,7 +192,8 @@ class Engine:
                 stance = Stance.UNTOUCHED
         else:
             decision = Decision(UNTOUCHED, reason)
-        # 3. Book it under the ticket.
+        # 3. Book it under the ticket, and those who make room for it where they go.
+        was = {key: self.books.grants[key] for key in decision.others}
         runs_on = NO_CPUS
         if stance is Stance.PLACED and not enforce:
             stance = Stance.OBSERVED
@@ -213,9 +215,10 @@ class Engine:
             key, TicketKind.CREATE, key, now_s, "", sent, False, replaced + given_up, replaced_tickets
         )
         self.books.put(grant)
-        self.books.put_ticket(ticket)
+        moved = self._make_room(decision)
+        self.books.put_ticket(replace(ticket, moved=moved))
         self.books.record("create", key, grant, now_s)
-        before, after = _split(refresh(self.books))
+        before, after = _split(self._refreshed(was))
         return Admission(key, decision, stance, sent, before, after)
 
     @_transition
@@ -251,8 +254,36 @@ class Engine:
         self.books.drop(ticket.key)
         self.books.put_back(ticket.replaces, ticket.replaced_tickets)
         self.books.outcome(ticket.target or ticket_id, reason)
+        # Who made room goes back, unless something else has happened to it since, or its place is taken.
+        was = {}
+        for key, before, given in ticket.moved:
+            grant = self.books.grants.get(key)
+            if grant is not None and grant.placement == given and self._is_free(before, grant):
+                was[key] = grant
+                put_placement(self.books, key, before, "back: the container it made room for was not created")
         # What was set aside has not followed the changes since.
-        return refresh(self.books, force=bool(ticket.replaces))
+        return self._refreshed(was, force=bool(ticket.replaces))
+
+    def _is_free(self, place: Placement, grant: Grant) -> bool:
+        return place.exclusive.isdisjoint(self.node.exclusive - grant.exclusive)
+
+    def _make_room(self, decision: Decision) -> tuple[tuple[str, Placement, Placement], ...]:
+        """Give others the placements a decision has for them; returns what they had and have now."""
+        moved = []
+        for key, placement in sorted(decision.others.items()):
+            moved.append((key, self.books.grants[key].placement, placement))
+            put_placement(self.books, key, placement, "makes room: " + decision.why)
+        return tuple(moved)
+
+    def _refreshed(self, was: Mapping[str, Grant], force: bool = False) -> tuple[Update, ...]:
+        """Updates for all that have changed, those included that had the records ``was`` before."""
+        updates = {u.id: u for u in refresh(self.books, force)}
+        for key, before in was.items():
+            now = self.books.grants.get(key)
+            updates.pop(key, None)
+            if now is not None and now.life in (Life.CREATED, Life.RUNNING) and has_changed(before, now):
+                updates[key] = update_of(before, now)
+        return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
 
     @_transition
     def doubt(self, ticket_id: str) -> None:
@@ -292,10 +323,13 @@ class Engine:
             why=decision.why,
         )
         self.books.put(pending)
+        was = {key: self.books.grants[key] for key in decision.others}
+        moved = self._make_room(decision)
         sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
-        self.books.put_ticket(Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent))
+        ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, moved=moved)
+        self.books.put_ticket(ticket)
         self.books.record("resize", container_id, pending, now_s)
-        before, after = _split(refresh(self.books))
+        before, after = _split(self._refreshed(was))
         return Admission(key, decision, stance, sent, before, after)
 
     @_transition

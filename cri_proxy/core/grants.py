@@ -83,7 +83,8 @@ class Ticket:
 
     ``key`` is the pending grant's key in the books. ``target``: the id of the container a resize is about.
     ``sent``: the placement the request carries, while the grant's own may change under way.
-    ``replaces``: grants and tickets set aside for it, put back if it fails.
+    ``replaces``: grants and tickets set aside for it, put back if it fails. ``moved``: the placements that
+    others had before they made room for it, by key, with those they have been given.
     """
 
     id: str
@@ -95,6 +96,7 @@ class Ticket:
     in_doubt: bool = False
     replaces: tuple[Grant, ...] = ()
     replaced_tickets: tuple[Ticket, ...] = ()
+    moved: tuple[tuple[str, Placement, Placement], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cri_proxy.core.books import KUBELET_KEY, resident_of
@@ -22,7 +23,7 @@ def broken_invariants(engine: Engine) -> list[str]:
     owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
     for grant in engine.grants.values():
         for cpu in grant.exclusive:
-            owners.setdefault(cpu, set()).add(target.get(grant.key, grant.key))
+            owners.setdefault(cpu, set()).add(_owner(grant, target))
     for cpu, who in sorted(owners.items()):
         if len(who) > 1:
             problems.append(f"CPU {cpu} is exclusive to {', '.join(sorted(who))}")
@@ -31,7 +32,7 @@ def broken_invariants(engine: Engine) -> list[str]:
         if grant.stance is Stance.PLACED:
             problems += _broken_placement(engine, grant)
         if grant.stance in (Stance.PLACED, Stance.ADOPTED):
-            container = target.get(grant.key, grant.key)
+            container = _owner(grant, target)
             for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
                 others = owners[cpu] - {container}
                 if others:
@@ -42,6 +43,11 @@ def broken_invariants(engine: Engine) -> list[str]:
     if sorted(pending) != sorted(creating):
         problems.append(f"tickets for {sorted(pending)}, but pending are {sorted(creating)}")
     return problems
+
+
+def _owner(grant: Grant, target: Mapping[str, str]) -> str:
+    """Whose a grant's CPUs are: its own, or its group's."""
+    return grant.placement.group or target.get(grant.key, grant.key)
 
 
 def _broken_books(engine: Engine) -> list[str]:

@@ -23,10 +23,13 @@ REFRESH_ROUNDS = 8
 
 def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
-    if not force and books.refreshed == _pools(books):
-        return ()
     before = dict(books.grants)
-    for _ in range(REFRESH_ROUNDS):
+    for key, placement in books.policy.tidy(books.node).items():
+        put_placement(books, key, placement)
+    unchanged = not force and books.refreshed == _pools(books)
+    if unchanged and before == books.grants:
+        return ()
+    for _ in range(0 if unchanged else REFRESH_ROUNDS):
         changed = None if force else _changed(books.refreshed, _pools(books))
         books.refreshed = _pools(books)
         # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
@@ -43,6 +46,13 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
         if now is not was and now.life in (Life.CREATED, Life.RUNNING) and has_changed(was, now)
     ]
     return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
+
+
+def put_placement(books: Books, key: str, placement: Placement, why: str = "") -> None:
+    """Give a container that is placed the placement that the policy has chosen for it now."""
+    grant = books.grants.get(key)
+    if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
+        books.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
 def _pools(books: Books) -> Pools:
@@ -175,7 +185,9 @@ def effective(
         cpus = books.node.shared_reserved
     else:
         cpus = placement.home & (books.node.shared | (own & placement.cpus & books.node.usable))
-    cpus |= placement.exclusive & books.node.usable
+    if placement.one_thread:
+        cpus = books.host.topology.one_thread_per_core(cpus)
+    cpus |= (placement.exclusive - placement.hidden) & books.node.usable
     return cpus if fence.cpus is None else cpus & fence.cpus
 
 

@@ -61,6 +61,11 @@ def write_placement(placement: Placement) -> dict[str, Any]:
         "level": placement.level,
         "home": format_cpus(placement.home),
         "memory": [list(pair) for pair in placement.memory_charge],
+        "group": placement.group,
+        "grown": [format_cpus(cpus) for cpus in placement.grown],
+        "hidden": format_cpus(placement.hidden),
+        "one_thread": placement.one_thread,
+        "lift_quota": placement.lift_quota,
     }
 
 
@@ -72,6 +77,12 @@ def read_placement(document: Mapping[str, Any]) -> Placement:
         document["level"],
         parse_cpus(document["home"]),
         tuple((int(node), int(size)) for node, size in document["memory"]),
+        # What the first version did not write.
+        document.get("group", ""),
+        tuple(parse_cpus(cpus) for cpus in document.get("grown", ())),
+        parse_cpus(document.get("hidden", "")),
+        bool(document.get("one_thread", False)),
+        bool(document.get("lift_quota", False)),
     )
 
 
@@ -183,6 +194,7 @@ def _write_ticket(ticket: Ticket) -> dict[str, Any]:
         "in_doubt": ticket.in_doubt,
         "replaces": [_write_grant(grant) for grant in ticket.replaces],
         "replaced_tickets": [_write_ticket(t) for t in ticket.replaced_tickets],
+        "moved": [[key, write_placement(was), write_placement(now)] for key, was, now in ticket.moved],
     }
 
 
@@ -197,6 +209,7 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
         bool(document["in_doubt"]),
         tuple(_read_grant(grant) for grant in document["replaces"]),
         tuple(_read_ticket(t) for t in document["replaced_tickets"]),
+        tuple((key, read_placement(was), read_placement(now)) for key, was, now in document.get("moved", ())),
     )
 
 

@@ -27,10 +27,11 @@ from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, resync, unknown_ids
 from policies.cpus import NO_CPUS
 from policies.hygon import Hygon
-from policies.model import Container, Fence, PlacementSettings, Qos, Resources
+from policies.model import Container, Fence, Qos, Resources
 from policies.node import Node
 from policies.registry import Policy
 from policies.reserved import Reservation, reserve
+from policies.settings import PlacementSettings
 from policies.topology import Topology, remember
 from tests.machines import (
     CPULESS_MEMORY_NODE,

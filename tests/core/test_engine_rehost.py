@@ -15,8 +15,9 @@ from cri_proxy.core.host import Host
 from cri_proxy.core.invariants import broken_invariants
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.hygon import Hygon
-from policies.model import NO_FENCE, Placement, PlacementSettings, Qos
+from policies.model import NO_FENCE, Placement, Qos
 from policies.reserved import Reservation, reserve
+from policies.settings import PlacementSettings
 from policies.topology import Topology, TopologyData, remember
 from tests.machines import ALL_MACHINES, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO, machine, take_offline
 from tests.scenes import HYGON, Owning, engine_on, fence, host_of, make_container, make_pod, run, topology

@@ -9,7 +9,8 @@ import pytest
 
 from policies.cpus import format_cpus, parse_cpus
 from policies.hygon import wanted_milli
-from policies.model import Container, PlacementSettings, Qos
+from policies.model import Container, Qos
+from policies.settings import PlacementSettings
 from tests.machines import (
     ALL_MACHINES,
     EPYC_NPS1_1S,

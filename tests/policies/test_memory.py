@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.memory import FILL_PERCENT, Memory, choose_memory
-from policies.model import PlacementSettings
 from policies.node import Node, Resident
+from policies.settings import PlacementSettings
 from policies.topology import Topology
 from tests.machines import (
     ALL_MACHINES,

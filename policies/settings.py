@@ -1,0 +1,35 @@
+"""The options that policies read; docs/configuration.md says what each does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies.balloon_types import BalloonSettings
+from policies.cpus import NO_CPUS
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """The options of the ``placement`` section, and of the active policy's own."""
+
+    ladder: str = "manual"
+    unlimited: str = "numa"
+    besteffort: str = "numa"
+    memory: str = "prefer"
+    memory_only_nodes: frozenset[int] = NO_CPUS
+    reserved_namespaces: tuple[str, ...] = ("kube-system",)
+    #: What an annotation may say of one container, for all: see ``Wishes``.
+    ownership: str = "shared"
+    l3: str = "prefer"
+    smt: str = ""
+    cfs_quota: str = "keep"
+    hints: frozenset[str] = frozenset(("devices", "mounts"))
+    #: Guaranteed containers of 1 to 2 CPUs prefer isolated CPUs; nobody has CPUs of its own unless annotated.
+    prefer_isolated: bool = True
+    prefer_shared: bool = False
+    colocate_pods: bool = False
+    colocate_namespaces: bool = False
+    #: How many containers may be moved so that one fits its rung; whether those with CPUs of their own may be.
+    max_moves: int = 4
+    move_exclusive: bool = False
+    balloons: BalloonSettings = field(default_factory=BalloonSettings)
