@@ -25,7 +25,7 @@ def endpoints(argv, state=STATE):
     found = next((path for path in RUNTIMES if os.path.exists(path)), RUNTIMES[0])
     runtime = _flag(argv, "runtime-socket") or known.get("runtime") or found
     main = _flag(argv, "relay-socket") or known.get("socket") or SOCKET
-    return main, known.get("extra_sockets", []), runtime[7:] if runtime.startswith("unix://") else runtime
+    return main, known.get("extra_sockets", []), runtime.replace("unix://", "", 1)
 
 
 def _flag(argv, name):
@@ -38,10 +38,10 @@ def _flag(argv, name):
 async def serve(problem, argv):
     """Serve until SIGTERM."""
     main, more, runtime = endpoints(argv)
-    stopping = asyncio.Event()
+    stopping = asyncio.get_running_loop().create_future()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.cancel)
 
     async def connected(reader, writer):
         with contextlib.suppress(OSError), contextlib.closing(writer):
@@ -68,16 +68,15 @@ async def serve(problem, argv):
             os.chmod(path, status.st_mode & 0o777)
     _notify(f"READY=1\nSTATUS=degraded: passing bytes only: {problem}")
     period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
-    while not stopping.is_set():
+    while not stopping.done():
         _notify("WATCHDOG=1")
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stopping.wait(), period_s or None)
+        await asyncio.wait([stopping], timeout=period_s or None)
 
 
 def _claim(path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    is_free = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)  # a stale one is replaced
-    with socket.socket(socket.AF_UNIX) as probe, is_free:
+    stale = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)  # is replaced
+    with socket.socket(socket.AF_UNIX) as probe, stale:
         probe.connect(path)
         raise OSError("it is served by another process; stop that first")
 

@@ -35,6 +35,7 @@ class Hygon:
 
     name = "hygon"
     owns_exclusively = False
+    keeps_isolated_apart = False
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
         self.topology = topology

@@ -59,7 +59,12 @@ class Node:
     """Topology, pools and residents of one machine. Policies read it; only the engine changes it."""
 
     def __init__(
-        self, topology: Topology, usable: frozenset[int], mems: frozenset[int], reserved: frozenset[int]
+        self,
+        topology: Topology,
+        usable: frozenset[int],
+        mems: frozenset[int],
+        reserved: frozenset[int],
+        isolated: frozenset[int] = NO_CPUS,
     ) -> None:
         self.topology = topology
         #: CPUs that may be sent at all: online and allowed to kubelet's cgroup.
@@ -67,8 +72,8 @@ class Node:
         #: NUMA nodes that may be sent: they have memory and kubelet's cgroup allows them.
         self.mems = mems & topology.memory_nodes
         self.reserved = reserved & self.usable
-        #: CPUs that the kernel was told to leave alone (``isolcpus``); given away only as exclusive CPUs.
-        self.isolated = topology.data.isolated & self.usable
+        #: CPUs that are given away only as exclusive CPUs (``isolcpus``, where the policy keeps them apart).
+        self.isolated = isolated & self.usable
         self.residents: dict[str, Resident] = {}
         self._of_pod: dict[str, dict[str, Resident]] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)

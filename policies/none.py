@@ -16,6 +16,7 @@ class NoPolicy:
 
     name = "none"
     owns_exclusively = False
+    keeps_isolated_apart = False
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
         pass

@@ -19,6 +19,8 @@ class Policy(Protocol):
     name: str
     #: Whether it gives containers CPUs of their own; decides what a container found without records is taken for.
     owns_exclusively: bool
+    #: Whether isolated CPUs (``isolcpus``) are no shared ones.
+    keeps_isolated_apart: bool
 
     def place(
         self,

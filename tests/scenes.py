@@ -181,6 +181,7 @@ class Owning:
 
     name = "owning"
     owns_exclusively = True
+    keeps_isolated_apart = False
 
     def __init__(self, tree: Topology, settings: PlacementSettings = HYGON) -> None:
         self.settings = settings

@@ -134,7 +134,8 @@ class Books:
                 self.node.add(key, resident)
 
     def new_node(self, host: Host) -> Node:
-        node = Node(host.topology, host.usable, host.mems, host.reserved)
+        isolated = host.topology.data.isolated if self.policy.keeps_isolated_apart else NO_CPUS
+        node = Node(host.topology, host.usable, host.mems, host.reserved, isolated)
         assigned: frozenset[int] = frozenset().union(*host.kubelet_exclusive.values()) & host.topology.online
         if assigned:
             node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Callable, Optional
 
@@ -22,6 +23,7 @@ from policies.model import (
     Container,
     Decision,
     Fence,
+    Placement,
     PlacementRefused,
     Qos,
     Resources,
@@ -404,6 +406,7 @@ class Failing:
 
     name = "failing"
     owns_exclusively = False
+    keeps_isolated_apart = False
 
     def __init__(self, error: Exception) -> None:
         self._policy = Hygon(topology(VM_NO_CACHE_INFO), Owning(topology(VM_NO_CACHE_INFO)).settings)
@@ -417,11 +420,15 @@ class Failing:
         fence: Fence = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
     ) -> Decision:
         self.countdown -= 1
         if self.countdown <= 0:
             raise self._error
-        return self._policy.place(node, container, fence, affinity, near)
+        return self._policy.place(node, container, fence, affinity, near, keep)
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        return {}
 
 
 def failing_engine(error: Exception) -> tuple[Engine, Failing]:

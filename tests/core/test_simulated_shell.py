@@ -9,7 +9,8 @@ import pytest
 from cri_proxy.core.scenario import read_scenario
 from cri_proxy.core.simulated_node import create_request, sandbox_request, update_request
 from cri_proxy.core.simulated_shell import Answer, SimulatedShell
-from policies.model import BudgetSpent, Decision, PlacementRefused
+from policies.model import BudgetSpent, Decision, Placement, PlacementRefused
+from policies.node import Node
 from tests.core.simulations import CCX, config, create
 from tests.machines import HYGON_7285_2S, machine
 
@@ -19,12 +20,16 @@ class Failing:
 
     name = "failing"
     owns_exclusively = False
+    keeps_isolated_apart = False
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
     def place(self, *_: Any, **__: Any) -> Decision:
         raise self.error
+
+    def tidy(self, node: Node) -> dict[str, Placement]:
+        return {}
 
 
 SPENT, REFUSED = BudgetSpent("too many places"), PlacementRefused("12 CPUs wanted, 8 free")
