@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
 
-.PHONY: help setup proto demo test test-long lint e2e bench run docs clean
+.PHONY: help setup proto demo test test-long lint e2e bench bench-placement run docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ lint: setup ## ruff, mypy --strict, import rules
 bench: setup ## Added latency and decision time, measured side by side
 	$(BIN)/python -m bench.relay_latency
 	$(BIN)/python -m bench.decision_time
+
+bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
+	$(BIN)/python -m bench.placement
 
 docs: setup ## Write docs/configuration.md from the option table
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md

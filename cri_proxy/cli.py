@@ -17,6 +17,7 @@ import click
 from cri_api.control import ControlError
 from cri_proxy.arguments import RunByDefault
 from cri_proxy.core.config import BadConfig, Config, read_config
+from cri_proxy.core.config_diff import diff_text
 from cri_proxy.core.picture import draw_topology
 from cri_proxy.core.report import NotOne, explain_text, placements_text, status_text
 from cri_proxy.shell import settings
@@ -342,19 +343,32 @@ def config() -> None:
 
 @config.command()
 @click.argument("file", type=_file)
-def check(file: Path) -> None:
-    """Check FILE as the daemon would read it; unknown keys are errors here."""
+@click.option(
+    "--diff", is_flag=True, help="Also ask the daemon what would move if it read FILE, changing nothing."
+)
+def check(file: Path, diff: bool) -> None:
+    """Check FILE as the daemon would read it; unknown keys are errors here.
+
+    With --diff FILE takes the place of the daemon's file of that path, else of its config.yaml.
+    """
     try:
         online = Topology(read_sysfs().data).online
     except (SysfsError, BadTopology):
         online = None
     try:
-        read_config([settings.read_source(file)], topology_cpus=online, strict=True)
+        source = settings.read_source(file)
+        loaded = read_config([source], topology_cpus=online, strict=True)
     except BadConfig as error:
+        for warning in error.warnings:
+            click.echo(f"warning: {warning}", err=True)
         for sentence in error.errors:
             click.echo(sentence, err=True)
         sys.exit(1)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
     click.echo(f"{file}: good")
+    if diff:
+        click.echo(diff_text(_ask("config-diff", {"name": str(file.resolve()), "text": source.text})))
 
 
 @config.command()

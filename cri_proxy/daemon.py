@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from cri_proxy.core.config import BadConfig, Config
+from cri_proxy.core.config import BadConfig
 from cri_proxy.shell import logs, settings
 from cri_proxy.shell.assembly import Assembly, read_boot_id
 from cri_proxy.shell.cgroups import Cgroups
@@ -320,10 +320,7 @@ class Daemon:
         changed = old.differences(loaded.config)
         restart = old.restart_needed(loaded.config)
         # Endpoints and directories stay what they are until the next start.
-        parts.config = Config(
-            {**loaded.config.values, **{key: old.values[key] for key in restart}},
-            {**loaded.config.origins, **{key: old.origins[key] for key in restart}},
-        )
+        parts.config = old.taking_over(loaded.config)
         self._loaded, self._unconfigured = loaded, False
         self.health.warn("config", loaded.warnings)
         self.health.note("config", "")

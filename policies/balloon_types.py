@@ -5,9 +5,13 @@ Names and meanings are those of nri-plugins' and Intel's balloons policies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Optional
 
 from policies.model import Condition
+from policies.node import Resident
 
 #: Levels of ``share_idle_cpus_in_same``, small to large; "" = off.
 SHARE_LEVELS = ("core", "l3cache", "numa", "die", "package", "system")
@@ -42,9 +46,66 @@ class BalloonType:
     share_idle_cpus_in_same: str = ""
     memory: str = ""
 
+    def size_for(self, milli: int) -> int:
+        """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""
+        wanted = max(self.min_cpus, -(-milli // 1000), 1)
+        return min(wanted, self.max_cpus) if self.max_cpus > 0 else wanted
+
 
 @dataclass(frozen=True)
 class BalloonSettings:
     """The section ``policy.balloons``; what a type does not say it inherits (done when the configuration is read)."""
 
     types: tuple[BalloonType, ...] = ()
+
+
+#: The two types as they are where the configuration does not name them. Containers that nobody matches are not
+#: squeezed into what they request: they also run on the CPUs around that are in no balloon. Not on those of the
+#: whole machine: every change anywhere would be one for each of them.
+BUILT_IN = {
+    RESERVED: BalloonType(RESERVED, allocator_priority=3, max_balloons=1),
+    DEFAULT: BalloonType(DEFAULT, allocator_priority=3, max_balloons=1, share_idle_cpus_in_same="numa"),
+}
+
+
+@dataclass(frozen=True)
+class Balloon:
+    """One balloon as the books have it. ``cpus``: those it owns, or that are set aside for it while it is empty.
+
+    ``milli``: what its containers request; ``members``: the containers, by their keys in the books; ``twice``:
+    the keys of those that are there twice, since they are being resized.
+    """
+
+    kind: BalloonType
+    number: int
+    cpus: frozenset[int]
+    members: Mapping[str, Resident] = field(default_factory=dict)
+    milli: int = 0
+    twice: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """``TYPE[NUMBER]``, the group of its containers' placements."""
+        return name_of(self.kind, self.number)
+
+
+def name_of(kind: BalloonType, number: int) -> str:
+    """The name of a balloon."""
+    return f"{kind.name}[{number}]"
+
+
+@lru_cache(maxsize=4096)
+def parse_name(name: str) -> Optional[tuple[str, int]]:
+    """Type and number of a balloon's name; None if it is none."""
+    kind, bracket, number = name.rpartition("[")
+    if not bracket or not number.endswith("]") or not number[:-1].isdecimal():
+        return None
+    return kind, int(number[:-1])
+
+
+def all_types(settings: BalloonSettings) -> tuple[BalloonType, ...]:
+    """The types in the order in which containers are matched: reserved first and default last, unless listed."""
+    named = {kind.name for kind in settings.types}
+    first = () if RESERVED in named else (BUILT_IN[RESERVED],)
+    last = () if DEFAULT in named else (BUILT_IN[DEFAULT],)
+    return (*first, *settings.types, *last)

@@ -1,19 +1,19 @@
 """The default policy: the ladder of the Hygon tuning manual, with shared ownership of CPUs.
 
-Every container climbs the ladder by its own CPU limit (policies/ladder.py); a pod never widens the rung of
-one of its containers, it only says which domain comes first (the pod rule): P is the smallest domain whose
-CPUs hold the limits of the whole pod and whose room holds its requests.
+Every container climbs the ladder by its own CPU limit (policies/ladder.py); the pod rule says which domains come
+first (policies/pod_domain.py). Containers that are to own CPUs (policies/ownership.py) go to policies/owning.py:
+here only those whose annotations ask for it, in the preset ``topology-aware`` the Guaranteed ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Optional
 
 from policies.cpus import format_cpus
-from policies.ladder import Climb, Ladder
-from policies.memory import choose_memory
+from policies.ladder import Choice, Climb, Ladder
+from policies.memory import with_memory
 from policies.model import (
     NO_FENCE,
     UNTOUCHED,
@@ -23,11 +23,20 @@ from policies.model import (
     Fence,
     NoAffinity,
     Placement,
+    PlacementRefused,
     Qos,
+    wanted_milli,
 )
-from policies.node import NANO_PER_MILLI, Node, Resident, Survey
+from policies.node import Node
+from policies.ownership import ask_of
+from policies.owning import Owning
+from policies.pod_domain import PodDomains
 from policies.settings import PlacementSettings
-from policies.topology import Domain, Topology
+from policies.topology import Topology
+from policies.wanted import demand_of, hinted_nodes
+
+#: Levels inside one NUMA node.
+ONE_NODE = ("core", "ccx", "nccx", "numa")
 
 
 class Hygon:
@@ -36,12 +45,14 @@ class Hygon:
     name = "hygon"
     owns_exclusively = False
     keeps_isolated_apart = False
+    moves_others = True
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
         self.topology = topology
         self.settings = settings
         self.ladder = Ladder(topology, settings.ladder)
-        self._by_size = _by_size(topology)
+        self.pods = PodDomains(topology)
+        self._owning = Owning(topology, settings, self.pods)
 
     def place(
         self,
@@ -57,23 +68,47 @@ class Hygon:
         ``near``: the home it has now, if it is placed anew (a resize): domains around or inside it come first.
 
         :raises BudgetSpent: the machine offers more places than may be looked at.
+        :raises PlacementRefused: its annotations demand what cannot be had.
         """
-        reserved = self._place_reserved(node, container, fence)
+        if container.wishes.refusal:
+            raise PlacementRefused(container.wishes.refusal)
+        ask = ask_of(container, self.settings, bool(node.reserved))
         note = ""
-        if isinstance(reserved, Decision):
-            return reserved
-        if reserved:
+        if ask.full:
+            owned = self._owning.place(node, container, ask, fence, affinity, near, keep)
+            if isinstance(owned, Decision):
+                return _noted(owned, container)
+            note = f"{owned}; "
+        elif ask.is_reserved:
+            reserved = self._place_reserved(node, container, fence)
+            if isinstance(reserved, Decision):
+                return _noted(reserved, container)
             note = f"{reserved}; "
+        shared = self.place_shared(node, container, fence, affinity, near)
+        # A container that should own CPUs and has none does not fit, wherever it is.
+        decided = replace(shared, why=note + shared.why, fits=shared.fits and not ask.full)
+        return _noted(decided, container)
+
+    def place_shared(
+        self,
+        node: Node,
+        container: Container,
+        fence: Fence = NO_FENCE,
+        affinity: Optional[Affinity] = None,
+        near: Optional[frozenset[int]] = None,
+    ) -> Decision:
+        """The place of a container on shared CPUs, by the ladder."""
         survey = node.survey(fence.cpus)
         graph = affinity or NoAffinity()
-        pull = None if affinity is None else (lambda cpus: graph.cost(container, cpus))
+        hinted = hinted_nodes(container, self.settings)
         want = Climb(
             wanted_milli(container),
             container.resources.milli_request,
             self._floor(container),
-            self._leaves_of(near) if near else self._pod_leaves(node, survey, container, affinity),
-            pull,
+            self.pods.leaves_of(near) if near else self.pods.find(node, survey, container, affinity),
+            None if affinity is None else (lambda cpus: graph.cost(container, cpus)),
             self.topology.nodes_of(near or ()),
+            hinted,
         )
         try:
             choice = self.ladder.climb(survey, node, want)
@@ -81,113 +116,58 @@ class Hygon:
             allowed = (
                 "the machine has" if fence.cpus is None else f"the caller allows ({format_cpus(fence.cpus)})"
             )
-            return Decision(UNTOUCHED, f"{note}none of the CPUs {allowed} may be used")
+            return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
+        self._check_demands(container, choice, hinted)
         home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
-        return self._with_memory(
-            node, container, fence, choice.cpus, home, choice.site.level, note + choice.why, choice.has_room
-        )
+        thin = (container.wishes.smt or self.settings.smt) in ("hide", "spread")
+        cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
+        place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
+        return with_memory(node, container, self.settings, fence, place, choice.why, choice.has_room)
 
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         """Nothing: nobody is moved because somebody left."""
         return {}
 
-    def _with_memory(
-        self,
-        node: Node,
-        container: Container,
-        fence: Fence,
-        cpus: frozenset[int],
-        home: frozenset[int],
-        level: str,
-        why: str,
-        fits: bool,
-    ) -> Decision:
-        limit = container.resources.memory_limit_bytes
-        memory = choose_memory(
-            node, cpus, limit, self.settings.memory, self.settings.memory_only_nodes, fence.mems
-        )
-        placement = Placement(
-            cpus=cpus, mems=memory.nodes, level=level, home=home, memory_charge=memory.charge
-        )
-        return Decision(placement, f"{why}; {memory.why}" if memory.why else why, fits)
-
     def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:
-        """A decision on the reserved CPUs; else a phrase why not; "" where the question does not arise."""
-        names = self.settings.reserved_namespaces
-        if not node.reserved or not any(fnmatchcase(container.pod.namespace, name) for name in names):
-            return ""
+        """A decision on the reserved CPUs; else a phrase why not."""
+        if not node.reserved:
+            return "there are no reserved CPUs"
         home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
         cpus = home & node.shared_reserved
         free = len(cpus) * 1000 - node.charge_milli(cpus)
         if not cpus or wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > free:
             return f"the reserved CPUs {format_cpus(cpus)} have {max(free, 0)}m left of {len(cpus)} CPUs, placed like others"
-        why = f"namespace {container.pod.namespace} shares the {len(cpus)} reserved CPUs"
-        return self._with_memory(node, container, fence, cpus, home, "reserved", why, True)
+        who = "it" if container.wishes.reserved else f"namespace {container.pod.namespace}"
+        why = f"{who} shares the {len(cpus)} reserved CPUs"
+        place = Placement(cpus=cpus, level="reserved", home=home)
+        return with_memory(node, container, self.settings, fence, place, why)
 
     def _floor(self, container: Container) -> str:
         """The lowest level a container may have: with a limit any, without one what the configuration says."""
-        if container.resources.milli_limit is not None:
+        if container.wishes.l3 == "spread":
+            return "socket"
+        if container.wishes.l3 == "require" or container.resources.milli_limit is not None:
             return "ccx"
         return self.settings.besteffort if container.qos is Qos.BESTEFFORT else self.settings.unlimited
 
-    def _leaves_of(self, home: frozenset[int]) -> frozenset[int]:
-        return frozenset(i for i, leaf in enumerate(self.topology.leaves) if not leaf.cpus.isdisjoint(home))
-
-    def _pod_leaves(
-        self, node: Node, survey: Survey, container: Container, affinity: Optional[Affinity]
-    ) -> Optional[frozenset[int]]:
-        """The leaves of P, or None where the pod is this one container or no domain holds it."""
-        uid = container.pod.uid
-        peers = node.of_pod(uid)
-        total, total_request = _pod_totals(container, peers.values())
-        if not peers and total == wanted_milli(container):
-            return None
-        # 1. Not counting the pod itself: the domains that hold it and have room for it. Where it has containers
-        #    already, only those around them: a smaller domain elsewhere would tear it apart.
-        without = survey.credit(peers, uid) if peers else survey
-        placed = [r.cpus for r in peers.values() if r.cpus]
-        here = frozenset(i for cpus in placed for i in self._leaves_of(cpus))
-        for domains in self._by_size:
-            found = [
-                d
-                for d in domains
-                if (not here or not here.isdisjoint(d.leaves))
-                and survey.cap(d.leaves) * 1000 >= max(total, 1)
-                and without.room_nano(d.leaves) >= total_request * NANO_PER_MILLI
-            ]
-            # 2. Of the smallest ones the one that has most of the pod, then as for candidates.
-            if found:
-
-                def key(d: Domain) -> tuple[int, float, int, tuple[int, ...]]:
-                    most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
-                    cost = affinity.cost(container, survey.allowed(d.leaves)) if affinity is not None else 0.0
-                    return (-most, cost, without.share_nano(d.leaves), d.leaves)
-
-                return frozenset(min(found, key=key).leaves)
-        return None
+    def _check_demands(
+        self, container: Container, choice: Choice, hinted: tuple[frozenset[int], ...]
+    ) -> None:
+        """:raises PlacementRefused: the best place there is is not what the container demands."""
+        who, wanted = container.path, wanted_milli(container) / 1000
+        level, room = choice.site.level, "" if choice.has_room else " with room"
+        demand = demand_of(container)
+        if demand == "l3" and (level != "ccx" or not choice.has_room):
+            raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one L3{room}; there is none")
+        if demand and (level not in ONE_NODE or not choice.has_room):
+            raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one NUMA node{room}; there is none")
+        if container.wishes.strict_hints and any(h.isdisjoint(choice.site.nodes) for h in hinted):
+            raise PlacementRefused(
+                f"{who} demands CPUs near its devices; NUMA node {format_cpus(frozenset().union(*hinted))} has no room"
+            )
 
 
-def _pod_totals(container: Container, peers: Iterable[Resident]) -> tuple[int, int]:
-    """CPUs and requests of the whole pod, in milli-CPUs: as it was announced, else of what is known of it so far."""
-    wanted, request = wanted_milli(container), container.resources.milli_request
-    size = container.pod.size
-    if size is None:
-        placed = list(peers)
-        return wanted + sum(r.milli_wanted for r in placed), request + sum(r.milli_request for r in placed)
-    limit = size.milli_request if size.milli_limit is None else size.milli_limit
-    return max(limit, wanted), max(size.milli_request, request)
-
-
-def _by_size(topology: Topology) -> tuple[tuple[Domain, ...], ...]:
-    """The domains from the smallest level to the machine. Boxes of one level are equals, whatever CPUs some of them lack."""
-    sizes: dict[int, list[Domain]] = {}
-    for domain in topology.domains:
-        size = max(len(d.cpus) for d in topology.at(domain.levels[-1]))
-        sizes.setdefault(size, []).append(domain)
-    return tuple(tuple(domains) for _, domains in sorted(sizes.items()))
-
-
-def wanted_milli(container: Container) -> int:
-    """``n`` of the ladder: the CPU limit, or the request of a container without one; in milli-CPUs."""
-    limit = container.resources.milli_limit
-    return container.resources.milli_request if limit is None else limit
+def _noted(decision: Decision, container: Container) -> Decision:
+    """What of its annotations was ignored belongs to the explanation."""
+    notes = container.wishes.notes
+    return replace(decision, why="; ".join((decision.why, *notes))) if notes else decision

@@ -9,7 +9,7 @@
 
 ``n`` is the CPU limit; ``cap`` counts the CPUs a shared container may use now. A rung is open if some site
 (a domain, or a pair of them) of that level has cap >= n. Of the sites of the lowest open rung the first by
-this tuple wins: (no room; outside the pod's domain P; affinity cost; distance inside the set; charged
+this tuple wins: (no room; outside the pod's domain P; affinity cost; hints missed; distance inside the set; charged
 share; number of containers; lowest id). Where none has room but one of a later rung has, that one is taken;
 where none has anywhere, the least loaded of the lowest open rung.
 
@@ -27,6 +27,7 @@ from typing import Callable, Optional
 from policies.model import BudgetSpent
 from policies.node import NANO_PER_MILLI, Node, Survey
 from policies.topology import Domain, Topology
+from policies.wanted import missed_hints
 
 #: Sites looked at for one decision. 1,024 CPUs in 128 CCXs make 8,200 pairs at worst (NPS1); ten times that is a bug.
 BUDGET = 100_000
@@ -34,7 +35,20 @@ BUDGET = 100_000
 #: The lowest levels that a container without a limit can be given; "ccx" is as low as the machine goes.
 FLOORS = ("ccx", "numa", "socket", "machine")
 
-CRITERIA = ("room", "pod", "affinity", "distance", "charged share", "number of containers", "lowest id")
+CRITERIA = (
+    "room",
+    "pod",
+    "affinity",
+    "hints",
+    "distance",
+    "charged share",
+    "number of containers",
+    "lowest id",
+)
+
+
+#: What two sites are told apart by: outside P, affinity cost, hints missed, distance inside, charged share.
+Key = tuple[int, float, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ class Climb:
     """What is wanted: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers.
 
     ``origin``: the NUMA nodes a container that is placed anew comes from; ``pod_leaves`` are then its old home's.
+    ``hinted``: the NUMA nodes of each thing it uses.
     """
 
     milli_wanted: int
@@ -64,6 +79,7 @@ class Climb:
     pod_leaves: Optional[frozenset[int]] = None
     affinity: Optional[Callable[[frozenset[int]], float]] = None
     origin: frozenset[int] = frozenset()
+    hinted: tuple[frozenset[int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,7 +202,7 @@ class Ladder:
         )
         return Choice(best, cpus, not note, why)
 
-    def _key(self, survey: Survey, want: Climb, site: Site) -> tuple[int, float, int, int]:
+    def _key(self, survey: Survey, want: Climb, site: Site) -> Key:
         pod = want.pod_leaves
         leaves = frozenset(site.leaves) if pod is not None else frozenset()
         outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
@@ -194,20 +210,21 @@ class Ladder:
             # Placed anew: of the other domains those near its memory come first.
             outside = max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
         cost = want.affinity(survey.allowed(site.leaves)) if want.affinity is not None else 0.0
-        return (outside, cost, site.spread, survey.share_nano(site.leaves))
+        hints = missed_hints(want.hinted, site.nodes)
+        return (outside, cost, hints, site.spread, survey.share_nano(site.leaves))
 
 
 def _decided_by(
-    key: tuple[int, float, int, int],
+    key: Key,
     best: Site,
-    others: list[tuple[int, float, int, int]],
+    others: list[Key],
     counts: dict[tuple[int, ...], int],
 ) -> str:
     """Which criterion told the winner from its nearest rival."""
     if not others:
         return "the only one"
     rival = min(others)
-    for name, ours, theirs in zip(CRITERIA[1:5], key, rival):
+    for name, ours, theirs in zip(CRITERIA[1:6], key, rival):
         if ours != theirs:
             if name == "charged share":
                 return f"by charged share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"

@@ -10,11 +10,13 @@ always, widened only where the limit alone is larger than they are. ``off``: not
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from policies.cpus import NO_CPUS, format_cpus
+from policies.model import Container, Decision, Fence, Placement
 from policies.node import Node
+from policies.settings import PlacementSettings
 
 #: Part of a node's MemTotal that limits may fill: the kernel's own use and per-node watermarks need the rest.
 FILL_PERCENT = 90
@@ -38,12 +40,24 @@ def choose_memory(
     mode: str,
     only: frozenset[int],
     fence: Optional[frozenset[int]],
+    types: frozenset[str] = frozenset(),
 ) -> Memory:
-    """Nodes for a container on ``cpus``. ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems."""
+    """Nodes for a container on ``cpus``.
+
+    ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems; ``types``: kinds of memory asked
+    for. Linux tells one kind from another by this alone: a node with CPUs is DRAM, one without is something else
+    (PMEM, HBM, CXL); types other than dram mean those.
+    """
     if mode == "off" or (mode == "prefer" and not limit_bytes):
         return Memory()
     # 1. Candidates: nodes with memory, allowed to us and by the caller, with CPUs unless named in the configuration.
-    allowed = node.mems & (node.topology.root.nodes | only)
+    with_cpus = node.topology.root.nodes
+    allowed = node.mems & (with_cpus | only)
+    if types:
+        wanted = (with_cpus if types & {"dram", "mixed"} else NO_CPUS) | (
+            node.topology.memory_nodes - with_cpus if types - {"dram"} else NO_CPUS
+        )
+        allowed = (node.mems & wanted) or allowed
     if fence is not None:
         allowed &= fence
     if not allowed:
@@ -62,6 +76,29 @@ def choose_memory(
         return Memory()
     why = "" if nodes == start else f"memory widened from node {format_cpus(start)} to {format_cpus(nodes)}"
     return Memory(nodes, _spread(node, nodes, limit_bytes), why)
+
+
+def with_memory(
+    node: Node,
+    container: Container,
+    settings: PlacementSettings,
+    fence: Fence,
+    place: Placement,
+    why: str,
+    fits: bool = True,
+) -> Decision:
+    """The decision for CPUs that are chosen, with the memory nodes that go with them."""
+    memory = choose_memory(
+        node,
+        place.cpus,
+        container.resources.memory_limit_bytes,
+        settings.memory,
+        settings.memory_only_nodes,
+        fence.mems,
+        container.wishes.memory_types,
+    )
+    placed = replace(place, mems=memory.nodes, memory_charge=memory.charge)
+    return Decision(placed, f"{why}; {memory.why}" if memory.why else why, fits)
 
 
 def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str) -> bool:

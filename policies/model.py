@@ -38,12 +38,16 @@ class Qos(str, Enum):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a container asks for. ``milli_limit`` None = no CPU limit; a memory figure of 0 = none."""
+    """What a container asks for. ``milli_limit`` None = no CPU limit; a memory figure of 0 = none.
+
+    ``quota_period_us``: of the CPU quota that is the limit, in microseconds; 0 = the limit is no quota.
+    """
 
     milli_request: int = 0
     milli_limit: Optional[int] = None
     memory_request_bytes: int = 0
     memory_limit_bytes: int = 0
+    quota_period_us: int = 100_000
 
 
 @dataclass(frozen=True)
@@ -224,3 +228,9 @@ class NoAffinity:
 
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return 0.0
+
+
+def wanted_milli(container: Container) -> int:
+    """``n`` of the ladder: the CPU limit, or the request of a container without one; in milli-CPUs."""
+    limit = container.resources.milli_limit
+    return container.resources.milli_request if limit is None else limit

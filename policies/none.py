@@ -17,6 +17,7 @@ class NoPolicy:
     name = "none"
     owns_exclusively = False
     keeps_isolated_apart = False
+    moves_others = False
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
         pass

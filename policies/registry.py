@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Optional, Protocol
 
+from policies.balloons import Balloons
 from policies.hygon import Hygon
 from policies.model import Affinity, Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.none import NoPolicy
 from policies.settings import PlacementSettings
 from policies.topology import Topology
+from policies.topology_aware import TopologyAware
 
 
 class Policy(Protocol):
@@ -21,6 +23,8 @@ class Policy(Protocol):
     owns_exclusively: bool
     #: Whether isolated CPUs (``isolcpus``) are no shared ones.
     keeps_isolated_apart: bool
+    #: Whether containers may be moved so that another one fits.
+    moves_others: bool
 
     def place(
         self,
@@ -52,4 +56,9 @@ class PolicyFactory(Protocol):
     def __call__(self, topology: Topology, settings: PlacementSettings) -> Policy: ...
 
 
-POLICIES: dict[str, PolicyFactory] = {"hygon": Hygon, "none": NoPolicy}
+POLICIES: dict[str, PolicyFactory] = {
+    "hygon": Hygon,
+    "topology-aware": TopologyAware,
+    "balloons": Balloons,
+    "none": NoPolicy,
+}

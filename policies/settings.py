@@ -29,7 +29,4 @@ class PlacementSettings:
     prefer_shared: bool = False
     colocate_pods: bool = False
     colocate_namespaces: bool = False
-    #: How many containers may be moved so that one fits its rung; whether those with CPUs of their own may be.
-    max_moves: int = 4
-    move_exclusive: bool = False
     balloons: BalloonSettings = field(default_factory=BalloonSettings)

@@ -15,18 +15,21 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant
 from cri_proxy.core.host import EngineOptions, Host
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
-from policies.hygon import Hygon, wanted_milli
+from policies.hygon import Hygon
 from policies.model import (
     NO_FENCE,
     Affinity,
     Container,
     Decision,
     Fence,
+    Hint,
     Placement,
     Pod,
     PodSize,
     Qos,
     Resources,
+    Wishes,
+    wanted_milli,
 )
 from policies.node import Node, Resident
 from policies.registry import Policy
@@ -37,6 +40,8 @@ from tests.machines import GIB, machine
 Number = Union[int, float]
 
 HYGON = PlacementSettings()
+TOPOLOGY_AWARE = PlacementSettings(ownership="exclusive")
+NO_WISHES = Wishes()
 
 
 @cache
@@ -84,6 +89,8 @@ def make_container(
     qos: Optional[Qos] = None,
     memory: int = 0,
     attempt: int = 0,
+    wishes: Wishes = NO_WISHES,
+    hints: tuple[Hint, ...] = (),
 ) -> Container:
     """``request`` defaults to nothing, or to ``limit`` where that makes the container Guaranteed. ``memory``: GiB."""
     wanted = request if request is not None else limit if qos is Qos.GUARANTEED else 0
@@ -98,6 +105,8 @@ def make_container(
             milli_limit=None if limit is None else milli(limit),
             memory_limit_bytes=memory * GIB,
         ),
+        wishes=wishes,
+        hints=hints,
     )
 
 
@@ -182,6 +191,7 @@ class Owning:
     name = "owning"
     owns_exclusively = True
     keeps_isolated_apart = False
+    moves_others = True
 
     def __init__(self, tree: Topology, settings: PlacementSettings = HYGON) -> None:
         self.settings = settings

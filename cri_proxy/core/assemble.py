@@ -48,7 +48,7 @@ def make_host(
             f"no CPU of AvailableResources is one of kubelet's cgroup ({format_cpus(parent)}): ignored"
         )
         usable = parent
-    wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup))
+    wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup), topology.online)
     reserved = reserve(topology, usable, wanted, machine.kubelet_reserved)
     mems = topology.memory_nodes if parent_mems is None else parent_mems & topology.memory_nodes
     # On a topology that is not this machine's the two may have nothing in common.
@@ -72,7 +72,7 @@ def _available(
     if constraint.cgroup:
         return cgroups.get(constraint.cgroup)
     if constraint.cpus is not None or not constraint.milli:
-        return constraint.cpus
+        return constraint.of(parent)
     # A count: whole leaves in their order, core by core, so that what is left to others is whole as well.
     cores = topology.cpus
     ordered = [

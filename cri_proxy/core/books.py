@@ -15,8 +15,7 @@ from typing import Any, Callable, Optional, Union
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket
 from cri_proxy.core.host import EngineOptions, Host
 from policies.cpus import NO_CPUS
-from policies.hygon import wanted_milli
-from policies.model import Affinity, Pod
+from policies.model import Affinity, Pod, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
 
@@ -104,7 +103,7 @@ class Books:
 
     def put_back(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
         for grant in grants:
-            taken = grant.exclusive & self.node.exclusive
+            taken = grant.exclusive & (self.node.exclusive - self._of_group(grant.placement.group))
             if grant.key in self.grants or (taken and grant.life is Life.HELD):
                 continue
             if taken:
@@ -115,6 +114,11 @@ class Books:
         for ticket in tickets:
             if ticket.key in self.grants:
                 self.put_ticket(ticket)
+
+    def _of_group(self, group: str) -> frozenset[int]:
+        """The CPUs of a balloon: its containers own them together."""
+        of_it = [g.exclusive for g in self.grants.values() if group and g.placement.group == group]
+        return frozenset().union(*of_it)
 
     def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
         """Containers that were removed while they were set aside are not put back."""

@@ -11,7 +11,9 @@ import textwrap
 from itertools import groupby
 
 from cri_proxy.core import config_intel
-from cri_proxy.core.options import OPTIONS, Option
+from cri_proxy.core.config_balloons import FIELDS, MEANINGLESS
+from cri_proxy.core.option_checks import Option
+from cri_proxy.core.options import OPTIONS
 
 COMMAND = "python -m cri_proxy.core.config_docs > docs/configuration.md"
 _WIDTH = 100
@@ -31,11 +33,13 @@ order; what comes later wins, key by key:
 5. options of the command line.
 
 All files have the same format and may use every option. `cri-resmgr config show` prints each value with the
-file and line it comes from; `cri-resmgr config check FILE` reads a file without using it, and takes warnings
-for errors.
+file and line it comes from; `cri-resmgr config check FILE` reads a file without using it, and takes what is
+likely a mistake (an unknown key, a key given twice) for an error; `cri-resmgr config check FILE --diff` also
+says which containers would move if the running daemon read that file in the place of its own.
 
-**Changes.** An option that is *live* is applied by a reload (`systemctl reload cri-resource-manager`); the
-others wait for a restart.
+**Changes.** An option that is *live* is applied by a reload (`systemctl reload cri-resource-manager`), also
+`policy.Active`; the others wait for a restart. Containers that run keep their places as long as these can be
+had: a change moves nothing that need not move.
 
 **An invalid file** never takes the node down. A wrong type or an impossible value is an error, and a
 configuration with an error is not used, not even in part: at start the last one that loaded is used in its
@@ -50,24 +54,57 @@ value. A file may have 256 KiB. YAML's anchors and aliases work for values and s
 do not.
 
 **CPUs** are named as in Intel's files: a quantity (`750m`, `4`), a set (`cpuset:0-3`, or `0-3,8` with a dash
-or comma), or a cgroup whose set is looked up (`cgroup:/system.slice`, or an absolute path).
+or comma), all but a set (`exclude-cpuset:4-7`), or a cgroup whose set is looked up (`cgroup:/system.slice`, or
+an absolute path).
+"""
+
+_TYPES = """
+#### Balloon types
+
+| key | value | default | |
+|---|---|---|---|
+{rows}
+
+Keys are read whatever their case (`MinCPUs`, `minCPUs`). {meaningless} are accepted, and a note names them. Example:
+
+    policy:
+      Active: balloons
+      balloons:
+        BalloonTypes:
+          - Name: database
+            Namespaces: [prod-db]
+            MinCPUs: 8
+            MaxCPUs: 16
+            PreferNewBalloons: true
+          - Name: web
+            MatchExpressions:
+              - {{key: labels/app, operator: In, values: [web, api]}}
+            ShareIdleCPUsInSame: l3cache
 """
 
 _INTEL = """
-## Files of Intel's cri-resource-manager
+## Files of Intel's cri-resource-manager and of nri-plugins
 
-They load as they are. The `policy` options above are theirs; further:
+They load as they are: Intel's, nri-plugins' own, and the custom resources of nri-plugins (whatever is below
+`spec`). The `policy` options above are theirs; further:
 
-| Intel's key | what it becomes |
+| their key | what it becomes |
 |---|---|
-| `policy.Active: topology-aware` and Intel's other policies | `policy.Active: hygon`, with a warning |
-| `policy.NAME.ReservedPoolNamespaces` | `placement.reserved_namespaces`, with `kube-system` as in Intel's |
-| `policy.NAME.PinMemory: false` | `placement.memory: off` |
-| `logger.Debug`, if it turns any source on | `log.level: debug` |
+{policies}
+| `kind: TopologyAwarePolicy`, `kind: BalloonsPolicy` | `policy.Active: topology-aware`, `balloons` |
+| `reservedResources.cpu`, `availableResources.cpu` | `policy.ReservedResources.CPU`, `policy.AvailableResources.CPU` |
+| `policy.NAME.PinCPU: false` | `policy.Active: none`, with a note |
+| `policy.NAME.PinMemory` | `true`: `placement.memory: prefer`; `false`: `off` |
+| `policy.NAME.ReservedPoolNamespaces` | `placement.reserved_namespaces`, with `kube-system` as in theirs |
+{counterparts}
+| `unlimitedBurstable` | `placement.unlimited`, with levels by our names: {levels} |
+| `logger.Debug`, `log.debug`, if it turns any source on | `log.level: debug` |
 
-NAME is the policy that the same file makes active; sections of others do not count. An option of our own in
-the same file wins over a translated one. Everything else in Intel's sections is accepted, and a warning names
-each key once, as it has no meaning here. The sections are {sections}.
+NAME is the policy that the same file makes active; sections of others do not count. In nri-plugins' files, which
+have no such sections, the same keys stand at the top. Their keys are read whatever their case. An option of our
+own in the same file wins over a translated one. Everything else in their sections is accepted, and a note names
+each key once, as it has no meaning here; `config check` prints notes and does not fail for them. In the sections
+of `topology-aware` and `balloons` a key that theirs do not have either is unknown. The sections are {sections}.
 """
 
 _SAMPLE = """\
@@ -84,9 +121,32 @@ def configuration_markdown() -> str:
         for option in options:
             default = option.check.write(option.default)
             parts.append(f"\n### `{option.key}`\n\n{option.help}\n\nDefault: `{default}`. {_terms(option)}\n")
-    sections = ", ".join(f"`{name}`" for name in sorted(config_intel.SECTIONS))
-    parts.append(_INTEL.format(sections=sections))
+            if option.key == "policy.balloons.BalloonTypes":
+                parts.append(_balloon_types())
+    parts.append(_intel())
     return "".join(parts)
+
+
+def _balloon_types() -> str:
+    rows = "\n".join(f"| `{f.key}` | {f.check.expected} | `{f.default}` | {f.help} |" for f in FIELDS)
+    meaningless = ", ".join(f"`{name}`" for name in sorted(MEANINGLESS))
+    return _TYPES.format(rows=rows, meaningless=f"nri-plugins' {meaningless}")
+
+
+def _intel() -> str:
+    policies = "\n".join(
+        f"| `policy.Active: {theirs}` | `policy.Active: {ours}`{'' if theirs == 'memtier' else ', with a note'} |"
+        for theirs, ours in config_intel.POLICIES.items()
+    )
+    told = ("PinMemory", "ReservedPoolNamespaces", "UnlimitedBurstable")
+    counterparts = "\n".join(
+        f"| `policy.NAME.{theirs}` | `{ours}` |"
+        for theirs, ours in config_intel.COUNTERPARTS.items()
+        if theirs not in told
+    )
+    sections = ", ".join(f"`{name}`" for name in sorted(config_intel.SECTIONS))
+    levels = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in config_intel.LEVELS.items())
+    return _INTEL.format(policies=policies, counterparts=counterparts, sections=sections, levels=levels)
 
 
 def sample_config() -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import yaml
 from yaml.composer import ComposerError
@@ -31,6 +31,14 @@ class Odd:
     """A value that no option takes, in words for the error: "a mapping"."""
 
     what: str
+
+
+@dataclass(frozen=True)
+class Table(Odd):
+    """A list with mappings in it, of which ``rows`` makes entries; only options that are such lists take it."""
+
+    node: SequenceNode = field(compare=False)
+    place: Callable[[int], str] = field(compare=False)
 
 
 #: A value as written: a text, a list of texts, nothing at all, or something no option takes.
@@ -65,6 +73,14 @@ class Entry:
         return self.via or self.key
 
 
+@dataclass(frozen=True)
+class Remark:
+    """A sentence for the operator. ``is_doubt``: likely a mistake, and an error where a file is checked; else a note."""
+
+    text: str
+    is_doubt: bool = True
+
+
 class BadText(ValueError):
     """The text cannot be read as settings. The message is a sentence that names file and line."""
 
@@ -80,7 +96,7 @@ def read_entries(source: Source, sections: Container[str]) -> tuple[list[Entry],
     if root is None or _is_null(root):
         return [], []
     if not isinstance(root, MappingNode):
-        found = describe(_raw(root))
+        found = describe(_raw(root, str))
         raise BadText(f"{source.name}:{_line(root)}: the file holds {found}, expected sections of options")
     walk = _Walk(source, sections)
     walk.mapping(root, "")
@@ -125,7 +141,7 @@ class _Walk:
             if key in self.sections and isinstance(value, MappingNode):
                 self.mapping(value, f"{key}.")
             elif not (key in self.sections and _is_null(value)):
-                self.entries.append(Entry(key, _raw(value), origin))
+                self.entries.append(Entry(key, _raw(value, self._origin), origin))
 
     def _origin(self, line: int) -> str:
         if not line:
@@ -184,7 +200,21 @@ def _hint(error: yaml.MarkedYAMLError) -> str:
     return ""
 
 
-def _raw(node: Node) -> Raw:
+def rows(table: Table) -> Iterator[tuple[str, Optional[tuple[Entry, ...]], str]]:
+    """Each item of a list: its place, its entries (None: it is no mapping), and what it is instead, for a sentence."""
+    for item in table.node.value:
+        origin = table.place(_line(item))
+        if not isinstance(item, MappingNode):
+            yield origin, None, describe(_raw(item, table.place))
+            continue
+        entries = []
+        for key_node, value in item.value:
+            name = key_node.value if isinstance(key_node, ScalarNode) else "(a key that is no text)"
+            entries.append(Entry(name, _raw(value, table.place), table.place(_line(key_node))))
+        yield origin, tuple(entries), ""
+
+
+def _raw(node: Node, place: Callable[[int], str]) -> Raw:
     if isinstance(node, ScalarNode):
         return None if _is_null(node) else str(node.value)
     if not isinstance(node, SequenceNode):
@@ -192,7 +222,7 @@ def _raw(node: Node) -> Raw:
     if any(_is_null(item) for item in node.value):
         return Odd("a list with an empty item")
     if not all(isinstance(item, ScalarNode) for item in node.value):
-        return Odd("a list that holds more than texts")
+        return Table("a list that holds more than texts", node, place)
     return tuple(str(item.value) for item in node.value)
 
 

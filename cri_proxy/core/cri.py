@@ -16,6 +16,8 @@ from typing import Any, Optional
 from google.protobuf.message import DecodeError
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.grants import Quota
+from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quantity import BadQuantity, parse_milli
 from policies.cpus import BadCpuList, format_cpus, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
@@ -35,10 +37,11 @@ class UnreadableRequest(ValueError):
 
 @dataclass(frozen=True)
 class CreateRequest:
-    """What a CreateContainerRequest says: the container, and the caller's own cpuset and mems."""
+    """What a CreateContainerRequest says: the container, the caller's own cpuset and mems, devices and mounts."""
 
     container: Container
     fence: Fence
+    uses: tuple[Use, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def read_create(message: bytes, pods: Mapping[str, Pod], memory_capacity_bytes: 
         labels=dict(request.config.labels),
         annotations=dict(request.config.annotations),
     )
-    return CreateRequest(container, read_fence(resources))
+    return CreateRequest(container, read_fence(resources), read_uses(request.config))
 
 
 def read_update(message: bytes) -> UpdateRequest:
@@ -206,7 +209,9 @@ def read_resources(linux: cri.LinuxContainerResources, qos: Qos, memory_capacity
     memory_request = memory_limit if qos is Qos.GUARANTEED else 0
     if qos is Qos.BURSTABLE and 3 < linux.oom_score_adj < 999:
         memory_request = (1000 - linux.oom_score_adj) * memory_capacity_bytes // 1000
-    return Resources(request, limit, memory_request, memory_limit)
+    # A limit that no quota says is none to give back; a quota of -1 was taken away from what kubelet had set.
+    period_us = (linux.cpu_period or DEFAULT_PERIOD_US) if linux.cpu_quota or limit is None else 0
+    return Resources(request, limit, memory_request, memory_limit, period_us)
 
 
 def _milli_request(linux: cri.LinuxContainerResources) -> int:
@@ -237,6 +242,7 @@ def update_resources(old: Resources, linux: cri.LinuxContainerResources, qos: Qo
         milli_limit=limit,
         memory_request_bytes=new.memory_request_bytes or old.memory_request_bytes,
         memory_limit_bytes=new.memory_limit_bytes if linux.memory_limit_in_bytes else old.memory_limit_bytes,
+        quota_period_us=new.quota_period_us if linux.cpu_quota else old.quota_period_us,
     )
 
 
@@ -296,13 +302,19 @@ def scoped_annotation(annotations: Mapping[str, str], key: str, container: str) 
 # ---------------------------------------------------------------------- deltas
 
 
-def linux_delta(placement: Placement) -> cri.LinuxContainerResources:
-    """The fields of a placement that are sent; empty ones are left out and so stay as the caller set them."""
-    return cri.LinuxContainerResources(
-        cpuset_cpus=format_cpus(placement.cpus),
-        cpuset_mems=format_cpus(placement.mems),
-        cpu_quota=-1 if placement.lift_quota else 0,
+def linux_delta(placement: Placement, give_back: Optional[Quota] = None) -> cri.LinuxContainerResources:
+    """The fields of a placement that are sent; empty ones are left out and so stay as the caller set them.
+
+    ``give_back``: the CPU quota that had been taken away. Its period goes with it: runc's default is another one.
+    """
+    linux = cri.LinuxContainerResources(
+        cpuset_cpus=format_cpus(placement.cpus), cpuset_mems=format_cpus(placement.mems)
     )
+    if placement.lift_quota:
+        linux.cpu_quota = -1
+    elif give_back is not None:
+        linux.cpu_quota, linux.cpu_period = give_back.quota_us, give_back.period_us
+    return linux
 
 
 def write_create_delta(placement: Placement) -> bytes:
@@ -314,9 +326,9 @@ def write_create_delta(placement: Placement) -> bytes:
     return bytes(cri.CreateContainerRequest(config=config).SerializeToString())
 
 
-def write_update_delta(placement: Placement) -> bytes:
+def write_update_delta(placement: Placement, give_back: Optional[Quota] = None) -> bytes:
     """Bytes to append to an UpdateContainerResourcesRequest."""
-    linux = linux_delta(placement)
+    linux = linux_delta(placement, give_back)
     return (
         bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString())
         if linux.ByteSize()

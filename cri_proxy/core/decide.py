@@ -12,15 +12,16 @@ from typing import Optional
 from cri_proxy.core.books import Books
 from cri_proxy.core.cri import scoped_annotation
 from cri_proxy.core.grants import Grant, Life, Stance
+from cri_proxy.core.make_room import make_room, relieved
 from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
-from policies.hygon import wanted_milli
-from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Qos
+from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Qos, wanted_milli
 from policies.node import Resident
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
 OPT_OUT = {
     "cri-resmgr.io/manage": "false",
+    "manage.cri-resmgr.io": "false",
     "cpu.preserve.resource-policy.nri.io": "true",
     "memory.preserve.resource-policy.nri.io": "true",
 }
@@ -99,7 +100,7 @@ def decide(
         return again, ()
     decision = books.policy.place(books.node, container, fence, books.affinity)
     if decision.fits:
-        return decision, ()
+        return relieved(books, container, decision), ()
     held = [
         g
         for g in books.grants.values()
@@ -129,7 +130,7 @@ def decide(
         for key, resident in removed:
             books.node.add(key, resident)
     if best is None:
-        return decision, ()
+        return make_room(books, container, fence) or decision, ()
     # Those that are elsewhere do not help, however old.
     cpus = best[1].placement.cpus
     given_up = tuple(g for g in held[: best[0]] if not g.cpus.isdisjoint(cpus))
@@ -180,7 +181,9 @@ def resized(
     stay = old.placement
     with books.without([old.key]):
         if not same_wish or not stay.cpus:
-            decision = books.policy.place(books.node, container, fence, books.affinity, stay.home or None)
+            decision = books.policy.place(
+                books.node, container, fence, books.affinity, stay.home or None, stay
+            )
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
                 return untouched, Stance.UNTOUCHED, fence.cpus or books.host.parent_cpus or books.host.usable

@@ -19,6 +19,7 @@ from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, JournalValue,
 from cri_proxy.core.decide import decide, predecessors, resized, stance_of, still_holds
 from cri_proxy.core.grants import Admission, Grant, Life, Plan, Record, Stance, Ticket, TicketKind, Update
 from cri_proxy.core.host import EngineOptions, Host
+from cri_proxy.core.quota import lifts_to_end
 from cri_proxy.core.settle import (
     barred_from_owning,
     effective,
@@ -193,11 +194,11 @@ class Engine:
         else:
             decision = Decision(UNTOUCHED, reason)
         # 3. Book it under the ticket, and those who make room for it where they go.
-        was = {key: self.books.grants[key] for key in decision.others}
         runs_on = NO_CPUS
         if stance is Stance.PLACED and not enforce:
             stance = Stance.OBSERVED
         if stance is not Stance.PLACED:
+            decision = replace(decision, others={})  # nobody makes room for what is not sent
             runs_on = fence.cpus or self.books.host.parent_cpus or self.books.host.usable
         key = self.books.next_ticket()
         grant = Grant(
@@ -214,12 +215,24 @@ class Engine:
         ticket = Ticket(
             key, TicketKind.CREATE, key, now_s, "", sent, False, replaced + given_up, replaced_tickets
         )
-        self.books.put(grant)
-        moved = self._make_room(decision)
-        self.books.put_ticket(replace(ticket, moved=moved))
-        self.books.record("create", key, grant, now_s)
-        before, after = _split(self._refreshed(was))
+        before, after = self._book(grant, ticket, decision)
         return Admission(key, decision, stance, sent, before, after)
+
+    def _book(
+        self, pending: Grant, ticket: Ticket, decision: Decision
+    ) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
+        """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
+        was = dict(self.books.grants)
+        self.books.put(pending)
+        ticket = replace(ticket, moved=self._make_room(decision))
+        self.books.put_ticket(ticket)
+        self.books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
+        updates = self._refreshed({key: was[key] for key, _, _ in ticket.moved})
+        after = tuple(u for u in updates if not u.shrink)
+        if after:
+            waiting = tuple((u.id, was[u.id].cpus) for u in after if u.id in was)
+            self.books.put_ticket(replace(ticket, waiting=waiting))
+        return tuple(u for u in updates if u.shrink), after
 
     @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
@@ -261,8 +274,15 @@ class Engine:
             if grant is not None and grant.placement == given and self._is_free(before, grant):
                 was[key] = grant
                 put_placement(self.books, key, before, "back: the container it made room for was not created")
-        # What was set aside has not followed the changes since.
-        return self._refreshed(was, force=bool(ticket.replaces))
+        # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
+        updates = self._refreshed(was, force=bool(ticket.replaces))
+        told = {u.id for u in updates}
+        for key, cpus in ticket.waiting:
+            grant = self.books.grants.get(key)
+            if grant is not None and grant.stance is Stance.PLACED and key not in told and grant.cpus != cpus:
+                why = "changed while another container was to be created"
+                updates += (Update(key, grant.placement, bool(cpus - grant.cpus), why),)
+        return updates
 
     def _is_free(self, place: Placement, grant: Grant) -> bool:
         return place.exclusive.isdisjoint(self.node.exclusive - grant.exclusive)
@@ -322,15 +342,11 @@ class Engine:
             displaced=old.displaced if decision.placement.home == old.placement.home else None,
             why=decision.why,
         )
-        self.books.put(pending)
-        was = {key: self.books.grants[key] for key in decision.others}
-        moved = self._make_room(decision)
         sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
-        ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, moved=moved)
-        self.books.put_ticket(ticket)
-        self.books.record("resize", container_id, pending, now_s)
-        before, after = _split(self._refreshed(was))
-        return Admission(key, decision, stance, sent, before, after)
+        ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, found=old.stance)
+        before, after = self._book(pending, ticket, decision)
+        give_back = pending.quota if old.lifted and not pending.lifted else None
+        return Admission(key, decision, stance, sent, before, after, give_back)
 
     @_transition
     def commit(self, ticket_id: str, now_s: float) -> tuple[Update, ...]:
@@ -345,8 +361,9 @@ class Engine:
         if old is None:  # it was removed meanwhile
             return refresh(self.books)
         bound = replace(old, container=pending.container, fence=pending.fence)
-        # What was released, or given up as foreign, while the request was on its way stays so.
-        if old.stance not in (Stance.RELEASED, Stance.FOREIGN) or pending.stance is not Stance.PLACED:
+        # What was released, given up as foreign or taken under management while the request was on its way stays so.
+        is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
+        if is_new or old.stance is ticket.found:
             bound = replace(
                 bound,
                 placement=pending.placement,
@@ -355,9 +372,11 @@ class Engine:
                 displaced=pending.displaced,
                 why=pending.why,
             )
-        self.books.put(bound)
+            self.books.put(bound)
+            updates = refresh(self.books)
+        else:
+            updates = self._put_and_settle(bound)  # its fence may be another one now
         self.books.outcome(ticket.target, "resized")
-        updates = refresh(self.books)
         return self._with_missed(
             updates, ticket.target, ticket.sent, "changed while the container was being resized"
         )
@@ -368,17 +387,23 @@ class Engine:
         """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
         grant = self.books.grants[key]
         others = tuple(u for u in updates if u.id != key)
-        if not sent.cpus or grant.life is Life.HELD:
+        if grant.life is Life.HELD:
             return others
+        if not sent.cpus:  # it was not asked for a place; it may have got one meanwhile
+            return updates
+        give_back = grant.quota if sent.lift_quota and not grant.lifted else None
         if grant.stance is Stance.RELEASED:
             place = Placement(cpus=grant.runs_on)
         elif grant.stance is Stance.PLACED:
             place = grant.placement
+        elif give_back is not None:
+            place = UNTOUCHED
         else:
             return others
-        if (place.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems):
+        has_its_cpus = (place.cpus or sent.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems)
+        if has_its_cpus and grant.lifted == sent.lift_quota:
             return others
-        return (*others, Update(key, place, bool(sent.cpus - place.cpus), why))
+        return (*others, Update(key, place, bool(sent.cpus - grant.cpus), why, give_back))
 
     # ------------------------------------------------------------------ the life of a container
 
@@ -460,9 +485,15 @@ class Engine:
             return None
         if grant.stance is Stance.KUBELET:
             return None
+        # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
+        # and of one whose record was lost nobody knows.
+        was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
+        was_lifted = was_lifted or grant.stance is Stance.ADOPTED
+        give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
         if grant.stance not in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED):
             self.books.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
-            return None
+            only_quota = Update(container_id, UNTOUCHED, False, "released", give_back)
+            return None if give_back is None else only_quota
         cpus, mems = self._unmanaged_place(grant)
         self.books.put(
             replace(grant, stance=Stance.RELEASED, runs_on=cpus, displaced=None, why="released by command")
@@ -470,7 +501,7 @@ class Engine:
         if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
             return None
         place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
-        return Update(container_id, place, bool(grant.cpus - cpus), "released")
+        return Update(container_id, place, bool(grant.cpus - cpus), "released", give_back)
 
     def _unmanaged_place(self, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
         return (
@@ -479,29 +510,35 @@ class Engine:
         )
 
     @_transition
-    def manage(self, container_id: str) -> Optional[Update]:
-        """Place a container that is not managed; None if it is unknown or cannot be placed.
+    def manage(self, container_id: str) -> tuple[Update, ...]:
+        """Place a container that is not managed; nothing to do if it is unknown or cannot be placed.
+
+        Returns its update, and those of others whose CPUs it gets.
 
         :raises PlacementRefused, BudgetSpent: as the policy.
         """
         grant = self.books.grants.get(container_id)
         if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
-            return None
+            return ()
         if grant.stance in (Stance.PLACED, Stance.KUBELET):
-            return None
+            return ()
         with self.books.without([container_id]):
             decision = self.books.policy.place(
                 self.books.node, grant.container, grant.fence, self.books.affinity
             )
         if not decision.placement.cpus:
-            return None
+            return ()
+        was = {key: self.books.grants[key] for key in decision.others}
         managed = placed(grant, decision.placement, decision.why)
         self.books.put(managed)
+        self._make_room(decision)
         self.books.record("adopt", container_id, managed, grant.since_s)
-        place = managed.placement
-        return Update(
+        others = [u for u in self._refreshed(was) if u.id != container_id]
+        place = self.books.grants[container_id].placement
+        own = Update(
             container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command"
         )
+        return (*(u for u in others if u.shrink), own, *(u for u in others if not u.shrink))
 
     @_transition
     def apply(self, plan: Plan) -> tuple[Update, ...]:
@@ -552,10 +589,18 @@ class Engine:
                 if now is not grant:
                     self.books.store(now)
                 self.books.node.add(grant.key, resident_of(now))
-            return refresh(self.books, force=True)
+            return self._refreshed(self._end_lifts(before[1]), force=True)
         except BaseException:
             self.books.host, self.books.policy, self.books.options, self.books.node = before
             raise
+
+    def _end_lifts(self, before: Policy) -> Mapping[str, Grant]:
+        """Have quotas kept that the policy before this one has lifted; returns the records as they were."""
+        settings = [getattr(policy, "settings", None) for policy in (before, self.books.policy)]
+        was = lifts_to_end(self.books.grants.values(), *settings)
+        for grant in was.values():
+            self.books.put(replace(grant, placement=replace(grant.placement, lift_quota=False)))
+        return was
 
     @_transition
     def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[Record],
@@ -613,7 +658,3 @@ class Engine:
         if has_changed(grant, settled) and all(u.id != grant.key for u in updates):
             updates += (update_of(grant, settled),)
         return updates
-
-
-def _split(updates: tuple[Update, ...]) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
-    return tuple(u for u in updates if u.shrink), tuple(u for u in updates if not u.shrink)

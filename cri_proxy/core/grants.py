@@ -37,6 +37,14 @@ class Life(str, Enum):
 
 
 @dataclass(frozen=True)
+class Quota:
+    """A CPU quota: ``quota_us`` microseconds of CPU time in every ``period_us``."""
+
+    quota_us: int
+    period_us: int
+
+
+@dataclass(frozen=True)
 class Grant:
     """One container's place. ``key`` is its runtime id, or its ticket's id while it is being created.
 
@@ -65,6 +73,19 @@ class Grant:
         return self.placement.cpus if self.stance in (Stance.PLACED, Stance.OBSERVED) else self.runs_on
 
     @property
+    def lifted(self) -> bool:
+        """Whether we have taken its CPU quota away."""
+        return self.stance is Stance.PLACED and self.placement.lift_quota
+
+    @property
+    def quota(self) -> Optional[Quota]:
+        """The CPU quota it has without us; None = it has none."""
+        resources = self.container.resources
+        if resources.milli_limit is None or not resources.quota_period_us:
+            return None
+        return Quota(resources.milli_limit * resources.quota_period_us // 1000, resources.quota_period_us)
+
+    @property
     def exclusive(self) -> frozenset[int]:
         """The CPUs nobody else may use."""
         if self.stance is Stance.KUBELET:
@@ -84,7 +105,9 @@ class Ticket:
     ``key`` is the pending grant's key in the books. ``target``: the id of the container a resize is about.
     ``sent``: the placement the request carries, while the grant's own may change under way.
     ``replaces``: grants and tickets set aside for it, put back if it fails. ``moved``: the placements that
-    others had before they made room for it, by key, with those they have been given.
+    others had before they made room for it, by key, with those they have been given. ``found``: the stance
+    that the container of a resize had when it was asked for. ``waiting``: who grows by it, which is told after the
+    reply only, with the CPUs it runs on until then.
     """
 
     id: str
@@ -97,21 +120,30 @@ class Ticket:
     replaces: tuple[Grant, ...] = ()
     replaced_tickets: tuple[Ticket, ...] = ()
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
+    found: Optional[Stance] = None
+    waiting: tuple[tuple[str, frozenset[int]], ...] = ()
 
 
 @dataclass(frozen=True)
 class Update:
-    """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create."""
+    """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create.
+
+    ``give_back``: the CPU quota that we had taken away from it.
+    """
 
     id: str
     placement: Placement
     shrink: bool
     why: str
+    give_back: Optional[Quota] = None
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched."""
+    """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched.
+
+    ``give_back``: the CPU quota to send with it, since it had been taken away.
+    """
 
     ticket: str
     decision: Decision
@@ -119,6 +151,7 @@ class Admission:
     placement: Placement
     before: tuple[Update, ...] = ()
     after: tuple[Update, ...] = ()
+    give_back: Optional[Quota] = None
 
 
 @dataclass(frozen=True)

@@ -36,3 +36,6 @@ class EngineOptions:
     distrust_s: float = 600.0
     unmanaged_namespaces: tuple[str, ...] = ()
     unmanaged_handlers: tuple[str, ...] = ()
+    #: Containers that may be moved so that one fits; whether also those that own CPUs.
+    max_moves: int = 4
+    move_exclusive: bool = False

@@ -20,6 +20,7 @@ def broken_invariants(engine: Engine) -> list[str]:
     problems: list[str] = []
     # A resize on its way has its container twice in the records: the two may share CPUs.
     target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    twins = {**target, **{old: new for new, old in target.items()}}
     owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
     for grant in engine.grants.values():
         for cpu in grant.exclusive:
@@ -33,8 +34,11 @@ def broken_invariants(engine: Engine) -> list[str]:
             problems += _broken_placement(engine, grant)
         if grant.stance in (Stance.PLACED, Stance.ADOPTED):
             container = _owner(grant, target)
+            # It may go from one group to another: what it owned there it may share until it is gone from there.
+            twin = engine.grants.get(twins.get(grant.key, ""))
+            selves = {container} if twin is None else {container, _owner(twin, target)}
             for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
-                others = owners[cpu] - {container}
+                others = owners[cpu] - selves
                 if others:
                     problems.append(f"CPU {cpu} is exclusive to {min(others)} and shared by {container}")
     problems += _broken_books(engine)

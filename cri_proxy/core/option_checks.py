@@ -24,6 +24,9 @@ MAX_SOCKET_BYTES = 107
 #: Every second CPU of 1024 is a list of 2,000 characters; thousands of wide ranges would take a minute.
 MAX_TEXT = 2048
 
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
+
+_INTEGER = re.compile(r"-?[0-9]{1,9}")
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)"
 _SECONDS = re.compile(_NUMBER)
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?")
@@ -46,18 +49,36 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Option:
+    """One setting. ``default`` is the typed value; ``live``: a reload applies it, else a restart does."""
+
+    key: str
+    check: Check
+    default: Any
+    help: str
+    unit: str = ""
+    live: bool = True
+
+
+@dataclass(frozen=True)
 class CpuConstraint:
     """CPUs as Intel's files name them: a quantity, a set, or a cgroup whose set the shell looks up.
 
-    ``cgroup`` is the path as given: absolute, or below kubelet's cgroup root. All three empty = not given.
+    ``cgroup`` is the path as given: absolute, or below kubelet's cgroup root. ``all_but``: ``cpus`` are those that
+    are not meant. All three empty = not given.
     """
 
     milli: int = 0
     cpus: Optional[frozenset[int]] = None
     cgroup: str = ""
+    all_but: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.milli or self.cpus is not None or self.cgroup)
+
+    def of(self, online: frozenset[int]) -> Optional[frozenset[int]]:
+        """The set it names on a machine with these CPUs; None where it names none."""
+        return online - self.cpus if self.all_but and self.cpus is not None else self.cpus
 
 
 def one_of(*values: str) -> Check:
@@ -71,7 +92,44 @@ def one_of(*values: str) -> Check:
             raise vol.Invalid("")
         return text
 
-    return Check(f"{', '.join(values[:-1])} or {values[-1]}", read, _write_text)
+    return Check(f"{', '.join(values[:-1])} or {values[-1]}", read, write_text)
+
+
+def flag() -> Check:
+    """A bool, from true or false, and what YAML 1.1 takes for them."""
+
+    def read(raw: Raw) -> bool:
+        word = _text(raw).lower()
+        if word not in TRUE_WORDS + FALSE_WORDS:
+            raise vol.Invalid("")
+        return word in TRUE_WORDS
+
+    return Check("true or false", read, lambda value: "true" if value else "false")
+
+
+def whole(least: int, most: int) -> Check:
+    """An int in a range, both ends included."""
+
+    def read(raw: Raw) -> int:
+        text = _text(raw)
+        if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
+            raise vol.Invalid("")
+        return int(text)
+
+    return Check(f"a whole number from {least} to {most}", read, str)
+
+
+def subset(*values: str) -> Check:
+    """A frozenset of some of these words; a single one needs no list."""
+
+    def read(raw: Raw) -> frozenset[str]:
+        found = frozenset(_texts(raw))
+        if not found <= frozenset(values):
+            raise vol.Invalid("")
+        return found
+
+    expected = f"a list of any of {' and '.join(values)}; [] for none"
+    return Check(expected, read, lambda found: write_list(tuple(v for v in values if v in found)))
 
 
 def duration() -> Check:
@@ -82,24 +140,24 @@ def duration() -> Check:
 
 def names() -> Check:
     """A tuple of names or globs; a single one needs no list."""
-    return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, _write_list)
+    return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, write_list)
 
 
 def path() -> Check:
     """An absolute path."""
-    return Check("an absolute path", lambda raw: _path(_text(raw)), _write_text)
+    return Check("an absolute path", lambda raw: _path(_text(raw)), write_text)
 
 
 def socket_path() -> Check:
     """The absolute path of a unix socket."""
     expected = f"an absolute path of at most {MAX_SOCKET_BYTES} bytes"
-    return Check(expected, lambda raw: _socket(_text(raw)), _write_text)
+    return Check(expected, lambda raw: _socket(_text(raw)), write_text)
 
 
 def socket_paths() -> Check:
     """A tuple of such paths."""
     expected = f"a list of absolute paths of at most {MAX_SOCKET_BYTES} bytes each"
-    return Check(expected, lambda raw: tuple(_socket(item) for item in _texts(raw)), _write_list)
+    return Check(expected, lambda raw: tuple(_socket(item) for item in _texts(raw)), write_list)
 
 
 def endpoint(empty: str) -> Check:
@@ -113,7 +171,7 @@ def endpoint(empty: str) -> Check:
         return _socket(text) if text else ""
 
     expected = f'unix:///PATH or an absolute path of at most {MAX_SOCKET_BYTES} bytes, or "" for {empty}'
-    return Check(expected, read, _write_text)
+    return Check(expected, read, write_text)
 
 
 def listen() -> Check:
@@ -126,7 +184,7 @@ def listen() -> Check:
             raise vol.Invalid("")
         return text
 
-    return Check('HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off', read, _write_text)
+    return Check('HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off', read, write_text)
 
 
 def nodes() -> Check:
@@ -144,7 +202,10 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
             raise vol.Invalid("no CPU would be left")
         return found
 
-    forms = "a quantity such as 750m or 4, a set such as cpuset:0-3 or 0-3,8, a cgroup such as cgroup:/system"
+    forms = (
+        "a quantity such as 750m or 4, a set such as cpuset:0-3 or 0-3,8, all others with exclude-cpuset:0-3, "
+        "a cgroup such as cgroup:/system"
+    )
     return Check(f'{forms}, or "" for {none_is}', read, _write_constraint)
 
 
@@ -222,6 +283,8 @@ def _constraint(text: str) -> CpuConstraint:
     kind, colon, rest = text.partition(":")
     if text.startswith("/") or (colon and kind == "cgroup"):
         return CpuConstraint(cgroup=_cgroup(rest if colon and kind == "cgroup" else text))
+    if colon and kind == "exclude-cpuset":
+        return CpuConstraint(cpus=_cpus(rest), all_but=True)
     if (colon and kind == "cpuset") or "-" in text or "," in text:
         found = _cpus(rest if colon and kind == "cpuset" else text)
         if not found:
@@ -244,22 +307,24 @@ def _cgroup(text: str) -> str:
     return text
 
 
-def _write_text(text: str) -> str:
+def write_text(text: str) -> str:
+    """A text as YAML has it, in quotes where it needs them."""
     return text if _PLAIN.fullmatch(text) and text.lower() != "null" else json.dumps(text, ensure_ascii=False)
 
 
-def _write_list(items: tuple[str, ...]) -> str:
-    return "[" + ", ".join(_write_text(item) for item in items) + "]"
+def write_list(items: tuple[str, ...]) -> str:
+    """Texts as a list of YAML's."""
+    return "[" + ", ".join(write_text(item) for item in items) + "]"
 
 
 def _write_nodes(found: frozenset[int]) -> str:
-    return _write_text(format_cpus(found or NO_CPUS))
+    return write_text(format_cpus(found or NO_CPUS))
 
 
 def _write_constraint(found: CpuConstraint) -> str:
     if found.cgroup:
-        return _write_text(f"cgroup:{found.cgroup}")
+        return write_text(f"cgroup:{found.cgroup}")
     if found.cpus is not None:
-        return _write_text(f"cpuset:{format_cpus(found.cpus)}")
+        return write_text(f"{'exclude-' if found.all_but else ''}cpuset:{format_cpus(found.cpus)}")
     whole, rest = divmod(found.milli, 1000)
     return '""' if not found.milli else f"{found.milli}m" if rest else str(whole)

@@ -204,6 +204,8 @@ def _check_cpuset(
         return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
     drifted.append(grant.key)
     updates = engine.amend(replace(grant, repairs=(*recent, now_s)))
+    if any(update.id == grant.key for update in updates):  # its place is another one from now on
+        return updates
     return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
 
 

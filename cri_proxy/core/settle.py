@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.core.books import Books, Pools
-from cri_proxy.core.grants import Grant, Life, Stance, Update
+from cri_proxy.core.grants import Grant, Life, Quota, Stance, Update
 from policies.cpus import NO_CPUS
 from policies.memory import Memory, choose_memory
 from policies.model import UNTOUCHED, BudgetSpent, Container, Decision, Fence, Placement, PlacementRefused
@@ -24,13 +24,13 @@ REFRESH_ROUNDS = 8
 def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
     before = dict(books.grants)
-    for key, placement in books.policy.tidy(books.node).items():
-        put_placement(books, key, placement)
-    unchanged = not force and books.refreshed == _pools(books)
+    tidied = _tidy(books)
+    unchanged = not force and not tidied and books.refreshed == _pools(books)
     if unchanged and before == books.grants:
         return ()
     for _ in range(0 if unchanged else REFRESH_ROUNDS):
         changed = None if force else _changed(books.refreshed, _pools(books))
+        changed = None if changed is None else changed | tidied
         books.refreshed = _pools(books)
         # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
         own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}
@@ -38,7 +38,8 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
         barred = barred_from_owning(books)
         for key in _depending_on(books, changed):
             settle(books, books.grants[key], barred, own.get(key, NO_CPUS))
-        if books.refreshed == _pools(books):
+        tidied = _tidy(books)  # who was placed anew may have joined others, who move with it
+        if not tidied and books.refreshed == _pools(books):
             break
     updates = [
         update_of(was, now)
@@ -48,11 +49,29 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
 
+def _tidy(books: Books) -> frozenset[int]:
+    """Give everybody the placement that the policy has for it now; returns the CPUs that have another owner then."""
+    changed: set[int] = set()
+    for key, placement in books.policy.tidy(books.node).items():
+        if key in books.grants:
+            changed |= books.grants[key].placement.exclusive ^ placement.exclusive
+        put_placement(books, key, placement)
+    return frozenset(changed)
+
+
 def put_placement(books: Books, key: str, placement: Placement, why: str = "") -> None:
     """Give a container that is placed the placement that the policy has chosen for it now."""
     grant = books.grants.get(key)
     if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
+        placement = _inside(grant.fence, placement)
         books.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
+
+
+def _inside(fence: Fence, placement: Placement) -> Placement:
+    """A placement without what the caller does not allow: of others' fences a policy knows nothing."""
+    cpus = placement.cpus if fence.cpus is None else placement.cpus & fence.cpus
+    mems = placement.mems if fence.mems is None else placement.mems & fence.mems
+    return replace(placement, cpus=cpus, mems=mems)
 
 
 def _pools(books: Books) -> Pools:
@@ -197,7 +216,10 @@ def memory_for(books: Books, cpus: frozenset[int], container: Container, fence: 
     if settings is None:
         return Memory()
     limit = container.resources.memory_limit_bytes
-    return choose_memory(books.node, cpus, limit, settings.memory, settings.memory_only_nodes, fence.mems)
+    types = container.wishes.memory_types
+    return choose_memory(
+        books.node, cpus, limit, settings.memory, settings.memory_only_nodes, fence.mems, types
+    )
 
 
 def keep_memory(books: Books, old: Placement, new: Placement, fence: Fence) -> Placement:
@@ -224,7 +246,9 @@ def placed(grant: Grant, placement: Placement, why: str) -> Grant:
 
 
 def has_changed(was: Grant, now: Grant) -> bool:
-    """Whether the runtime has to be told: of our own cpuset, or of what is left to an adopted container."""
+    """Whether the runtime has to be told: of our own cpuset and quota, or of what is left to an adopted container."""
+    if now.lifted != was.lifted:
+        return True
     if now.stance is Stance.PLACED:
         return now.cpus != was.cpus or now.placement.mems != was.placement.mems
     return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
@@ -232,11 +256,22 @@ def has_changed(was: Grant, now: Grant) -> bool:
 
 def update_of(was: Grant, now: Grant) -> Update:
     """What the runtime has to be told of a grant that has changed."""
-    place = now.placement if now.stance is Stance.PLACED else Placement(cpus=now.runs_on)
+    place = now.placement
+    if now.stance is not Stance.PLACED:
+        place = Placement(cpus=now.runs_on) if now.stance is Stance.ADOPTED else UNTOUCHED
     why = now.why
     if now.why == was.why:
         why = "CPUs of its domain came or went" if was.cpus != now.cpus else "memory nodes came or went"
-    return Update(now.key, place, bool(was.cpus - place.cpus), why)
+        if now.lifted != was.lifted:
+            why = "its CPU quota is lifted" if now.lifted else "its CPU quota is not lifted any more"
+    # Where it runs while it has no place of ours is not known for sure: it is then told first.
+    shrink = bool(was.cpus - now.cpus) or was.stance is Stance.UNTOUCHED
+    return Update(now.key, place, shrink, why, given_back(was, now))
+
+
+def given_back(was: Grant, now: Grant) -> Optional[Quota]:
+    """The CPU quota that a container has lost by us and gets back with this change."""
+    return now.quota if was.lifted and not now.lifted else None
 
 
 def grown(grant: Grant, old: Topology, new: Topology) -> Grant:

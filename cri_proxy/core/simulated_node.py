@@ -25,10 +25,10 @@ from cri_proxy.core.cri import (
     read_resources,
     write_update_delta,
 )
-from cri_proxy.core.grants import Seen
+from cri_proxy.core.grants import Seen, Update
 from cri_proxy.core.scenario import Step
 from policies.cpus import NO_CPUS, format_cpus
-from policies.model import NO_FENCE, Container, Fence, Placement, Qos
+from policies.model import NO_FENCE, Container, Fence, Qos
 
 #: Kubelet asks for a millisecond a period at least (MilliCPUToQuota).
 MIN_QUOTA_US = 1000
@@ -207,10 +207,10 @@ class Process:
         self.asked = Fence(fence.cpus or self.asked.cpus, fence.mems or self.asked.mems)
         self.update(message + delta)
 
-    def give(self, placement: Placement) -> None:
+    def give(self, update: Update) -> None:
         """An update of ours."""
         request = cri.UpdateContainerResourcesRequest(container_id=self.id)
-        self.update(request.SerializeToString() + write_update_delta(placement))
+        self.update(request.SerializeToString() + write_update_delta(update.placement, update.give_back))
 
     def seen(self) -> Seen:
         """What a look at the list and at the container's cgroup shows."""

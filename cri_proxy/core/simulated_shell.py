@@ -14,7 +14,7 @@ from typing import Any, Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.books import HISTORY, JournalKey
-from cri_proxy.core.config import Config, engine_options
+from cri_proxy.core.config import Config, engine_options, placement_settings
 from cri_proxy.core.cri import (
     linux_delta,
     parse,
@@ -27,6 +27,7 @@ from cri_proxy.core.cri import (
 )
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Stance, Update
+from cri_proxy.core.hints import counted, hints_by_address
 from cri_proxy.core.host import Host
 from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.core.simulated_node import Process, Runtime
@@ -129,8 +130,11 @@ class SimulatedShell:
         if not self.active:
             return None, "mode off: requests pass as they are"
         read = read_create(message, self.engine.pods, self.memory_bytes)
+        uses = counted(read.uses, read.container, placement_settings(self.config))
+        hints = hints_by_address(uses, self.machine.topology.data.devices)
+        container = replace(read.container, hints=hints)
         try:
-            admission = self.engine.admit(read.container, read.fence, self.now_s, self.enforcing)
+            admission = self.engine.admit(container, read.fence, self.now_s, self.enforcing)
         except BudgetSpent as error:
             namespace = read.container.pod.namespace
             if any(fnmatchcase(namespace, glob) for glob in self.config["placement.fail_closed_namespaces"]):
@@ -167,7 +171,7 @@ class SimulatedShell:
                 return Answer(why, error=REFUSED)
             process.ask(message, b"")
             return Answer(why)
-        delta = write_update_delta(admission.placement)
+        delta = write_update_delta(admission.placement, admission.give_back)
         sent = _fields(parse(cri.UpdateContainerResourcesRequest, delta).linux)
         self.send(admission.before)
         if result == "refused":
@@ -220,7 +224,7 @@ class SimulatedShell:
         for update in updates if self.enforcing else ():
             process = self.runtime.containers.get(update.id)
             if process is not None:
-                process.give(update.placement)
+                process.give(update)
                 self.touched.add(process.id)
 
     def look(self) -> Resync:
@@ -312,7 +316,7 @@ class SimulatedShell:
 
 def sent_with(update: Update) -> dict[str, Any]:
     """The fields of an update of ours, as JSON."""
-    return _fields(linux_delta(update.placement))
+    return _fields(linux_delta(update.placement, update.give_back))
 
 
 def _fields(linux: cri.LinuxContainerResources) -> dict[str, Any]:

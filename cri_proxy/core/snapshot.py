@@ -119,6 +119,7 @@ def _write_container(container: Container) -> dict[str, Any]:
             resources.milli_limit,
             resources.memory_request_bytes,
             resources.memory_limit_bytes,
+            resources.quota_period_us,
         ],
         "labels": dict(container.labels),
         "annotations": dict(container.annotations),
@@ -194,6 +195,8 @@ def _write_ticket(ticket: Ticket) -> dict[str, Any]:
         "in_doubt": ticket.in_doubt,
         "replaces": [_write_grant(grant) for grant in ticket.replaces],
         "replaced_tickets": [_write_ticket(t) for t in ticket.replaced_tickets],
+        "waiting": [[key, format_cpus(cpus)] for key, cpus in ticket.waiting],
+        "found": ticket.found and ticket.found.value,
         "moved": [[key, write_placement(was), write_placement(now)] for key, was, now in ticket.moved],
     }
 
@@ -210,6 +213,8 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
         tuple(_read_grant(grant) for grant in document["replaces"]),
         tuple(_read_ticket(t) for t in document["replaced_tickets"]),
         tuple((key, read_placement(was), read_placement(now)) for key, was, now in document.get("moved", ())),
+        Stance(document["found"]) if document.get("found") else None,
+        tuple((key, parse_cpus(cpus)) for key, cpus in document.get("waiting", ())),
     )
 
 

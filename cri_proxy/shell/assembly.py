@@ -13,18 +13,22 @@ from typing import Any
 
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.books import JournalKey, JournalValue
-from cri_proxy.core.config import engine_options
+from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host
 from cri_proxy.core.snapshot import everything
+from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.machine import NoMachine
 from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.quotas import Quotas
 from cri_proxy.shell.store import Loaded, Store
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
 #: The mode that was set by command, and the one that was configured then.
 MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
+#: The limits of pods that were lifted.
+QUOTAS_KEY = "quotas"
 
 
 class Assembly:
@@ -38,6 +42,18 @@ class Assembly:
         self._watched: Any = None
         self._lock = asyncio.Lock()
         parts.store.everything = self._everything
+        root = Path(parts.config["topology.cgroup_root"])
+        parts.keeper.devices = self._devices()
+        parts.keeper.quotas = Quotas(root, parts.log, self._keep_quotas)
+
+    def _devices(self) -> Devices:
+        # What this machine's sysfs says is not true of one that a file describes.
+        machine = self._parts.machine
+        return Devices(machine.source if machine.source.is_dir() else None, machine.proc)
+
+    def _keep_quotas(self, text: str) -> None:
+        self._meta[QUOTAS_KEY] = text
+        self._parts.store.write({}, {QUOTAS_KEY: text})
 
     def _everything(self) -> tuple[Mapping[JournalKey, JournalValue], Mapping[str, str]]:
         engine = self._parts.keeper.engine
@@ -82,6 +98,7 @@ class Assembly:
             parts.log.warning(
                 "the machine is not the one it was: places with CPUs that are gone are chosen anew"
             )
+        self._recall_quotas(loaded.meta)
         try:
             updates = restore(engine, loaded, parts.store, self._boot_id)
         except Exception:
@@ -92,6 +109,12 @@ class Assembly:
             engine = make_engine(parts.config, host)
         self._restore_mode(loaded.meta)
         return engine, updates
+
+    def _recall_quotas(self, meta: Mapping[str, str]) -> None:
+        # Another boot's cgroups are gone.
+        if self._parts.keeper.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
+            self._meta[QUOTAS_KEY] = meta.get(QUOTAS_KEY, "")
+            self._parts.keeper.quotas.recall(self._meta[QUOTAS_KEY])
 
     def engage(self, engine: Engine) -> None:
         """Put an engine to work, in place of the one before."""
@@ -107,18 +130,23 @@ class Assembly:
     def host(self, machine: Machine) -> Host:
         """The machine as the configuration lets us use it; warnings are told."""
         parts = self._parts
+        host, warnings = self.host_by(parts.config, machine)
+        parts.health.warn("machine", (*parts.machine.warnings, *warnings))
+        return host
+
+    def host_by(self, config: Config, machine: Machine) -> tuple[Host, tuple[str, ...]]:
+        """The machine as some configuration lets us use it, and warnings."""
         sets = {}
         warnings: list[str] = []
         for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
-            path = parts.config[key].cgroup
-            found = parts.cgroups.exact(path) if path else None
+            path = config[key].cgroup
+            found = self._parts.cgroups.exact(path) if path else None
             if found is not None:
                 sets[path] = found.cpus
             elif path:
                 warnings.append(f"{key} names the cgroup {path}, which has no cpuset; it counts as not given")
-        host, more = make_host(parts.config, machine, sets)
-        parts.health.warn("machine", (*parts.machine.warnings, *warnings, *more))
-        return host
+        host, more = make_host(config, machine, sets)
+        return host, (*warnings, *more)
 
     async def follow_machine(self) -> None:
         """Read the machine again and let the engine follow; if there is none, have one tried."""
@@ -126,6 +154,7 @@ class Assembly:
 
     async def follow_config(self) -> None:
         """Let the engine follow a new configuration."""
+        self._parts.keeper.devices = self._devices()
         await self._follow(by_reload=True)
 
     async def _follow(self, by_reload: bool) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Optional
 
 import grpc
 
 from cri_api.control import ControlError
 from cri_proxy.core.assemble import make_engine
+from cri_proxy.core.config import BadConfig, Source, read_config
+from cri_proxy.core.config_diff import diff_document, records_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.report import NotOne, domain_rows, explain, find_one, placement_rows
 from cri_proxy.shell.control import Command
 from cri_proxy.shell.keeper import MODES
+from cri_proxy.shell.machine import NoMachine
 from cri_proxy.version import VERSION
 from policies.cpus import format_cpus
-from policies.model import PlacementRefused
+from policies.model import BudgetSpent, PlacementRefused
 from policies.topology import write_topology
 
 #: How long a command waits for the runtime to take updates.
@@ -44,6 +50,7 @@ class Commands:
             "adopt": self.adopt,
             "metrics": self.metrics,
             "config": self.config,
+            "config-diff": self.config_diff,
             "reset-policy": self.reset_policy,
         }
 
@@ -109,6 +116,26 @@ class Commands:
         shown = self._daemon.parts.config.show()
         return [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
 
+    async def config_diff(self, arguments: dict[str, Any]) -> Any:
+        """What a reload would move if a text (``name``: its file's absolute path) were in the place of its file."""
+        parts, running = self._daemon.parts, self._daemon.parts.config
+        source = Source(str(arguments.get("name", "")), str(arguments.get("text", "")))
+        try:
+            wanted = read_config(self._daemon.options.files.sources_with(source)).config
+        except BadConfig as error:
+            raise ControlError(str(error)) from None
+        live = running.taking_over(wanted)
+        reader = replace(
+            parts.machine, source=Path(live["topology.source"]), kubelet=Path(live["kubelet.directory"])
+        )
+        try:
+            machine = await asyncio.to_thread(reader.read, self._engine().host.topology)
+        except NoMachine as error:
+            raise ControlError(str(error)) from None
+        host, _ = self._daemon.assembly.host_by(live, machine)
+        # A second engine for all containers is made and moved; requests must not wait for that.
+        return await asyncio.to_thread(diff_document, records_of(self._engine()), running, wanted, host)
+
     # ------------------------------------------------------------------ actions
 
     async def mode(self, arguments: dict[str, Any]) -> Any:
@@ -133,12 +160,12 @@ class Commands:
         if grant.stance is Stance.PLACED:
             raise ControlError(f"{grant.container.path} is managed already")
         try:
-            update = self._engine().manage(grant.key)
+            updates = self._engine().manage(grant.key)
         except PlacementRefused as error:
             raise ControlError(str(error)) from None
-        if update is None:
+        if not updates:
             raise ControlError(f"{grant.container.path} cannot be placed: {grant.why or grant.life.value}")
-        return await self._carry_out([update], 1)
+        return await self._carry_out(list(updates), 1)
 
     async def reset_policy(self, arguments: dict[str, Any]) -> Any:
         """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
@@ -152,9 +179,18 @@ class Commands:
         if arguments.get("replace"):
             adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
             adopted.sort(key=lambda g: (g.container.path, g.key))
-            updates = [u for g in adopted if (u := engine.manage(g.key)) is not None]
+            updates = self._manage_all(engine, adopted)
         result = await self._carry_out(updates, len(engine.grants))
         return {**result, "state": phrase, "adopted": len(engine.grants)}
+
+    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[Update]:
+        updates: dict[str, Update] = {}
+        for grant in adopted:
+            try:
+                updates.update({u.id: u for u in engine.manage(grant.key)})
+            except (PlacementRefused, BudgetSpent) as error:
+                self._daemon.log.warning("left as it is", container=grant.container.path, why=str(error))
+        return list(updates.values())
 
     def _one(self, name: str) -> Grant:
         try:

@@ -23,9 +23,10 @@ from cri_proxy.core.cri import (
     write_update_delta,
 )
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Admission, Stance, Update
+from cri_proxy.core.grants import Admission, Quota, Stance, Update
 from cri_proxy.core.interception import UNAVAILABLE, End, Forward, Interception, Outcome, Refuse, intercepted
 from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.lookup import look_up
 from policies.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
 
@@ -159,6 +160,9 @@ class CreateContainer(Call):
         container = request.container
         self.namespace = container.pod.namespace
         self.fields.update(container=container.path, attempt=container.attempt)
+        container = await look_up(keeper, engine, container, request.uses)
+        if keeper.active() is not engine:  # it was replaced meanwhile
+            return Forward()
         started = time.perf_counter()
         admission = engine.admit(container, request.fence, keeper.clock(), keeper.enforcing)
         keeper.metrics.decision_seconds.observe(time.perf_counter() - started)
@@ -211,6 +215,7 @@ class UpdateContainerResources(Call):
     method = "UpdateContainerResources"
     admission: Optional[Admission] = None
     container_id = ""
+    give_back: Optional[Quota] = None
 
     async def decide(self, message: bytes) -> Outcome:
         keeper, engine = self.keeper, self.engine
@@ -232,19 +237,21 @@ class UpdateContainerResources(Call):
             if self.admission.stance is Stance.PLACED
             else f"untouched: {self.admission.stance.value}"
         )
+        self.give_back = self.admission.give_back
+        if self.give_back is None and keeper.updates.owes_quota(self.container_id):
+            self.give_back = engine.grants[self.admission.ticket].quota
         keeper.save()
         await keeper.make_room(self.admission.before)
-        return Forward(write_update_delta(self.admission.placement))
+        return Forward(write_update_delta(self.admission.placement, self.give_back))
 
     async def close(self, end: End, code: int, details: str) -> None:
         if self.admission is None:
             return
         if end is End.OK:
             sent = self.admission.placement
-            if sent.cpus:
-                self.keeper.updates.overtaken(
-                    Update(self.container_id, sent, False, "a client's update came between")
-                )
+            if sent.cpus or self.give_back is not None:
+                why = "a client's update came between"
+                self.keeper.updates.overtaken(Update(self.container_id, sent, False, why, self.give_back))
             self.keeper.send(
                 self.admission.after + self.engine.commit(self.admission.ticket, self.keeper.clock())
             )

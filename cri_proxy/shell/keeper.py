@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Update
+from cri_proxy.core.grants import Grant, Update
+from cri_proxy.core.quota import unlimited_pods
+from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.quotas import Quotas
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 from policies.model import Pod
@@ -42,6 +45,9 @@ class Keeper:
     fail_closed: tuple[str, ...] = ()
     memory_bytes: int = 0
     clock: Callable[[], float] = boot_time_s
+    devices: Devices = field(default_factory=lambda: Devices(None))
+    #: None where pods' cgroups are nobody's business.
+    quotas: Optional[Quotas] = None
     #: Called when a create was left in doubt, so that somebody looks soon.
     on_doubt: Callable[[], None] = lambda: None
     #: Called with every new pod before the client hears of it; waited for.
@@ -65,11 +71,21 @@ class Keeper:
             return
         started = time.perf_counter()
         was_well = not self.store.problem
-        if not self.store.write(self.engine.drain()):
+        changes = self.engine.drain()
+        if not self.store.write(changes):
             self.metrics.state_failures.inc()
             if was_well:
                 self.log.error("state is not durable", problem=self.store.problem)
         self.metrics.state_seconds.observe(time.perf_counter() - started)
+        if changes:
+            self.follow_quotas(
+                {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
+            )
+
+    def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
+        """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
+        if self.engine is not None and self.quotas is not None:
+            self.quotas.follow(unlimited_pods(self.engine.grants.values()), self.enforcing, changed)
 
     def send(self, updates: Iterable[Update]) -> None:
         """Give other containers their new cpusets, in the background."""

@@ -35,6 +35,10 @@ class Reconciler:
         self._missing: set[str] = set()
         self._refused: set[str] = set()
 
+    def cgroup_of(self, container_id: str) -> Optional[str]:
+        """The cgroup of a container, if it was looked up and can be read."""
+        return self._paths.get(container_id)
+
     async def run(self, with_cpusets: bool = True) -> Resync:
         """One resync. ``with_cpusets``: also look at every container's cpuset (costs a call for new containers).
 

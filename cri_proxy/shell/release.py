@@ -11,15 +11,17 @@ from cri_proxy.core.assemble import make_engine, make_host
 from cri_proxy.core.config import Config
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance, Update
+from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.core.report import find_one
-from cri_proxy.shell.assembly import read_boot_id, restore
+from cri_proxy.shell.assembly import BOOT_KEY, QUOTAS_KEY, read_boot_id, restore
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.machine import MachineReader
 from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.quotas import Quotas
 from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.runtime import Runtime, discover, gather_limited
-from cri_proxy.shell.store import Store
+from cri_proxy.shell.store import Loaded, Store
 from cri_proxy.shell.updates import AT_A_TIME, Updates
 from policies.cpus import format_cpus
 
@@ -54,8 +56,9 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log, engine, mode="observe")
         await Reconciler(runtime, cgroups, keeper).run()
         updates = _release(engine, container)
-        results = await gather_limited(AT_A_TIME, [runtime.update(u.id, u.placement) for u in updates])
+        results = await gather_limited(AT_A_TIME, [runtime.update(u) for u in updates])
         store.write(engine.drain())
+        _give_back_quotas(config, engine, loaded, store, log)
         rows = []
         for update, result in zip(updates, results):
             if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
@@ -75,3 +78,13 @@ def _release(engine: Engine, container: Optional[str]) -> list[Update]:
     # One without a record may be one of ours whose record is lost: its CPUs are given back too.
     live = [g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Stance.KUBELET]
     return [u for g in live if (u := engine.release(g.key)) is not None]
+
+
+def _give_back_quotas(config: Config, engine: Engine, loaded: Loaded, store: Store, log: Any) -> None:
+    """Give the limits of pods back that no released container keeps away any more."""
+    quotas = Quotas(
+        Path(config["topology.cgroup_root"]), log, lambda text: store.write({}, {QUOTAS_KEY: text})
+    )
+    if loaded.meta.get(BOOT_KEY) == read_boot_id():
+        quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
+    quotas.follow(unlimited_pods(engine.grants.values()), lift=False)

@@ -12,6 +12,7 @@ from typing import Callable
 
 import grpc
 
+from cri_proxy.core.engine import Engine
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.interceptor import note_event
@@ -133,9 +134,18 @@ class Rounds:
             keeper.send(engine.tick(keeper.clock()))
             keeper.save()
             if full:
+                self._follow_quotas(engine)
                 parts.health.note("invariants", "; ".join(broken_invariants(engine)[:3]))
         parts.health.note("state", parts.store.problem)
         self._afterwards()
+
+    def _follow_quotas(self, engine: Engine) -> None:
+        """Lift again what kubelet has limited anew: it writes pods' cgroups itself."""
+        keeper = self._parts.keeper
+        keeper.follow_quotas()
+        if keeper.quotas is not None:
+            keeper.send(keeper.quotas.drifted(engine.grants.values(), self._parts.reconciler.cgroup_of))
+            self._parts.health.warn("quotas", keeper.quotas.sentences(engine.pods.values()))
 
     @property
     def _events_read(self) -> bool:

@@ -11,9 +11,9 @@ from typing import Any, Optional
 import grpc
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import linux_delta
+from cri_proxy.core.grants import Update
 from cri_proxy.shell.relay import open_channel
-from policies.cpus import format_cpus
-from policies.model import Placement
 
 #: Where runtimes listen, in the order they are tried when the configuration names none.
 WELL_KNOWN = (
@@ -139,12 +139,10 @@ class Runtime:
 
     # ------------------------------------------------------------------ actions
 
-    async def update(self, container_id: str, placement: Placement) -> None:
-        """Give a container its cpuset and mems; empty ones are left as they are."""
-        linux = cri.LinuxContainerResources(
-            cpuset_cpus=format_cpus(placement.cpus), cpuset_mems=format_cpus(placement.mems)
-        )
-        request = cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+    async def update(self, update: Update) -> None:
+        """Give a container its cpuset, mems and CPU quota; what is empty is left as it is."""
+        linux = linux_delta(update.placement, update.give_back)
+        request = cri.UpdateContainerResourcesRequest(container_id=update.id, linux=linux)
         await self.call("UpdateContainerResources", request, cri.UpdateContainerResourcesResponse)
 
     async def wait_ready(self) -> None:

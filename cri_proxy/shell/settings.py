@@ -47,6 +47,19 @@ class Files:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
         return [*map(read_source, self._paths()), *self._command_line()]
 
+    def sources_with(self, source: Source) -> list[Source]:
+        """The same with one text in the place of the file it is named after; else in that of config.yaml.
+
+        :raises BadConfig: one of the others cannot be read.
+        """
+        paths = self._paths()
+        named = [path for path in paths if path.resolve() == Path(source.name)]
+        replaced = named[0] if named else self.config or _existing(CONFIG)
+        found = [source if path == replaced else read_source(path) for path in paths]
+        if replaced is None:  # it comes after the fallback, and before what is forced
+            found.insert(len(found) - (self.force is not None), source)
+        return [*found, *self._command_line()]
+
     def _paths(self) -> list[Path]:
         wanted = [self.fallback or _existing(FALLBACK), self.config or _existing(CONFIG), self.force]
         return [path for path in wanted if path is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -40,9 +41,18 @@ class Updates:
         """Ids of containers whose cpuset is about to change."""
         return frozenset(self._wanted)
 
+    def owes_quota(self, container_id: str) -> bool:
+        """Whether a container is still to get the CPU quota back that we had taken away."""
+        update = self._wanted.get(container_id)
+        return update is not None and update.give_back is not None
+
     def send(self, updates: Iterable[Update]) -> None:
         """Start sending; does not wait."""
         for update in updates:
+            waiting = self._wanted.get(update.id)
+            # The later cpuset wins; a quota that was not given back yet is still owed.
+            if waiting is not None and update.give_back is None and not update.placement.lift_quota:
+                update = replace(update, give_back=waiting.give_back)
             self._wanted[update.id] = update
             if update.id not in self._sending:
                 task = asyncio.create_task(self._deliver(update.id))
@@ -89,7 +99,7 @@ class Updates:
         while (update := self._wanted.get(container_id)) is not None:
             try:
                 async with self._gate:
-                    await self._runtime.update(container_id, update.placement)
+                    await self._runtime.update(update)
             except grpc.aio.AioRpcError as error:
                 self._failed(update, error)
                 return

@@ -8,8 +8,10 @@ from typing import Optional
 import pytest
 
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
-from cri_proxy.core.config import Config
+from cri_proxy.core.config import Config, engine_options
+from cri_proxy.core.options_policies import POLICY_OPTIONS
 from policies.cpus import format_cpus, parse_cpus
+from policies.registry import POLICIES
 from policies.topology import Topology
 from tests.core.configs import AVAILABLE, RESERVED, read
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, machine
@@ -33,6 +35,8 @@ USABLE: dict[str, tuple[Optional[str], Optional[str], str]] = {
     "a count takes whole leaves": ("16", None, "0-7,64-71"),
     "a count is rounded up": ("7500m", None, "0-3,64-67"),
     "a count within kubelet's cgroup": ("4", "8-63,72-127", "8-9,72-73"),
+    "all but a set": ("exclude-cpuset:0-63", None, "64-127"),
+    "all of kubelet's cgroup but a set": ("exclude-cpuset:4-127", "2-7", "2-3"),
     "a cgroup": ("cgroup:/ours", None, "16-31"),
     "a cgroup that is unknown": ("cgroup:/theirs", None, "0-127"),
 }
@@ -89,6 +93,7 @@ RESERVATIONS: dict[str, tuple[str, str, str]] = {
     "kubelet's own come first": ("2", "8,72", "8,72"),
     "a set": ("cpuset:4,68", "", "4,68"),
     "a set, whatever kubelet's is": ("cpuset:4,68", "8,72", "4,68"),
+    "all but a set": ("exclude-cpuset:2-63,66-127", "", "0-1,64-65"),
     "a cgroup": ("cgroup:/system", "", "1,65"),
 }
 
@@ -120,6 +125,60 @@ def test_kubelets_exclusive_cpus_are_nobodys_in_the_engine() -> None:
     assert not engine.grants
 
 
-@pytest.mark.parametrize("name", ["none", "hygon"])
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_the_active_policy_is_made(name: str) -> None:
     assert make_policy(config(policy=name), HYGON).name == name
+
+
+#: Another value than the default, of every option that a reload gives to policy, engine or host.
+OTHER_VALUES = {
+    "policy.Active": "none",
+    "policy.ReservedResources.CPU": "2",
+    "policy.AvailableResources.CPU": "0-63",
+    "policy.balloons.BalloonTypes": "[{Name: a}]",
+    "placement.cpus": "exclusive",
+    "placement.ladder": "fine",
+    "placement.unlimited": "ccx",
+    "placement.besteffort": "ccx",
+    "placement.l3": "require",
+    "placement.smt": "hide",
+    "placement.cfs_quota": "lift",
+    "placement.prefer_isolated": "false",
+    "placement.prefer_shared": "true",
+    "placement.hints": "[]",
+    "placement.colocate_pods": "true",
+    "placement.colocate_namespaces": "true",
+    "placement.max_moves": "0",
+    "placement.move_exclusive": "true",
+    "placement.memory": "pin",
+    "placement.memory_only_nodes": "7",
+    "placement.reserved_namespaces": "[]",
+    "placement.unmanaged_namespaces": "[a]",
+    "placement.unmanaged_handlers": "[a]",
+    "placement.restart_hold": "1",
+}
+#: Those that say something only beside a balloon type, and those that the daemon reads itself.
+OTHERS = {
+    "policy.balloons.AllocatorTopologyBalancing",
+    "policy.balloons.PreferSpreadOnPhysicalCores",
+    "placement.fail_closed_namespaces",
+    "placement.shrink_wait",
+}
+
+
+def parts_of(text: str) -> tuple[object, ...]:
+    """All that a reload hands to the engine."""
+    found = read(text).config
+    policy = make_policy(found, HYGON)
+    host, _ = make_host(found, Machine(HYGON))
+    return policy.name, getattr(policy, "settings", None), engine_options(found), host
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_a_change_of_any_option_reaches_policy_engine_or_host(key: str) -> None:
+    assert parts_of(f"{key}: {OTHER_VALUES[key]}") != parts_of("{}")
+
+
+def test_no_option_of_placement_is_forgotten() -> None:
+    placing = {option.key for option in POLICY_OPTIONS}
+    assert placing == OTHER_VALUES.keys() | OTHERS

@@ -19,9 +19,12 @@ from cri_proxy.core.config import (
     read_config,
     reservation,
 )
+from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.options import BY_KEY, OPTIONS
+from policies.balloon_types import BalloonSettings, BalloonType
 from policies.registry import POLICIES
 from policies.reserved import Reservation
+from policies.settings import PlacementSettings
 from tests.core.configs import AVAILABLE, DURATION, RESERVED, errors_of, read, value_of
 
 ONLINE = frozenset(range(8))
@@ -102,6 +105,10 @@ placement: {{restart_hold: 1h1m1s1ms, shrink_wait: 0.0000004, reserved_namespace
 {RESERVED}: '0,8'
 {AVAILABLE}: 'cgroup:/a b'
 metrics: {{listen: '[::1]:1'}}
+policy.balloons.BalloonTypes:
+- {{Name: a, Namespaces: ['*', b], MinCPUs: 1, MaxCPUs: -1, AllocatorPriority: 2, PinMemory: pin}}
+- {{Name: b, MatchExpressions: [{{key: 'labels/a:b', operator: In, values: ['x, y', 'z}}']}}, {{operator: AlwaysTrue}}]}}
+- {{Name: c, GroupBy: '${{pod/labels/app}}', ShareIdleCPUsInSame: l3cache, PreferCloseToDevices: ['0000:41:00.0']}}
 """
     config = read(text).config
     again = read("\n".join(f"{key}: {value}" for key, value, _ in config.show()), strict=True).config
@@ -224,6 +231,13 @@ def test_a_set_of_cpus_is_held_against_the_machine(key: str) -> None:
     )
     assert read(f"{key}: cpuset:6-7", topology_cpus=ONLINE).warnings == ()
     assert read(f"{key}: cgroup:/x", topology_cpus=ONLINE).warnings == ()
+    assert read(f"{key}: exclude-cpuset:6-9", topology_cpus=ONLINE).warnings == ()
+
+
+def test_available_cpus_must_not_be_none_of_the_machines() -> None:
+    assert errors_of(f"{AVAILABLE}: exclude-cpuset:0-9", topology_cpus=ONLINE) == (
+        f"c.yaml:1: {AVAILABLE} is exclude-cpuset:0-9, expected CPUs to be left: online CPUs are 0-7",
+    )
 
 
 def test_without_a_machine_any_set_of_cpus_will_do() -> None:
@@ -236,8 +250,21 @@ def test_without_a_machine_any_set_of_cpus_will_do() -> None:
 def test_policies_engine_and_reservation_get_what_was_configured() -> None:
     config = read(
         """\
-policy: {ReservedResources: {CPU: 750m}}
+policy:
+  ReservedResources: {CPU: 750m}
+  balloons: {BalloonTypes: [{Name: x, MinCPUs: 2}], AllocatorTopologyBalancing: true}
 placement:
+  cpus: exclusive
+  l3: spread
+  smt: hide
+  cfs_quota: lift
+  hints: mounts
+  prefer_isolated: false
+  prefer_shared: true
+  colocate_pods: true
+  colocate_namespaces: true
+  max_moves: 1
+  move_exclusive: true
   ladder: fine
   unlimited: socket
   besteffort: ccx
@@ -249,16 +276,27 @@ placement:
   restart_hold: 1m
 """
     ).config
-    assert dataclasses.astuple(placement_settings(config))[:6] == (
-        "fine",
-        "socket",
-        "ccx",
-        "pin",
-        {8, 9},
-        ("a",),
+    assert placement_settings(config) == PlacementSettings(
+        ladder="fine",
+        unlimited="socket",
+        besteffort="ccx",
+        memory="pin",
+        memory_only_nodes=frozenset({8, 9}),
+        reserved_namespaces=("a",),
+        ownership="exclusive",
+        l3="spread",
+        smt="hide",
+        cfs_quota="lift",
+        hints=frozenset({"mounts"}),
+        prefer_isolated=False,
+        prefer_shared=True,
+        colocate_pods=True,
+        colocate_namespaces=True,
+        balloons=BalloonSettings((BalloonType("x", min_cpus=2, allocator_topology_balancing=True),)),
     )
     options = engine_options(config)
     assert options.restart_hold_s == 60.0
+    assert (options.max_moves, options.move_exclusive) == (1, True)
     assert (options.unmanaged_namespaces, options.unmanaged_handlers) == (("b",), ("c",))
     assert reservation(config) == Reservation(milli=750)
 
@@ -269,17 +307,36 @@ placement:
         ('""', None, Reservation()),
         ("2", None, Reservation(milli=2000)),
         ("cpuset:0-1", None, Reservation(cpus=frozenset({0, 1}))),
+        ("exclude-cpuset:2-7", None, Reservation(cpus=frozenset({0, 1}))),
         ("cgroup:/x", None, Reservation()),
         ("cgroup:/x", frozenset({5}), Reservation(cpus=frozenset({5}))),
     ],
 )
 def test_reservation_forms(cpu: str, cgroup_cpus: Optional[frozenset[int]], wanted: Reservation) -> None:
-    assert reservation(read(f"{RESERVED}: {cpu}").config, cgroup_cpus) == wanted
+    assert reservation(read(f"{RESERVED}: {cpu}").config, cgroup_cpus, ONLINE) == wanted
+
+
+@pytest.mark.parametrize(
+    ("policy", "cpus", "ownership"),
+    [
+        ("hygon", "preset", "shared"),
+        ("topology-aware", "preset", "exclusive"),
+        ("balloons", "preset", "shared"),
+        ("hygon", "exclusive", "exclusive"),
+        ("topology-aware", "shared", "shared"),
+    ],
+)
+def test_who_owns_cpus_is_the_presets_matter_unless_it_is_said(
+    policy: str, cpus: str, ownership: str
+) -> None:
+    config = read(f"policy.Active: {policy}\nplacement.cpus: {cpus}").config
+    assert placement_settings(config).ownership == ownership
 
 
 def test_the_defaults_are_those_of_the_parts() -> None:
     config = read("").config
-    assert placement_settings(config) == type(placement_settings(config))()
+    assert placement_settings(config) == PlacementSettings()
+    assert engine_options(config).max_moves == EngineOptions().max_moves
     assert config["policy.Active"] in POLICIES
 
 
@@ -306,6 +363,7 @@ _KEYS = st.one_of(
     _TEXTS,
     st.sampled_from(sorted(BY_KEY)),
     st.sampled_from(["policy", "placement", "logger", "dump", "policy.balloons.PinMemory", "logger.Debug"]),
+    st.sampled_from(["pinCPU", "spec", "balloonTypes", "Name", "MinCPUs", "reservedResources", "log.debug"]),
 )
 _MAPPINGS = st.dictionaries(_KEYS, _VALUES | st.dictionaries(_KEYS, _VALUES, max_size=3), max_size=5)
 _YAML_LIKE = st.text("ab: \n-[]{},#&*!|>'\"%@`?~<=\t\\0xU\u2028\ufeff\x07", max_size=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from cri_proxy.core import config_intel
+from cri_proxy.core.config_balloons import FIELDS
 from cri_proxy.core.config_docs import COMMAND, configuration_markdown, sample_config
-from cri_proxy.core.options import OPTIONS
+from cri_proxy.core.options import BY_KEY, OPTIONS
 from tests.core.configs import read, value_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,3 +44,28 @@ def test_every_option_is_described_and_its_default_is_valid(option: Any) -> None
     assert option.help.endswith(".")
     assert f"### `{option.key}`" in configuration_markdown()
     assert value_of(option.key, option.check.write(option.default)) == option.default
+
+
+# ---------------------------------------------------------------- docs/migration.md
+
+MIGRATION = (REPOSITORY / "docs" / "migration.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "word",
+    sorted({*config_intel.POLICIES, *config_intel.KINDS} - {"TemplatePolicy"}) + [f.key for f in FIELDS],
+)
+def test_the_page_for_users_of_others_names_what_is_translated(word: str) -> None:
+    assert f"`{word}`" in MIGRATION or f" {word}`" in MIGRATION
+
+
+@pytest.mark.parametrize(("theirs", "ours"), sorted(config_intel.COUNTERPARTS.items()))
+def test_it_names_each_key_and_our_option(theirs: str, ours: str) -> None:
+    assert theirs.lower() in MIGRATION.lower()
+    assert ours in MIGRATION or ours.rpartition(".")[2] == theirs or theirs == "DynamicPoolTypes"
+
+
+def test_the_options_it_names_exist() -> None:
+    ours = re.findall(r"`((?:placement|metrics|log|state)\.[a-z_.]+)", MIGRATION)
+    assert ours
+    assert {key for key in ours if key not in BY_KEY and key not in ("log.debug", "state.db")} == set()

@@ -151,10 +151,16 @@ RESOURCES = [
     (linux(cpu_shares=1536, cpu_quota=200_000, cpu_period=100_000), BURSTABLE, Resources(1500, 2000)),
     (linux(cpu_shares=1024, cpu_quota=50_000), BURSTABLE, Resources(1000, 500)),
     (linux(cpu_shares=10, cpu_quota=1000, cpu_period=100_000), BURSTABLE, Resources(10, 10)),
-    (linux(cpu_shares=1024, cpu_quota=5_000, cpu_period=10_000), BURSTABLE, Resources(1000, 500)),
+    (
+        linux(cpu_shares=1024, cpu_quota=5_000, cpu_period=10_000),
+        BURSTABLE,
+        Resources(1000, 500, 0, 0, 10_000),
+    ),
     (linux(cpu_shares=1024, cpu_quota=33_333, cpu_period=100_000), BURSTABLE, Resources(1000, 334)),
-    # Kubelet with cpuCFSQuota off: a Guaranteed container's limit is its request.
-    (linux(cpu_shares=2048), GUARANTEED, Resources(2000, 2000)),
+    # Kubelet with cpuCFSQuota off: a Guaranteed container's limit is its request, and no quota.
+    (linux(cpu_shares=2048), GUARANTEED, Resources(2000, 2000, quota_period_us=0)),
+    # Its quota was taken away; kubelet itself sends none, or a positive one.
+    (linux(cpu_shares=2048, cpu_quota=-1), GUARANTEED, Resources(2000, 2000)),
     (linux(cpu_shares=2048), BURSTABLE, Resources(2000, None)),
     (linux(), GUARANTEED, Resources(0, None)),
     # 262144 shares are "256 CPUs or more".
@@ -163,10 +169,10 @@ RESOURCES = [
         GUARANTEED,
         Resources(300_000, 300_000),
     ),
-    (linux(cpu_shares=262_144), GUARANTEED, Resources(256_000, 256_000)),
+    (linux(cpu_shares=262_144), GUARANTEED, Resources(256_000, 256_000, quota_period_us=0)),
     (linux(cpu_shares=262_144, cpu_quota=100_000), BURSTABLE, Resources(256_000, 1000)),
     # memory
-    (linux(cpu_shares=1024, memory_limit_in_bytes=5), GUARANTEED, Resources(1000, 1000, 5, 5)),
+    (linux(cpu_shares=1024, memory_limit_in_bytes=5), GUARANTEED, Resources(1000, 1000, 5, 5, 0)),
     (linux(memory_limit_in_bytes=5), BURSTABLE, Resources(memory_limit_bytes=5)),
     (linux(memory_limit_in_bytes=-1), BURSTABLE, Resources()),
     (linux(oom_score_adj=900), BURSTABLE, Resources(memory_request_bytes=100)),

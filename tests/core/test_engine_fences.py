@@ -208,6 +208,8 @@ ANNOTATIONS = [
     ({"cri-resmgr.io/manage/pod": "false"}, True, True),
     ({"cri-resmgr.io/manage/container.app": "false"}, True, False),
     ({"cri-resmgr.io/manage": "false", "cri-resmgr.io/manage/container.app": "true"}, False, True),
+    ({"manage.cri-resmgr.io": "false"}, True, True),
+    ({"manage.cri-resmgr.io/container.app": "false"}, True, False),
     ({"cpu.preserve.resource-policy.nri.io": "true"}, True, True),
     ({"cpu.preserve.resource-policy.nri.io/container.app": "true"}, True, False),
     ({"memory.preserve.resource-policy.nri.io": "true"}, True, True),

@@ -27,12 +27,13 @@ from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, resync, unknown_ids
 from policies.cpus import NO_CPUS
 from policies.hygon import Hygon
-from policies.model import Container, Fence, Qos, Resources
+from policies.model import Container, Fence, PlacementRefused, Qos, Resources, Wishes
 from policies.node import Node
 from policies.registry import Policy
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from policies.topology import Topology, remember
+from policies.topology_aware import TopologyAware
 from tests.machines import (
     CPULESS_MEMORY_NODE,
     EPYC_NPS1_1S,
@@ -62,7 +63,31 @@ MACHINES = (
     CPULESS_MEMORY_NODE,
     NODE_INTERLEAVED,
 )
-POLICIES: dict[str, Callable[[Topology, PlacementSettings], Policy]] = {"hygon": Hygon, "owning": Owning}
+
+
+def topology_aware(tree: Topology, settings: PlacementSettings) -> Policy:
+    return TopologyAware(tree, replace(settings, ownership="exclusive"))
+
+
+POLICIES: dict[str, Callable[[Topology, PlacementSettings], Policy]] = {
+    "hygon": Hygon,
+    "owning": Owning,
+    "topology-aware": topology_aware,
+}
+#: What annotations may ask; most ask nothing.
+WISHES = (
+    *[Wishes()] * 8,
+    Wishes(ownership="exclusive"),
+    Wishes(ownership="exclusive", smt="full-core"),
+    Wishes(ownership="exclusive", smt="hide"),
+    Wishes(ownership="exclusive", l3="spread"),
+    Wishes(l3="exclusive"),
+    Wishes(l3="require"),
+    Wishes(numa="require"),
+    Wishes(isolated="prefer"),
+    Wishes(smt="spread"),
+    Wishes(reserved=True, cfs_quota="lift"),
+)
 
 IN_FLIGHT = 4
 PODS, NAMES = 5, ("init", "app", "sidecar")
@@ -105,7 +130,8 @@ class Node_(RuleBasedStateMachine):
         self.settings = PlacementSettings(memory_only_nodes=frozenset([2]))
         self.host = self._host(Topology(self.full), NO_CPUS, 0)
         policy = type(self).make_policy(self.host.topology, self.settings)
-        self.engine: Engine = engine_on(self.host, policy=policy)
+        options = EngineOptions(move_exclusive=True)
+        self.engine: Engine = engine_on(self.host, policy=policy, options=options)
         self.runtime: dict[str, Running] = {}
         self.calls: list[Call] = []
         self.attempts: dict[tuple[str, str], int] = {}
@@ -156,6 +182,7 @@ class Node_(RuleBasedStateMachine):
         enforce=st.sampled_from([True, True, True, True, False]),
         where=index,
         at_once=st.sampled_from([True, True, False]),
+        asks=st.integers(0, len(WISHES) - 1),
     )
     def admit(
         self,
@@ -170,7 +197,9 @@ class Node_(RuleBasedStateMachine):
         enforce: bool,
         where: int,
         at_once: bool,
+        asks: int,
     ) -> None:
+        wishes = WISHES[asks]
         if len(self.calls) >= IN_FLIGHT and not at_once:
             return
         request = round((limit or 1000) * (1 if qos is Qos.GUARANTEED else share))
@@ -178,9 +207,15 @@ class Node_(RuleBasedStateMachine):
         attempt = self.attempts.get((pod_.uid, name), -1) + 1
         self.attempts[pod_.uid, name] = attempt
         resources = Resources(request, limit, 0, memory * GIB)
-        container = Container(pod_, name, attempt, qos, resources)
+        container = Container(pod_, name, attempt, qos, resources, wishes=wishes)
         within = self._fence(fence, where, request, qos)
-        admission = self.engine.admit(container, within, self.now_s, enforce)
+        before = dict(self.engine.grants)
+        try:
+            admission = self.engine.admit(container, within, self.now_s, enforce)
+        except PlacementRefused:
+            assert "require" in (wishes.l3, wishes.numa) or wishes.l3 == "exclusive"
+            assert self.engine.grants == before
+            return
         assert bool(admission.placement.cpus) == (admission.stance is Stance.PLACED)
         self._send(admission.before)
         self.calls.append(Call(admission, container, within))
@@ -280,7 +315,11 @@ class Node_(RuleBasedStateMachine):
         )
         bytes_ = old.memory_limit_bytes if memory is None else memory * GIB
         within = self._fence(fence, where, request, container.qos)
-        admission = self.engine.resize(key, Resources(request, limit, 0, bytes_), within, self.now_s)
+        try:
+            admission = self.engine.resize(key, Resources(request, limit, 0, bytes_), within, self.now_s)
+        except PlacementRefused:
+            assert container.wishes != Wishes()
+            return
         if admission is None:
             return
         self._send(tuple(u for u in admission.before if u.id != key))
@@ -350,8 +389,10 @@ class Node_(RuleBasedStateMachine):
     def manage(self, which: int) -> None:
         key = self._pick(which)
         if key is not None:
-            update = self.engine.manage(key)
-            self._send(() if update is None else (update,))
+            try:
+                self._send(self.engine.manage(key))
+            except PlacementRefused:
+                assert self.engine.grants[key].container.wishes != Wishes()
             self._send(self.engine.tick(self.now_s))
 
     @rule(which=index, leaf=index, other=index, stale=st.booleans())
@@ -417,7 +458,7 @@ class Node_(RuleBasedStateMachine):
         self.shadow.follow(self.engine)
         tables = self.shadow.tables
         old, before = self.engine, dump(self.engine)
-        self.engine = engine_on(old.host, policy=old.policy)
+        self.engine = engine_on(old.host, policy=old.policy, options=old.options)
         updates = self.engine.restore(
             list(tables.get("grant", {}).values()),  # type: ignore[arg-type]
             list(tables.get("ticket", {}).values()),  # type: ignore[arg-type]
@@ -468,7 +509,7 @@ class Node_(RuleBasedStateMachine):
             self.engine.remove(key)
         assert broken_invariants(self.engine) == []
         node = self.engine.node
-        empty = Node(node.topology, node.usable, node.mems, node.reserved)
+        empty = Node(node.topology, node.usable, node.mems, node.reserved, node.isolated)
         assert node.residents == {}
         assert node.survey() == empty.survey()
         assert node.charge_milli(node.topology.cpus) == 0

@@ -407,6 +407,7 @@ class Failing:
     name = "failing"
     owns_exclusively = False
     keeps_isolated_apart = False
+    moves_others = False
 
     def __init__(self, error: Exception) -> None:
         self._policy = Hygon(topology(VM_NO_CACHE_INFO), Owning(topology(VM_NO_CACHE_INFO)).settings)

@@ -238,8 +238,7 @@ def test_manage_takes_a_released_container_back() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2), "app")
     engine.release("app")
-    update = engine.manage("app")
-    assert update is not None
+    (update,) = engine.manage("app")
     assert (format_cpus(update.placement.cpus), update.shrink) == ("0-3", True)
     assert engine.grants["app"].stance is Stance.PLACED
     assert engine.history[-1].operation == "adopt"
@@ -249,8 +248,8 @@ def test_manage_keeps_inside_the_callers_cpuset() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=1), "app", within=fence("3-6"))
     engine.release("app")
-    update = engine.manage("app")
-    assert update is not None and format_cpus(update.placement.cpus) == "3"
+    (update,) = engine.manage("app")
+    assert format_cpus(update.placement.cpus) == "3"
 
 
 @pytest.mark.parametrize("name", ["nobody", "placed", "held", "kubelets", "flying"])
@@ -262,7 +261,7 @@ def test_manage_of_what_is_ours_already_or_never_will_be_does_nothing(name: str)
     engine.bind(kubelets(engine, "1").ticket, "kubelets", 0.0)
     flying = engine.admit(make_container("flying"), NO_FENCE, 0.0).ticket
     before = dict(engine.grants)
-    assert engine.manage(flying if name == "flying" else name) is None
+    assert engine.manage(flying if name == "flying" else name) == ()
     assert engine.grants == before
 
 

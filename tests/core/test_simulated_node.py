@@ -8,6 +8,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import CreateRequest, read_create, read_pod, read_update
+from cri_proxy.core.grants import Update
 from cri_proxy.core.scenario import Step, read_scenario
 from cri_proxy.core.simulated_node import Runtime, create_request, sandbox_request, update_request
 from policies.cpus import parse_cpus
@@ -196,7 +197,7 @@ def running(pod: dict[str, Any], **fields: Any) -> tuple[Runtime, Any]:
 
 def test_a_look_shows_what_runs() -> None:
     runtime, process = running({}, attempt=2, cpuset="8-11")
-    process.give(Placement(cpus=parse_cpus("8-9"), mems=parse_cpus("1")))
+    process.give(Update("c1", Placement(cpus=parse_cpus("8-9"), mems=parse_cpus("1")), False, ""))
     seen = process.seen()
     assert (seen.id, seen.sandbox_id, seen.pod_uid, seen.name, seen.attempt) == ("c", "a", "a", "app", 2)
     assert (seen.running, seen.exited, seen.cpus, seen.mems) == (True, False, {8, 9}, {1})
@@ -240,7 +241,7 @@ def test_kubelet_has_written_down_what_it_gave(fields: dict[str, Any], owned: bo
 
 def test_what_we_gave_is_not_what_kubelet_gave() -> None:
     runtime, process = running({}, **FULL)
-    process.give(Placement(cpus=parse_cpus("4-5")))
+    process.give(Update("c1", Placement(cpus=parse_cpus("4-5")), False, ""))
     assert runtime.kubelet_exclusive() == {}
     process.ask(update_request(step("update", cpuset="6-7")), b"")
     assert runtime.kubelet_exclusive() == {("a", "app"): {6, 7}}

@@ -21,6 +21,7 @@ class Failing:
     name = "failing"
     owns_exclusively = False
     keeps_isolated_apart = False
+    moves_others = False
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -371,6 +371,65 @@ def test_errors_and_unknown_keys_are_shown_with_file_and_line(tmp_path: Path) ->
     assert any(line.startswith(f'{file}:5: relay.drain is "-1", expected a duration') for line in lines)
 
 
+def test_what_files_of_intels_say_besides_is_a_warning_and_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "fallback.cfg"
+    file.write_text("policy: {Active: static}\ndump: {Config: off}\n")
+    result = run("config", "check", str(file))
+    assert (result.returncode, result.stdout) == (0, f"{file}: good\n")
+    assert result.stderr.splitlines() == [
+        f'warning: {file}:1: policy.Active is "static"; topology-aware is placed by instead',
+        f"warning: {file}:2: dump.Config has no meaning here",
+    ]
+
+
+async def test_a_diff_says_what_a_reload_would_move_and_moves_nothing(
+    runtime: FakeRuntime, busy: Agent
+) -> None:
+    before = cpusets(runtime)
+    file = busy.folder / "other.yaml"
+    changes: list[tuple[dict[str, Any], str, str]] = [
+        ({"placement": {"ladder": "fine"}}, "placement.ladder: manual -> fine", "nothing would move"),
+        (
+            {"policy": {"Active": "topology-aware"}},
+            "policy.Active: hygon -> topology-aware",
+            "nothing would move",
+        ),
+        (
+            {"policy": {"ReservedResources": {"CPU": "4"}}},
+            'policy.ReservedResources.CPU: "" -> 4',
+            "1 of 1 containers would move",
+        ),
+    ]
+    for change, differs, told in changes:
+        file.write_text(json.dumps({**busy.config, **change}))
+        code, out, error = await busy.cli("config", "check", str(file), "--diff")
+        assert (code, error) == (0, "")
+        lines = out.splitlines()
+        assert [lines[0], lines[1], lines[-1]] == [f"{file}: good", differs, told]
+    assert lines[2].split()[:4] == ["default/web/web", "0-3,64-67", "->", "2-3,66-67"]
+    assert cpusets(runtime) == before
+    assert (await busy.ask("status"))["policy"] == "hygon"
+
+
+async def test_a_diff_of_the_daemons_own_file_is_against_what_it_runs_with(busy: Agent) -> None:
+    _, out, _ = await busy.cli("config", "check", str(busy.config_file), "--diff")
+    assert out == f"{busy.config_file}: good\nnothing would move\n"
+    busy.write_config({"placement": {"memory": "off"}})
+    _, out, _ = await busy.cli("config", "check", str(busy.config_file), "--diff")
+    assert out.splitlines()[1:] == ["placement.memory: prefer -> off", "nothing would move"]
+
+
+def test_a_diff_without_a_daemon_is_one_sentence_and_a_hint(tmp_path: Path) -> None:
+    file, path = tmp_path / "good.yaml", tmp_path / "c.sock"
+    file.write_text("placement: {ladder: fine}\n")
+    result = invoke("--control-socket", str(path), "config", "check", str(file), "--diff")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[1:] == [
+        f"cri-resmgr: the daemon is not running: nobody serves {path}",
+        "  start it with: systemctl start cri-resource-manager",
+    ]
+
+
 @pytest.mark.parametrize(
     "content", [None, b"\xff\xfe\x00", b"a: [\n"], ids=["absent", "not text", "not YAML"]
 )

@@ -52,6 +52,34 @@ async def test_the_fine_ladder_is_climbed_after_a_reload(runtime: FakeRuntime) -
         assert len(cpus_of(runtime, container_id)) == 16
 
 
+async def test_another_policy_is_for_the_next_containers_and_moves_none(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            group = "/kubepods/pod1"
+            _, first = await run_pod_with(
+                client, "first", cpu_request=2000, cpu_limit=2000, qos="guaranteed", pod_cgroup_parent=group
+            )
+            before = runtime.cpuset(first)
+            agent.write_config({"policy": {"Active": "topology-aware"}})
+            assert (await reloaded(agent))["policy"] == "topology-aware"
+            assert (updates(runtime), runtime.cpuset(first)) == (0, before)
+            _, second = await run_pod_with(
+                client, "second", cpu_request=2000, cpu_limit=2000, qos="guaranteed", pod_cgroup_parent=group
+            )
+            assert len(cpus_of(runtime, second)) == 2
+            agent.write_config({"placement": {"cpus": "shared"}})
+            await reloaded(agent)
+            _, third = await run_pod_with(
+                client, "third", cpu_request=2000, cpu_limit=2000, qos="guaranteed", pod_cgroup_parent=group
+            )
+            shared = runtime.cpuset(third)
+            assert len(cpus_of(runtime, third)) > 2
+            agent.write_config({"policy": {"Active": "none"}})
+            assert (await reloaded(agent))["policy"] == "none"
+            assert (len(cpus_of(runtime, second)), runtime.cpuset(third)) == (2, shared)
+
+
 async def test_cpus_that_become_reserved_are_left_by_those_who_are_on_them_only(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
         await start(agent)

@@ -8,8 +8,7 @@ from typing import Optional
 import pytest
 
 from policies.cpus import format_cpus, parse_cpus
-from policies.hygon import wanted_milli
-from policies.model import Container, Qos
+from policies.model import Container, Qos, wanted_milli
 from policies.settings import PlacementSettings
 from tests.machines import (
     ALL_MACHINES,

@@ -8,7 +8,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.core.config import BadConfig
+from cri_proxy.core.config import BadConfig, Source
 from cri_proxy.shell.settings import (
     ENDPOINTS,
     LAST,
@@ -44,6 +44,30 @@ def files_of(folder: Path, empty: Path, text: str) -> Files:
 
 
 # ---------------------------------------------------------------------- the order of files
+
+
+@pytest.mark.parametrize(
+    ("named", "order"),
+    [
+        ("fallback", ["TEXT", "config", "force", "command line"]),
+        ("config", ["fallback", "TEXT", "force", "command line"]),
+        ("force", ["fallback", "config", "TEXT", "command line"]),
+        ("other", ["fallback", "TEXT", "force", "command line"]),
+    ],
+)
+def test_a_text_on_trial_takes_the_place_of_its_file_or_else_of_config_yaml(
+    named: str, order: list[str], tmp_path: Path
+) -> None:
+    paths = {name: write(tmp_path / name, "{}") for name in ("fallback", "config", "force", "other")}
+    files = Files(paths["fallback"], paths["config"], paths["force"], {"relay.mode": "off"})
+    found = files.sources_with(Source(str(paths[named]), "TEXT"))
+    assert [s.text if s.text == "TEXT" else s.name.rsplit("/", 1)[-1] for s in found] == order
+
+
+def test_a_text_on_trial_comes_before_what_is_forced(tmp_path: Path, empty: Path) -> None:
+    forced = write(tmp_path / "forced", "{}")
+    found = Files(empty, None, forced).sources_with(Source("/nowhere/x.yaml", "TEXT"))
+    assert [source.text for source in found] == ["", "TEXT", "{}"]
 
 
 @pytest.mark.parametrize(

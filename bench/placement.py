@@ -1,0 +1,247 @@
+"""How well containers with CPUs of their own are placed: ``python -m bench.placement``.
+
+Random sequences of creates and deletes on four machines, through the engine with the policy
+``topology-aware``. Beside it, for the same sequences: what is possible at each create, given what the policy
+itself had placed before (the exact minimum); the best of many searches that know the whole sequence; and what
+others were measured to do with sequences of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from bench.placement_search import fewest, search
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.host import EngineOptions, Host
+from policies.cpus import NO_CPUS
+from policies.model import NO_FENCE, Container, PlacementRefused, Pod, Qos, Resources, Wishes
+from policies.registry import POLICIES
+from policies.settings import PlacementSettings
+from policies.topology import Cpu, Topology, TopologyData
+from tests.policies.kubelet import Row, Rows, take
+
+SEQUENCES, OPERATIONS, DELETES, LARGEST = 12, 24, 0.35, 16
+#: Gives 201 creates, as many as the measurement of the others had.
+SEED = 3
+#: The load differs much between seeds: how many fit, and with it how many L3s there must be.
+OTHER_SEEDS = range(100, 110)
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of the four, all with two threads a core and 128 CPUs; and the others' figures on it.
+
+    ``others``: per cent of containers over more L3s than needed; measured with Intel cri-resource-manager
+    be3bf91f, policies topology-aware, balloons, and balloons with AllocatorTopologyBalancing.
+    """
+
+    name: str
+    sockets: int
+    nodes: int
+    l3s: int
+    cores: int
+    others: tuple[int, int, int]
+
+    def topology(self) -> Topology:
+        cpus = []
+        count = self.l3s * self.cores
+        for core in range(count):
+            l3 = core // self.cores
+            node, socket = l3 * self.nodes // self.l3s, l3 * self.sockets // self.l3s
+            cpus += [Cpu(core + t * count, core, l3, node, node, socket) for t in range(2)]
+        return Topology(TopologyData(tuple(cpus), memory=dict.fromkeys(range(self.nodes), 64 * GIB)))
+
+
+MACHINES = (
+    Machine("2 sockets x 4 nodes x 2 CCXs of 4 cores", 2, 8, 16, 4, (11, 57, 14)),
+    Machine("1 socket, NPS1, 8 CCXs of 8 cores", 1, 1, 8, 8, (31, 47, 64)),
+    Machine("2 sockets, NPS1, 8 CCXs of 4 cores", 2, 2, 16, 4, (28, 61, 47)),
+    Machine("2 sockets, NPS4, node = CCX of 8 cores", 2, 8, 8, 8, (7, 47, 5)),
+)
+
+
+@dataclass
+class Tally:
+    """How many containers of how many were placed worse than needed, in each way.
+
+    ``l3s``, ``nodes``: over more than its CPUs need on an empty machine; ``_avoidable``: more than were
+    needed with what was free. ``split``: shares a core with another one's. ``mems``: more than its CPUs'.
+    ``shared``: owns no CPUs, since too few were free.
+    """
+
+    created: int = 0
+    shared: int = 0
+    l3s: int = 0
+    l3s_avoidable: int = 0
+    nodes: int = 0
+    nodes_avoidable: int = 0
+    split: int = 0
+    mems: int = 0
+
+
+def sequence(random: Random) -> list[tuple[str, int]]:
+    """Creates with their CPUs, and deletes with the number of the container that goes."""
+    steps: list[tuple[str, int]] = []
+    live: list[int] = []
+    for _ in range(OPERATIONS):
+        if live and random.random() < DELETES:
+            steps.append(("delete", live.pop(random.randrange(len(live)))))
+        else:
+            live.append(sum(kind == "create" for kind, _ in steps))
+            steps.append(("create", random.randint(1, LARGEST)))
+    return steps
+
+
+def sequences(seed: int) -> list[list[tuple[str, int]]]:
+    random = Random(seed)
+    return [sequence(random) for _ in range(SEQUENCES)]
+
+
+def container(number: int, count: int, smt: str) -> Container:
+    return Container(
+        pod=Pod(id=f"sandbox-{number}", uid=f"uid-{number}", name=f"pod-{number}", namespace="default"),
+        name="app",
+        qos=Qos.GUARANTEED,
+        resources=Resources(count * 1000, count * 1000, GIB // 4, GIB // 4),
+        wishes=Wishes(ownership="exclusive", smt=smt),
+    )
+
+
+def run(tree: Topology, steps: Sequence[tuple[str, int]], smt: str, tally: Tally) -> None:
+    """One sequence on an empty machine, of which CPU 0's core is reserved."""
+    host = Host(tree, tree.online, tree.memory_nodes, tree.online, tree.core_mates(0))
+    policy = POLICIES["topology-aware"](tree, PlacementSettings(ownership="exclusive"))
+    engine = Engine(host, policy, EngineOptions())
+    made = 0
+    for now, (kind, value) in enumerate(steps):
+        if kind == "delete":
+            engine.remove(f"c{value}")
+            continue
+        number, made = made, made + 1
+        free = tree.online - engine.node.exclusive - tree.core_mates(0)
+        try:
+            admission = engine.admit(container(number, value, smt), NO_FENCE, float(now))
+        except PlacementRefused:
+            tally.shared += 1
+            continue
+        engine.bind(admission.ticket, f"c{number}", float(now))
+        place = engine.grants[f"c{number}"].placement
+        tally.created += 1
+        if not place.exclusive:
+            tally.shared += 1
+            continue
+        judge(tree, free, place.exclusive, place.mems, value, tally)
+
+
+def judge(
+    tree: Topology, free: frozenset[int], cpus: frozenset[int], mems: frozenset[int], count: int, tally: Tally
+) -> None:
+    owned = len(cpus)
+    for level in ("l3", "numa"):
+        domains = tree.at(level)
+        used = sum(not d.cpus.isdisjoint(cpus) for d in domains)
+        excess = used > -(-count // len(domains[0].cpus))
+        avoidable = used > fewest([len(d.cpus & free) for d in domains], owned)
+        if level == "l3":
+            tally.l3s, tally.l3s_avoidable = tally.l3s + excess, tally.l3s_avoidable + avoidable
+        else:
+            tally.nodes, tally.nodes_avoidable = tally.nodes + excess, tally.nodes_avoidable + avoidable
+    others = tree.online - free - tree.core_mates(0)
+    tally.split += any(not tree.core_mates(cpu).isdisjoint(others) for cpu in cpus)
+    tally.mems += mems > tree.nodes_of(cpus)
+
+
+def run_kubelet(machine: Machine, all_steps: Sequence[Sequence[tuple[str, int]]]) -> Tally:
+    """The same sequences under the algorithm of kubelet's static CPU manager with L3 alignment, as tests know it."""
+    tree, tally = machine.topology(), Tally()
+    rows = tuple(Row(c.cpu, c.core, c.l3 or 0, c.numa, c.socket) for c in tree.cpus.values())
+    view = Rows(rows, len(tree.cores), machine.l3s, machine.nodes, machine.sockets)
+    for steps in all_steps:
+        free = tree.online - tree.core_mates(0)
+        live: list[frozenset[int]] = []
+        for kind, value in steps:
+            if kind == "delete":
+                free |= live[value]
+                live[value] = NO_CPUS
+                continue
+            given = take(view, free, value)
+            tally.created += 1
+            live.append(given or NO_CPUS)
+            if given is None:
+                tally.shared += 1
+            else:
+                judge(tree, free, given, tree.nodes_of(given), value, tally)
+                free -= given
+    return tally
+
+
+def best_known(tree: Topology, steps: Sequence[tuple[str, int]], goal: int) -> int:
+    free = tree.online - tree.core_mates(0)
+    domains = tree.at("l3")
+    return search(steps, [len(d.cpus & free) for d in domains], len(domains[0].cpus), goal)
+
+
+def share(count: int, tally: Tally) -> str:
+    return f"{100 * count / tally.created:.1f} %"
+
+
+def show(machine: Machine) -> None:
+    """One machine: three columns, and what is possible and others reach beneath."""
+    tree, all_steps = machine.topology(), sequences(SEED)
+    asked, whole, kubelet = Tally(), Tally(), run_kubelet(machine, all_steps)
+    optimum = 0
+    for steps in all_steps:
+        before = asked.l3s
+        run(tree, steps, "", asked)
+        run(tree, steps, "full-core", whole)
+        optimum += best_known(tree, steps, asked.l3s - before)
+    print(f"{machine.name}\n  {'':<46}{'as asked':>13}{'full cores':>13}{'kubelet':>13}")
+    for title, field in ROWS:
+        cells = [f"{getattr(t, field):>5} {share(getattr(t, field), t):>7}" for t in (asked, whole, kubelet)]
+        print(f"  {title:<46}{''.join(cells)}")
+    print(f"  {'L3s: best found, knowing the whole sequence':<46}{optimum:>5} {share(optimum, asked):>7}")
+    for name, percent in zip(INTEL, machine.others):
+        print(f"  {'L3s: ' + name:<46}{percent:>11} %")
+    shares, theirs = [], []
+    for seed in OTHER_SEEDS:
+        tally = Tally()
+        for steps in sequences(seed):
+            run(tree, steps, "", tally)
+        other = run_kubelet(machine, sequences(seed))
+        shares.append(100 * tally.l3s / tally.created)
+        theirs.append(100 * other.l3s / other.created)
+    for name, found in (("L3s", shares), ("L3s: kubelet", theirs)):
+        title = f"{name}, {len(found)} other seeds: mean, most"
+        print(f"  {title:<46}{sum(found) / len(found):>11.1f} % {max(found):.1f} %")
+    print()
+
+
+def main() -> None:
+    creates = sum(kind == "create" for steps in sequences(SEED) for kind, _ in steps)
+    print(
+        f"{SEQUENCES} random sequences of {OPERATIONS} operations, {creates} creates of 1 to {LARGEST} CPUs; "
+        f"2 CPUs reserved; seed {SEED}"
+    )
+    print("Intel: measured, cri-resource-manager be3bf91f, on other sequences of the same kind")
+    print("kubelet: its algorithm written anew (prefer-align-cpus-by-uncorecache), on the same sequences\n")
+    for machine in MACHINES:
+        show(machine)
+
+
+INTEL = ("Intel topology-aware", "Intel balloons", "Intel balloons, TopologyBalancing")
+
+ROWS = (
+    ("over more L3s than on an empty machine", "l3s"),
+    ("over more L3s than what was free needs", "l3s_avoidable"),
+    ("over more NUMA nodes than on an empty machine", "nodes"),
+    ("over more NUMA nodes than what was free needs", "nodes_avoidable"),
+    ("on a core together with another container", "split"),
+    ("mems wider than the NUMA nodes of its CPUs", "mems"),
+    ("no CPUs of its own: too few were free", "shared"),
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The pod rule: P, the smallest domain whose CPUs hold the whole pod and whose room holds its requests.
+
+A pod never widens the rung of one of its containers; P only says which candidates come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Optional
+
+from policies.model import Affinity, Container, wanted_milli
+from policies.node import NANO_PER_MILLI, Node, Resident, Survey
+from policies.topology import Domain, Topology
+
+
+class PodDomains:
+    """The domains of one machine by size, to find the P of a container's pod in."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._by_size = _by_size(topology)
+
+    def leaves_of(self, home: frozenset[int]) -> frozenset[int]:
+        """The leaves that some CPUs are in."""
+        return frozenset(i for i, leaf in enumerate(self.topology.leaves) if not leaf.cpus.isdisjoint(home))
+
+    def find(
+        self,
+        node: Node,
+        survey: Survey,
+        container: Container,
+        affinity: Optional[Affinity],
+        packed: bool = False,
+    ) -> Optional[frozenset[int]]:
+        """The leaves of P, or None where the pod is this one container or no domain holds it.
+
+        ``packed``: of domains of one size the one that is left with the fewest CPUs, not the least loaded.
+        """
+        uid = container.pod.uid
+        peers = node.of_pod(uid)
+        total, total_request = _pod_totals(container, peers.values())
+        if not peers and total == wanted_milli(container):
+            return None
+        # 1. Not counting the pod itself: the domains that hold it and have room for it. Where it has containers
+        #    already, only those around them: a smaller domain elsewhere would tear it apart.
+        without = survey.credit(peers, uid) if peers else survey
+        own = frozenset().union(*[r.exclusive for r in peers.values()])
+        placed = [r.cpus for r in peers.values() if r.cpus]
+        here = frozenset(i for cpus in placed for i in self.leaves_of(cpus))
+        for domains in self._by_size:
+            found = [
+                d
+                for d in domains
+                if (not here or not here.isdisjoint(d.leaves))
+                and (survey.cap(d.leaves) + len(own & d.cpus)) * 1000 >= max(total, 1)
+                and without.room_nano(d.leaves) + len(own & d.cpus) * 1000 * NANO_PER_MILLI
+                >= total_request * NANO_PER_MILLI
+            ]
+            # 2. Of the smallest ones the one that has most of the pod, then as for candidates.
+            if found:
+
+                def key(d: Domain) -> tuple[int, float, int, tuple[int, ...]]:
+                    most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
+                    cost = affinity.cost(container, survey.allowed(d.leaves)) if affinity is not None else 0.0
+                    left = survey.cap(d.leaves) if packed else without.share_nano(d.leaves)
+                    return (-most, cost, left, d.leaves)
+
+                return frozenset(min(found, key=key).leaves)
+        return None
+
+
+def _pod_totals(container: Container, peers: Iterable[Resident]) -> tuple[int, int]:
+    """CPUs and requests of the whole pod, in milli-CPUs: as it was announced, else of what is known of it so far."""
+    wanted, request = wanted_milli(container), container.resources.milli_request
+    size = container.pod.size
+    if size is None:
+        placed = list(peers)
+        return wanted + sum(r.milli_wanted for r in placed), request + sum(r.milli_request for r in placed)
+    limit = size.milli_request if size.milli_limit is None else size.milli_limit
+    return max(limit, wanted), max(size.milli_request, request)
+
+
+def _by_size(topology: Topology) -> tuple[tuple[Domain, ...], ...]:
+    """The domains from the smallest level to the machine. Boxes of one level are equals, whatever CPUs some of them lack."""
+    sizes: dict[int, list[Domain]] = {}
+    for domain in topology.domains:
+        size = max(len(d.cpus) for d in topology.at(domain.levels[-1]))
+        sizes.setdefault(size, []).append(domain)
+    return tuple(tuple(domains) for _, domains in sorted(sizes.items()))

@@ -1,0 +1,43 @@
+"""The preset ``topology-aware``: as ``hygon``, and Guaranteed containers own whole CPUs (policies/ownership.py).
+
+Isolated CPUs (``isolcpus``) are kept for containers that own them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Optional
+
+from policies.hygon import Hygon
+from policies.model import NO_FENCE, Affinity, Container, Decision, Fence, Placement
+from policies.node import Node
+from policies.settings import PlacementSettings
+from policies.topology import Topology
+
+
+class TopologyAware:
+    """Exclusive CPUs by class and size, shared ones by the ladder."""
+
+    name = "topology-aware"
+    owns_exclusively = True
+    keeps_isolated_apart = True
+    moves_others = True
+
+    def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
+        self.settings = settings
+        self._ladder = Hygon(topology, settings)
+
+    def place(
+        self,
+        node: Node,
+        container: Container,
+        fence: Fence = NO_FENCE,
+        affinity: Optional[Affinity] = None,
+        near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
+    ) -> Decision:
+        """As ``Hygon.place``; what is owned by default is the settings' ``ownership``."""
+        return self._ladder.place(node, container, fence, affinity, near, keep)
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        return self._ladder.tidy(node)

@@ -1,0 +1,36 @@
+"""What a container's annotations demand and hint at, in the terms in which places are compared."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from policies.model import Container, Wishes
+from policies.settings import PlacementSettings
+
+
+def demand_of(container: Container) -> str:
+    """The smallest domain that is demanded: "l3", "numa" or ""."""
+    if container.wishes.l3 == "require":
+        return "l3"
+    return "numa" if container.wishes.numa == "require" else ""
+
+
+def hinted_nodes(container: Container, settings: PlacementSettings) -> tuple[frozenset[int], ...]:
+    """The NUMA nodes of each thing the container uses, as far as its wishes and the configuration let them count."""
+    wishes = container.wishes
+    hints = (h for h in container.hints if h.nodes and hint_counts(h.kind, h.path, wishes, settings))
+    return tuple(hint.nodes for hint in hints)
+
+
+def hint_counts(kind: str, path: str, wishes: Wishes, settings: PlacementSettings) -> bool:
+    """Whether what is near a device or a mount is to be thought of at all."""
+    kinds = settings.hints if wishes.hints is None else wishes.hints
+    names = (path, f"{kind}:{path}", kind)
+    denied = any(fnmatchcase(name, glob) for glob in wishes.hints_deny for name in names)
+    allowed = any(fnmatchcase(name, glob) for glob in wishes.hints_allow for name in names)
+    return not denied and (kind in kinds or allowed)
+
+
+def missed_hints(hinted: tuple[frozenset[int], ...], nodes: frozenset[int]) -> int:
+    """How many of the hints a place on these NUMA nodes does not meet."""
+    return sum(1 for hint in hinted if hint.isdisjoint(nodes))
