@@ -1,4 +1,4 @@
-"""What a decision costs: ``python -m bench.decision_time``.
+"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY...]``.
 
 512 CPUs (two sockets of four NUMA nodes of four CCXs of eight cores, two threads) with 1,000 containers.
 Every kind of container is admitted many times, and bound or cancelled; reading its request is timed as well.
@@ -8,6 +8,7 @@ does not count.
 
 from __future__ import annotations
 
+import sys
 import time
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ from bench.figures import machine_line, percentile
 from cri_proxy.core.cri import read_create, write_create_delta
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import EngineOptions, Host
-from policies.hygon import Hygon
+from policies.registry import POLICIES
 from policies.settings import PlacementSettings
 from policies.topology import Cpu, Topology, TopologyData
 from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
@@ -33,7 +34,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "112 CPUs": {"cpu_request": 8000, "cpu_limit": 112_000, "memory_limit": 8 * GIB},
     "no limit": {"cpu_request": 250},
     "BestEffort": {"qos": "besteffort"},
+    "Guaranteed 3": {"qos": "guaranteed", "cpu_request": 3000, "cpu_limit": 3000, "memory_limit": GIB},
+    "Guaranteed 20": {"qos": "guaranteed", "cpu_request": 20_000, "cpu_limit": 20_000, "memory_limit": GIB},
 }
+FILLING = {"qos": "guaranteed", "cpu_request": 1000, "cpu_limit": 1000, "memory_limit": GIB}
+#: Of the containers that are there, these many are Guaranteed ones of one CPU.
+GUARANTEED = 100
 
 
 def topology() -> Topology:
@@ -46,25 +52,25 @@ def topology() -> Topology:
 
 
 def request(number: int, kind: str) -> bytes:
-    qos = KINDS[kind].get("qos", "burstable")
+    fields = FILLING if kind == "Guaranteed 1" else KINDS[kind]
+    qos = fields.get("qos", "burstable")
     uid = f"uid-{number}"
     config = pod_config(f"web-{number}", uid=uid, cgroup_parent=cgroup_parent(qos, uid))
     pod = Pod(f"sandbox-{number}", uid, f"web-{number}", "default", config)
-    container = container_config(
-        "app", envs=tuple((f"NAME_{i}", "value" * 4) for i in range(20)), **KINDS[kind]
-    )
+    container = container_config("app", envs=tuple((f"NAME_{i}", "value" * 4) for i in range(20)), **fields)
     return bytes(create_request(pod, container).SerializeToString())
 
 
-def filled() -> Engine:
+def filled(policy: str) -> Engine:
     tree = topology()
     host = Host(topology=tree, usable=tree.online, mems=tree.memory_nodes)
-    engine = Engine(host, Hygon(tree, PlacementSettings()), EngineOptions())
+    settings = PlacementSettings(ownership="exclusive" if policy == "topology-aware" else "shared")
+    engine = Engine(host, POLICIES[policy](tree, settings), EngineOptions())
     random = Random(1)
-    small, large = list(KINDS)[:1] + list(KINDS)[4:], list(KINDS)[1:3]
+    small, large = ["2 CPUs", "no limit", "BestEffort"], ["12 CPUs", "48 CPUs"]
     for number in range(CONTAINERS):
         kind = random.choice(small if random.random() < 0.97 else large)
-        read = read_create(request(number, kind), engine.pods)
+        read = read_create(request(number, kind if number >= GUARANTEED else "Guaranteed 1"), engine.pods)
         admission = engine.admit(read.container, read.fence, float(number))
         engine.bind(admission.ticket, f"c{number}", float(number))
         engine.drain()
@@ -94,17 +100,22 @@ def measure(engine: Engine, message: bytes) -> tuple[list[float], list[float], l
     return reads, admits, binds
 
 
-def main() -> None:
-    print(machine_line())
-    engine = filled()
+def report(policy: str) -> None:
+    engine = filled(policy)
     usable = len(engine.host.usable)
-    print(f"hygon policy, {usable} CPUs, {len(engine.grants)} containers; microseconds of CPU time")
+    print(f"{policy} policy, {usable} CPUs, {len(engine.grants)} containers; microseconds of CPU time")
     print(f"{'container':<14}" + "".join(f"{step:>18}" for step in ("read", "admit", "bind")))
     print(f"{'':<14}" + 3 * f"{'median':>10}{'p99':>8}")
     for number, kind in enumerate(KINDS):
         message = request(CONTAINERS + number, kind)
         cells = [percentile(found, p) * 1e6 for found in measure(engine, message) for p in (50, 99)]
         print(f"{kind:<14}" + "".join(f"{a:10.0f}{b:8.0f}" for a, b in zip(cells[::2], cells[1::2])))
+
+
+def main() -> None:
+    print(machine_line())
+    for policy in sys.argv[1:] or ("hygon", "topology-aware", "balloons"):
+        report(policy)
 
 
 if __name__ == "__main__":

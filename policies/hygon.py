@@ -33,7 +33,7 @@ from policies.owning import Owning
 from policies.pod_domain import PodDomains
 from policies.settings import PlacementSettings
 from policies.topology import Topology
-from policies.wanted import demand_of, hinted_nodes
+from policies.wanted import demand_of, hinted_nodes, l3_mode_of
 
 #: Levels inside one NUMA node.
 ONE_NODE = ("core", "ccx", "nccx", "numa")
@@ -144,9 +144,10 @@ class Hygon:
 
     def _floor(self, container: Container) -> str:
         """The lowest level a container may have: with a limit any, without one what the configuration says."""
-        if container.wishes.l3 == "spread":
+        mode = l3_mode_of(container, self.settings)
+        if mode == "spread":
             return "socket"
-        if container.wishes.l3 == "require" or container.resources.milli_limit is not None:
+        if mode == "require" or container.resources.milli_limit is not None:
             return "ccx"
         return self.settings.besteffort if container.qos is Qos.BESTEFFORT else self.settings.unlimited
 
@@ -156,7 +157,7 @@ class Hygon:
         """:raises PlacementRefused: the best place there is is not what the container demands."""
         who, wanted = container.path, wanted_milli(container) / 1000
         level, room = choice.site.level, "" if choice.has_room else " with room"
-        demand = demand_of(container)
+        demand = demand_of(container, self.settings)
         if demand == "l3" and (level != "ccx" or not choice.has_room):
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one L3{room}; there is none")
         if demand and (level not in ONE_NODE or not choice.has_room):

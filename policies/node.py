@@ -76,9 +76,12 @@ class Node:
         self.isolated = isolated & self.usable
         self.residents: dict[str, Resident] = {}
         self._of_pod: dict[str, dict[str, Resident]] = {}
+        #: Those whose annotations say whom they want near or far.
+        self.with_terms: dict[str, Resident] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
-        self._leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
+        #: Index of the leaf of each CPU.
+        self.leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
         self._sets: dict[frozenset[int], int] = {}
         self._exclusive: dict[int, int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
@@ -97,11 +100,14 @@ class Node:
             resident = replace(resident, cpus=resident.cpus.intersection(self._charge))
         self.residents[key] = resident
         self._of_pod.setdefault(resident.pod_uid, {})[key] = resident
+        if resident.container is not None and resident.container.wishes.affinity:
+            self.with_terms[key] = resident
         self._book(resident, +1)
 
     def remove(self, key: str) -> Resident:
         """Take a container out; returns what was booked, so that it can be put back."""
         resident = self.residents.pop(key)
+        self.with_terms.pop(key, None)
         of_pod = self._of_pod[resident.pod_uid]
         del of_pod[key]
         if not of_pod:
@@ -115,7 +121,7 @@ class Node:
             for cpu in resident.cpus:
                 self._charge[cpu] += sign * share
                 self._order[cpu] += sign * order
-            touched = {self._leaf_of[cpu] for cpu in resident.cpus}
+            touched = {self.leaf_of[cpu] for cpu in resident.cpus}
             for sums in self._sums.values():
                 sums.stale |= touched
         count = self._sets.get(resident.cpus, 0) + sign

@@ -20,7 +20,7 @@ class NoPolicy:
     moves_others = False
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
-        pass
+        self.settings = settings
 
     def place(
         self,

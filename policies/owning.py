@@ -19,7 +19,7 @@ from policies.ownership import Ask
 from policies.pod_domain import PodDomains
 from policies.settings import PlacementSettings
 from policies.topology import Topology
-from policies.wanted import demand_of, hinted_nodes, missed_hints
+from policies.wanted import demand_of, hinted_nodes, l3_mode_of, missed_hints
 
 #: The levels a pick can have, small to large.
 RANKS = {
@@ -100,7 +100,7 @@ class Owning:
     def _claim(
         self, node: Node, container: Container, ask: Ask, affinity: Optional[Affinity], kept: frozenset[int]
     ) -> Claim:
-        wishes, smt = container.wishes, container.wishes.smt or self.settings.smt
+        smt = container.wishes.smt or self.settings.smt
         hinted = hinted_nodes(container, self.settings)
         squeeze = _squeeze(node, ask.milli_shared)
 
@@ -111,8 +111,8 @@ class Owning:
 
         return Claim(
             ask.full,
-            l3=wishes.l3 or self.settings.l3,
-            numa_required=bool(demand_of(container)),
+            l3=l3_mode_of(container, self.settings),
+            numa_required=bool(demand_of(container, self.settings)),
             smt=smt,
             keep=kept,
             cost=cost,
@@ -146,12 +146,12 @@ class Owning:
 
     def _not_owned(self, container: Container, ask: Ask, free: frozenset[int]) -> str:
         """:raises PlacementRefused: a demand cannot be met."""
-        demand = demand_of(container)
+        demand = demand_of(container, self.settings)
         level, word = ("l3", "L3") if demand == "l3" else ("numa", "NUMA node")
-        if demand or container.wishes.l3 == "exclusive":
+        if demand or l3_mode_of(container, self.settings) == "exclusive":
             domains = self.topology.at(level) or self.topology.at("numa")
             largest = max((len(d.cpus & free) for d in domains), default=0)
-            alone = " to itself" if container.wishes.l3 == "exclusive" else ""
+            alone = " to itself" if l3_mode_of(container, self.settings) == "exclusive" else ""
             raise PlacementRefused(
                 f"{container.path} wants {ask.full} CPUs in one {word}{alone}; the largest free {word} has {largest}"
             )
@@ -218,11 +218,14 @@ def _squeeze(node: Node, milli_shared: int) -> Callable[[frozenset[int]], int]:
     survey = node.survey()
 
     def squeeze(cpus: frozenset[int]) -> int:
-        total = 0
-        for leaf, cap, charge in zip(survey.cpus, survey.caps, survey.charge_nano):
-            taken = len(leaf & cpus)
-            if taken and charge:
-                total += max(0, charge // NANO_PER_MILLI + milli_shared - (cap - taken) * 1000)
-        return total
+        taken: dict[int, int] = {}
+        for cpu in cpus:
+            leaf = node.leaf_of[cpu]
+            taken[leaf] = taken.get(leaf, 0) + 1
+        left = (
+            (survey.caps[i] - count) * 1000 - survey.charge_nano[i] // NANO_PER_MILLI
+            for i, count in taken.items()
+        )
+        return sum(max(0, milli_shared - milli) for milli in left)
 
     return squeeze

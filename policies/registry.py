@@ -19,6 +19,7 @@ class Policy(Protocol):
     """What the engine asks a policy: one question, answered from values, changing nothing."""
 
     name: str
+    settings: PlacementSettings
     #: Whether it gives containers CPUs of their own; decides what a container found without records is taken for.
     owns_exclusively: bool
     #: Whether isolated CPUs (``isolcpus``) are no shared ones.

@@ -8,9 +8,14 @@ from policies.model import Container, Wishes
 from policies.settings import PlacementSettings
 
 
-def demand_of(container: Container) -> str:
+def l3_mode_of(container: Container, settings: PlacementSettings) -> str:
+    """How the container is to sit in L3s: prefer, require, exclusive or spread."""
+    return container.wishes.l3 or settings.l3
+
+
+def demand_of(container: Container, settings: PlacementSettings) -> str:
     """The smallest domain that is demanded: "l3", "numa" or ""."""
-    if container.wishes.l3 == "require":
+    if l3_mode_of(container, settings) == "require":
         return "l3"
     return "numa" if container.wishes.numa == "require" else ""
 
@@ -28,7 +33,8 @@ def hint_counts(kind: str, path: str, wishes: Wishes, settings: PlacementSetting
     names = (path, f"{kind}:{path}", kind)
     denied = any(fnmatchcase(name, glob) for glob in wishes.hints_deny for name in names)
     allowed = any(fnmatchcase(name, glob) for glob in wishes.hints_allow for name in names)
-    return not denied and (kind in kinds or allowed)
+    # As nri-plugins: deny what is meant first, then allow the few that are wanted.
+    return allowed or (kind in kinds and not denied)
 
 
 def missed_hints(hinted: tuple[frozenset[int], ...], nodes: frozenset[int]) -> int:

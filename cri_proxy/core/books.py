@@ -14,8 +14,9 @@ from typing import Any, Callable, Optional, Union
 
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket
 from cri_proxy.core.host import EngineOptions, Host
+from policies.affinity.declared import Combined, peers_of
 from policies.cpus import NO_CPUS
-from policies.model import Affinity, Pod, wanted_milli
+from policies.model import Affinity, Container, Pod, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
 
@@ -126,6 +127,13 @@ class Books:
             left = tuple(g for g in ticket.replaces if g.life is Life.CREATING or not gone(g))
             if len(left) < len(ticket.replaces):
                 self.put_ticket(replace(ticket, replaces=left))
+
+    def pull(self, container: Container) -> Optional[Affinity]:
+        """What draws a container to others: the traffic that was seen, and what annotations declare; None = nothing."""
+        declared = peers_of(self.node, container, self.policy.settings)
+        if self.affinity is None or declared is None:
+            return self.affinity or declared
+        return Combined(self.affinity, declared)
 
     @contextmanager
     def without(self, keys: Iterable[str]) -> Iterator[None]:

@@ -19,6 +19,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.grants import Quota
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quantity import BadQuantity, parse_milli
+from cri_proxy.core.wishes import understood
 from policies.cpus import BadCpuList, format_cpus, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
 
@@ -77,7 +78,7 @@ def read_create(message: bytes, pods: Mapping[str, Pod], memory_capacity_bytes: 
         labels=dict(request.config.labels),
         annotations=dict(request.config.annotations),
     )
-    return CreateRequest(container, read_fence(resources), read_uses(request.config))
+    return CreateRequest(understood(container), read_fence(resources), read_uses(request.config))
 
 
 def read_update(message: bytes) -> UpdateRequest:

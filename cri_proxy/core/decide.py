@@ -98,7 +98,7 @@ def decide(
     again = _same_place(books, container, fence, replaced)
     if again is not None:
         return again, ()
-    decision = books.policy.place(books.node, container, fence, books.affinity)
+    decision = books.policy.place(books.node, container, fence, books.pull(container))
     if decision.fits:
         return relieved(books, container, decision), ()
     held = [
@@ -119,7 +119,7 @@ def decide(
             while len(removed) < count:
                 key = held[len(removed)].key
                 removed.append((key, books.node.remove(key)))
-            trial = books.policy.place(books.node, container, fence, books.affinity)
+            trial = books.policy.place(books.node, container, fence, books.pull(container))
             if trial.fits:
                 best, high = (count, trial), count - 1
             elif best is None:
@@ -182,7 +182,7 @@ def resized(
     with books.without([old.key]):
         if not same_wish or not stay.cpus:
             decision = books.policy.place(
-                books.node, container, fence, books.affinity, stay.home or None, stay
+                books.node, container, fence, books.pull(container), stay.home or None, stay
             )
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)

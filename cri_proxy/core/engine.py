@@ -377,9 +377,12 @@ class Engine:
         else:
             updates = self._put_and_settle(bound)  # its fence may be another one now
         self.books.outcome(ticket.target, "resized")
-        return self._with_missed(
-            updates, ticket.target, ticket.sent, "changed while the container was being resized"
-        )
+        why = "changed while the container was being resized"
+        now = self.books.grants[ticket.target]
+        untold = now.stance is Stance.PLACED and all(u.id != ticket.target for u in updates)
+        if untold and not ticket.sent.cpus:  # placed meanwhile: the request may have undone that
+            return (*updates, Update(ticket.target, now.placement, True, why))
+        return self._with_missed(updates, ticket.target, ticket.sent, why)
 
     def _with_missed(
         self, updates: tuple[Update, ...], key: str, sent: Placement, why: str
@@ -524,7 +527,7 @@ class Engine:
             return ()
         with self.books.without([container_id]):
             decision = self.books.policy.place(
-                self.books.node, grant.container, grant.fence, self.books.affinity
+                self.books.node, grant.container, grant.fence, self.books.pull(grant.container)
             )
         if not decision.placement.cpus:
             return ()

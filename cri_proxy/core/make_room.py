@@ -129,7 +129,7 @@ def _with_moves(
     inside = Fence(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
     with books.without([g.key for g in movers]):
         try:
-            decision = books.policy.place(books.node, container, inside, books.affinity)
+            decision = books.policy.place(books.node, container, inside, books.pull(container))
         except (PlacementRefused, BudgetSpent):
             return None
         if not decision.fits or not decision.placement.cpus or decision.others:
@@ -152,7 +152,9 @@ def _placed_around(books: Books, newcomer: Resident, movers: Iterable[Grant]) ->
         try:
             for grant in movers:
                 try:
-                    anew = books.policy.place(books.node, grant.container, grant.fence, books.affinity)
+                    anew = books.policy.place(
+                        books.node, grant.container, grant.fence, books.pull(grant.container)
+                    )
                 except (PlacementRefused, BudgetSpent):
                     continue
                 place = anew.placement

@@ -248,7 +248,8 @@ def _adoption(
     if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
         return replace(grant, stance=Stance.KUBELET, why="kubelet gave it CPUs of its own")
     exclusive = NO_CPUS
-    if engine.policy.owns_exclusively and _looks_exclusive(container, item, listing):
+    nobodys = cpus.isdisjoint(engine.node.exclusive | engine.node.reserved)
+    if engine.policy.owns_exclusively and nobodys and _looks_exclusive(container, item, listing):
         exclusive = cpus
     return replace(
         grant,

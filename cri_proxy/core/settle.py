@@ -182,7 +182,9 @@ def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
     was = (grant.placement.home or (grant.displaced.home if grant.displaced else NO_CPUS)) or None
     with books.without([grant.key]):
         try:
-            return books.policy.place(books.node, grant.container, grant.fence, books.affinity, was)
+            return books.policy.place(
+                books.node, grant.container, grant.fence, books.pull(grant.container), was
+            )
         except (PlacementRefused, BudgetSpent):
             return None
 
@@ -212,9 +214,7 @@ def effective(
 
 def memory_for(books: Books, cpus: frozenset[int], container: Container, fence: Fence) -> Memory:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none."""
-    settings = getattr(books.policy, "settings", None)
-    if settings is None:
-        return Memory()
+    settings = books.policy.settings
     limit = container.resources.memory_limit_bytes
     types = container.wishes.memory_types
     return choose_memory(

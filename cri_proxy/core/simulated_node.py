@@ -27,6 +27,7 @@ from cri_proxy.core.cri import (
 )
 from cri_proxy.core.grants import Seen, Update
 from cri_proxy.core.scenario import Step
+from cri_proxy.core.wishes import understood
 from policies.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, Container, Fence, Qos
 
@@ -236,7 +237,7 @@ class Process:
         sandbox.linux.cgroup_parent = parent
         config = self.request.config
         qos = read_qos(parent, self.linux)
-        return Container(
+        container = Container(
             pod=read_pod(sandbox, self.sandbox.id, self.sandbox.handler),
             name=config.metadata.name,
             attempt=config.metadata.attempt,
@@ -245,6 +246,7 @@ class Process:
             labels=dict(config.labels),
             annotations=dict(config.annotations),
         )
+        return understood(container)
 
 
 @dataclass

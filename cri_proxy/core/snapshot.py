@@ -13,8 +13,9 @@ from typing import Any, Callable, Optional
 from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
+from cri_proxy.core.wishes import understood
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
+from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 
 #: Grows when an older daemon could not read what this one writes.
 FORMAT = 1
@@ -123,11 +124,12 @@ def _write_container(container: Container) -> dict[str, Any]:
         ],
         "labels": dict(container.labels),
         "annotations": dict(container.annotations),
+        "hints": [[hint.kind, hint.path, format_cpus(hint.nodes)] for hint in container.hints],
     }
 
 
 def _read_container(document: Mapping[str, Any]) -> Container:
-    return Container(
+    container = Container(
         _read_pod(document["pod"]),
         document["name"],
         int(document["attempt"]),
@@ -135,7 +137,10 @@ def _read_container(document: Mapping[str, Any]) -> Container:
         Resources(*document["resources"]),
         document["labels"],
         document["annotations"],
+        hints=tuple(Hint(kind, path, parse_cpus(nodes)) for kind, path, nodes in document.get("hints", ())),
     )
+    # What they ask is read again: a newer version may understand more of it.
+    return understood(container)
 
 
 def _write_set(cpus: Optional[frozenset[int]]) -> Optional[str]:

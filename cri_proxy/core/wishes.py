@@ -36,11 +36,17 @@ from cri_proxy.core.wishes_koordinator import (
     read_resource_spec,
 )
 from cri_proxy.core.wishes_values import of_container
-from policies.model import AffinityTerm, Pod, Qos, Wishes
+from policies.model import AffinityTerm, Container, Pod, Qos, Wishes
 
 #: Against thousands of unknown keys in one pod.
 MAX_NOTES = 20
 _MARKS = (OURS, NRI, INTEL, "koordinator.sh")
+
+
+def understood(container: Container) -> Container:
+    """The container with what its annotations, its pod's and its pod's labels ask."""
+    wishes = read_wishes(container.name, container.annotations, container.pod, container.qos)
+    return replace(container, wishes=wishes)
 
 
 def read_wishes(name: str, annotations: Mapping[str, str], pod: Pod, qos: Optional[Qos] = None) -> Wishes:

@@ -12,6 +12,7 @@ from cri_proxy.core.cri import UnreadableRequest, read_pod, read_qos, read_resou
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Seen, Stance
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
+from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.runtime import Runtime, gather_limited
@@ -126,7 +127,7 @@ class Reconciler:
             linux = linux_resources(status, info)
             qos = read_qos(pod.cgroup_parent, linux)
             resources = read_resources(linux, qos, self._keeper.memory_bytes)
-            details[container_id] = Container(
+            container = Container(
                 pod,
                 status.metadata.name,
                 status.metadata.attempt,
@@ -135,6 +136,7 @@ class Reconciler:
                 dict(status.labels),
                 dict(status.annotations),
             )
+            details[container_id] = understood(container)
             self._remember_cgroup(container_id, info)
             path = self._paths.get(container_id)
             sets = (self._cgroups.configured(path) if path else None) or _told_cpusets(linux)

@@ -104,9 +104,9 @@ def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]
 
 def _with_terms(node: Node) -> list[tuple[Resident, Container, tuple[AffinityTerm, ...]]]:
     return [
-        (resident, peer, terms)
-        for resident in node.residents.values()
-        if (peer := resident.container) is not None and (terms := peer.wishes.affinity)
+        (resident, resident.container, resident.container.wishes.affinity)
+        for resident in node.with_terms.values()
+        if resident.container is not None
     ]
 
 

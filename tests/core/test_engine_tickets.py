@@ -29,6 +29,7 @@ from policies.model import (
     Resources,
 )
 from policies.node import Node
+from policies.settings import PlacementSettings
 from tests.machines import UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,
@@ -405,6 +406,7 @@ class Failing:
     """The default policy, until it is told to fail: at its n-th decision from then on."""
 
     name = "failing"
+    settings = PlacementSettings()
     owns_exclusively = False
     keeps_isolated_apart = False
     moves_others = False

@@ -11,6 +11,7 @@ from cri_proxy.core.simulated_node import create_request, sandbox_request, updat
 from cri_proxy.core.simulated_shell import Answer, SimulatedShell
 from policies.model import BudgetSpent, Decision, Placement, PlacementRefused
 from policies.node import Node
+from policies.settings import PlacementSettings
 from tests.core.simulations import CCX, config, create
 from tests.machines import HYGON_7285_2S, machine
 
@@ -19,6 +20,7 @@ class Failing:
     """A policy that cannot place anything."""
 
     name = "failing"
+    settings = PlacementSettings()
     owns_exclusively = False
     keeps_isolated_apart = False
     moves_others = False
