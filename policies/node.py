@@ -82,9 +82,14 @@ class Node:
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         #: Index of the leaf of each CPU.
         self.leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
+        #: Charges that are not entered yet, by set of CPUs: nano-CPUs a CPU, and those for ordering. Many containers
+        #: share one set, and when it changes they all move from one to another at once.
+        self._unentered: dict[frozenset[int], list[int]] = {}
         self._sets: dict[frozenset[int], int] = {}
         self._exclusive: dict[int, int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
+        #: For the engine to keep what it has worked out from the pools; forgotten when these change.
+        self.allowed_now: dict[object, frozenset[int]] = {}
         #: Grows whenever the exclusive CPUs change, and with them what is shared.
         self.pool_version = 0
         self._pool: Optional[frozenset[int]] = None
@@ -118,12 +123,9 @@ class Node:
     def _book(self, resident: Resident, sign: int) -> None:
         if resident.cpus:
             share, order = resident.nano_per_cpu()
-            for cpu in resident.cpus:
-                self._charge[cpu] += sign * share
-                self._order[cpu] += sign * order
-            touched = {self.leaf_of[cpu] for cpu in resident.cpus}
-            for sums in self._sums.values():
-                sums.stale |= touched
+            entry = self._unentered.setdefault(resident.cpus, [0, 0])
+            entry[0] += sign * share
+            entry[1] += sign * order
         count = self._sets.get(resident.cpus, 0) + sign
         self._sets[resident.cpus] = count
         if not count:
@@ -136,8 +138,23 @@ class Node:
             self.pool_version += 1
             self._pool = None
             self._sums.clear()
+            self.allowed_now.clear()
         for node, size in resident.memory_charge:
             self._memory[node] = self._memory.get(node, 0) + sign * size
+
+    def _enter(self) -> None:
+        """Enter the charges that are waiting."""
+        touched: set[int] = set()
+        for cpus, (share, order) in self._unentered.items():
+            if not share and not order:
+                continue
+            for cpu in cpus:
+                self._charge[cpu] += share
+                self._order[cpu] += order
+                touched.add(self.leaf_of[cpu])
+        self._unentered.clear()
+        for sums in self._sums.values():
+            sums.stale |= touched
 
     # ------------------------------------------------------------------ questions
 
@@ -170,6 +187,7 @@ class Node:
 
     def charge_milli(self, cpus: Iterable[int]) -> int:
         """Requests charged on some CPUs, in milli-CPUs, rounded up."""
+        self._enter()
         return -(-sum(self._charge.get(c, 0) for c in cpus) // NANO_PER_MILLI)
 
     def memory_charged(self, node: int) -> int:
@@ -186,6 +204,7 @@ class Node:
 
     def survey(self, fence: Optional[frozenset[int]] = None) -> Survey:
         """Capacity and load of every leaf, as seen by a shared container behind ``fence``."""
+        self._enter()
         sums = self._sums.get(fence)
         if sums is None:
             sums = self._sums[fence] = self._new_sums(fence)

@@ -74,8 +74,11 @@ class Books:
         self.store(grant)
 
     def store(self, grant: Grant) -> None:
+        known = self.grants.get(grant.key)
         self.change("grant", self.grants, grant.key, grant)
         container = grant.container
+        if known is not None and known.container is container:
+            return
         self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
         self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
 

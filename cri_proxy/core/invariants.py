@@ -28,7 +28,9 @@ def broken_invariants(engine: Engine) -> list[str]:
     for cpu, who in sorted(owners.items()):
         if len(who) > 1:
             problems.append(f"CPU {cpu} is exclusive to {', '.join(sorted(who))}")
-    owned = frozenset(owners)
+    owned = (
+        frozenset(owners) & engine.host.topology.online
+    )  # an adopted container may name CPUs that are offline
     for grant in engine.grants.values():
         if grant.stance is Stance.PLACED:
             problems += _broken_placement(engine, grant)

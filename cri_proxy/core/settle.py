@@ -7,6 +7,7 @@ placed anew, with the way back kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
@@ -14,7 +15,16 @@ from cri_proxy.core.books import Books, Pools
 from cri_proxy.core.grants import Grant, Life, Quota, Stance, Update
 from policies.cpus import NO_CPUS
 from policies.memory import Memory, choose_memory
-from policies.model import UNTOUCHED, BudgetSpent, Container, Decision, Fence, Placement, PlacementRefused
+from policies.model import (
+    UNTOUCHED,
+    BudgetSpent,
+    Container,
+    Decision,
+    Fence,
+    Placement,
+    PlacementRefused,
+    altered,
+)
 from policies.topology import Topology
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
@@ -33,8 +43,7 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
         changed = None if changed is None else changed | tidied
         books.refreshed = _pools(books)
         # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
-        own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}
-        own.update({t.key: before[t.target].exclusive for t in books.tickets.values() if t.target in before})
+        own = _twins(books, before)
         barred = barred_from_owning(books)
         for key in _depending_on(books, changed):
             settle(books, books.grants[key], barred, own.get(key, NO_CPUS))
@@ -43,10 +52,24 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
             break
     updates = [
         update_of(was, now)
-        for was, now in ((was, books.grants[key]) for key, was in before.items())
-        if now is not was and now.life in (Life.CREATED, Life.RUNNING) and has_changed(was, now)
+        for key, was in before.items()
+        if (now := books.grants[key]) is not was
+        and now.life in (Life.CREATED, Life.RUNNING)
+        and has_changed(was, now)
     ]
     return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
+
+
+def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
+    """Of both records of each container that is being resized: what the other one owns, and nobody else."""
+    own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}
+    own.update({t.key: before[t.target].exclusive for t in books.tickets.values() if t.target in before})
+    if any(own.values()):
+        claims = dict(books.node.claims)
+        for key, cpus in own.items():
+            mine = books.grants[key].exclusive if key in books.grants else NO_CPUS
+            own[key] = frozenset(c for c in cpus if claims.get(c, 0) <= 1 + (c in mine))
+    return own
 
 
 def _tidy(books: Books) -> frozenset[int]:
@@ -129,10 +152,11 @@ def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: froz
         home = placement.home
         if placement.level == "reserved":  # it goes with the configuration, not with the CPUs of before
             home = books.node.reserved if grant.fence.cpus is None else books.node.reserved & grant.fence.cpus
-        now = _on_usable_mems(books, replace(placement, cpus=cpus, home=home), grant)
-        if now != placement:
-            # Why it is here has not changed; the update says what has.
-            books.put(replace(grant, placement=now))
+        if cpus == placement.cpus and home == placement.home and placement.mems <= books.node.mems:
+            return
+        now = _on_usable_mems(books, altered(placement, cpus=cpus, home=home), grant)
+        # Why it is here has not changed; the update says what has.
+        books.put(altered(grant, placement=now))
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
@@ -156,7 +180,7 @@ def _on_usable_mems(books: Books, placement: Placement, grant: Grant) -> Placeme
     """A placement without the memory nodes that may not be used any more; on others where none is left."""
     mems = placement.mems & books.node.mems
     if mems or not placement.mems:
-        return replace(placement, mems=mems)
+        return placement if mems == placement.mems else replace(placement, mems=mems)
     with books.without([grant.key]):
         memory = memory_for(books, placement.cpus, grant.container, grant.fence)
     anywhere = books.node.mems if grant.fence.mems is None else NO_CPUS
@@ -202,6 +226,17 @@ def effective(
     books: Books, placement: Placement, fence: Fence, own: frozenset[int] = NO_CPUS
 ) -> frozenset[int]:
     """The CPUs of a placement that may be used now."""
+    known = books.node.allowed_now
+    key = (
+        placement.home,
+        placement.exclusive,
+        placement.hidden,
+        placement.one_thread,
+        placement.level,
+        fence.cpus,
+    )
+    if not own and key in known:
+        return known[key]
     if placement.level == "reserved":
         cpus = books.node.shared_reserved
     else:
@@ -209,7 +244,10 @@ def effective(
     if placement.one_thread:
         cpus = books.host.topology.one_thread_per_core(cpus)
     cpus |= (placement.exclusive - placement.hidden) & books.node.usable
-    return cpus if fence.cpus is None else cpus & fence.cpus
+    cpus = cpus if fence.cpus is None else cpus & fence.cpus
+    if not own:
+        known[key] = cpus
+    return cpus
 
 
 def memory_for(books: Books, cpus: frozenset[int], container: Container, fence: Fence) -> Memory:
