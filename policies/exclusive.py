@@ -228,7 +228,7 @@ class Picker:
         if all(g.has_l3 for g in grounds):
             where = f"{'one L3' if l3s == 1 else f'{l3s} L3s'} of {where}"
         idle = f", {len(hidden)} of them idle" if hidden else ""
-        return f"{len(cpus)} CPUs of its own in {where}{idle}"
+        return f"{len(cpus)} {'CPU' if len(cpus) == 1 else 'CPUs'} of its own in {where}{idle}"
 
 
 _PICKERS: WeakKeyDictionary[Topology, Picker] = WeakKeyDictionary()

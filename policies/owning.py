@@ -91,11 +91,8 @@ class Owning:
             lift_quota=lift and not ask.is_mixed and container.resources.milli_limit is not None,
         )
         fits = RANKS[found.level] <= max(RANKS[self._ideal(ask.full)], RANKS["ccx"])
-        own = f"{ask.full} {'CPU' if ask.full == 1 else 'CPUs'} of its own"
-        with_shared = f" and {ask.milli_shared}m on shared ones" if ask.is_mixed else ""
-        return with_memory(
-            node, container, self.settings, fence, place, f"{own}{with_shared}: {found.why}", fits
-        )
+        with_shared = f", and {ask.milli_shared}m on shared ones" if ask.is_mixed else ""
+        return with_memory(node, container, self.settings, fence, place, found.why + with_shared, fits)
 
     def _claim(
         self, node: Node, container: Container, ask: Ask, affinity: Optional[Affinity], kept: frozenset[int]
@@ -107,7 +104,7 @@ class Owning:
         def cost(cpus: frozenset[int]) -> tuple[float, ...]:
             pull = affinity.cost(container, cpus) if affinity is not None else 0.0
             missed = missed_hints(hinted, self.topology.nodes_of(cpus)) if hinted else 0
-            return (pull, missed, squeeze(cpus))
+            return (pull, missed, *squeeze(cpus))
 
         return Claim(
             ask.full,
@@ -213,19 +210,23 @@ def _kept(
     return kept, tuple(grown)
 
 
-def _squeeze(node: Node, milli_shared: int) -> Callable[[frozenset[int]], int]:
-    """How far, in milli-CPUs, shared containers would be overcommitted in the leaves that some CPUs are taken from."""
+def _squeeze(node: Node, milli_shared: int) -> Callable[[frozenset[int]], tuple[int, int]]:
+    """What taking some CPUs does to the shared containers of their leaves, in milli-CPUs.
+
+    How far these would be overcommitted; and how much they ask for: of two places the one where fewer notice.
+    """
     survey = node.survey()
 
-    def squeeze(cpus: frozenset[int]) -> int:
+    def squeeze(cpus: frozenset[int]) -> tuple[int, int]:
         taken: dict[int, int] = {}
         for cpu in cpus:
             leaf = node.leaf_of[cpu]
             taken[leaf] = taken.get(leaf, 0) + 1
-        left = (
-            (survey.caps[i] - count) * 1000 - survey.charge_nano[i] // NANO_PER_MILLI
-            for i, count in taken.items()
-        )
-        return sum(max(0, milli_shared - milli) for milli in left)
+        lacking = asked = 0
+        for index, count in taken.items():
+            charge = survey.order_nano[index] // NANO_PER_MILLI
+            asked += charge
+            lacking += max(0, charge + milli_shared - (survey.caps[index] - count) * 1000)
+        return lacking, asked
 
     return squeeze

@@ -191,7 +191,8 @@ def resized(
             other_count = len(decision.placement.exclusive) != len(stay.exclusive)
             if other_rung or other_count or not still_holds(books, stay, container, fence):
                 moved = keep_memory(books, stay, decision.placement, fence)
-                return replace(decision, placement=moved), Stance.PLACED, NO_CPUS
+                decision = relieved(books, container, replace(decision, placement=moved))
+                return decision, Stance.PLACED, NO_CPUS
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
 
 

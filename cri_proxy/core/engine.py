@@ -229,10 +229,12 @@ class Engine:
         self.books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
         updates = self._refreshed({key: was[key] for key, _, _ in ticket.moved})
         after = tuple(u for u in updates if not u.shrink)
+        # Of a container that is being resized the request itself tells, also where its balloon changes.
+        told = tuple(u for u in updates if u.id != ticket.target)
         if after:
             waiting = tuple((u.id, was[u.id].cpus) for u in after if u.id in was)
             self.books.put_ticket(replace(ticket, waiting=waiting))
-        return tuple(u for u in updates if u.shrink), after
+        return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 
     @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:

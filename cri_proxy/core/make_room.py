@@ -97,6 +97,7 @@ def _movable(books: Books, cpus: frozenset[int]) -> list[Grant]:
         grant
         for grant in books.grants.values()
         if grant.stance is Stance.PLACED
+        and grant.key in books.node.residents
         and grant.life in (Life.CREATED, Life.RUNNING)
         and grant.container.resources.milli_request
         and not grant.placement.group

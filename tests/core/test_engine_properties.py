@@ -25,6 +25,8 @@ from cri_proxy.core.grants import Admission, Life, Move, Plan, Seen, Stance, Upd
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, resync, unknown_ids
+from policies.balloon_types import BalloonSettings, BalloonType
+from policies.balloons import Balloons
 from policies.cpus import NO_CPUS
 from policies.hygon import Hygon
 from policies.model import Container, Fence, PlacementRefused, Qos, Resources, Wishes
@@ -69,10 +71,19 @@ def topology_aware(tree: Topology, settings: PlacementSettings) -> Policy:
     return TopologyAware(tree, replace(settings, ownership="exclusive"))
 
 
+def balloons(tree: Topology, settings: PlacementSettings) -> Policy:
+    types = (
+        BalloonType("own", namespaces=("default",), max_cpus=4, max_balloons=3, prefer_new_balloons=True),
+        BalloonType("idle", namespaces=("other",), min_cpus=1, share_idle_cpus_in_same="numa"),
+    )
+    return Balloons(tree, replace(settings, balloons=BalloonSettings(types)))
+
+
 POLICIES: dict[str, Callable[[Topology, PlacementSettings], Policy]] = {
     "hygon": Hygon,
     "owning": Owning,
     "topology-aware": topology_aware,
+    "balloons": balloons,
 }
 #: What annotations may ask; most ask nothing.
 WISHES = (
