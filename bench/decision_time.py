@@ -17,6 +17,7 @@ from bench.figures import machine_line, percentile
 from cri_proxy.core.cri import read_create, write_create_delta
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import EngineOptions, Host
+from policies.balloon_types import BalloonSettings, BalloonType
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
 from policies.topology import Cpu, Topology, TopologyData
@@ -64,7 +65,10 @@ def request(number: int, kind: str) -> bytes:
 def filled(policy: str) -> Engine:
     tree = topology()
     host = Host(topology=tree, usable=tree.online, mems=tree.memory_nodes)
-    settings = PlacementSettings(ownership="exclusive" if policy == "topology-aware" else "shared")
+    settings = PlacementSettings(
+        ownership="exclusive" if policy == "topology-aware" else "shared",
+        balloons=BalloonSettings((BalloonType("web", namespaces=("default",), max_cpus=8),)),
+    )
     engine = Engine(host, POLICIES[policy](tree, settings), EngineOptions())
     random = Random(1)
     small, large = ["2 CPUs", "no limit", "BestEffort"], ["12 CPUs", "48 CPUs"]

@@ -83,6 +83,9 @@ def _requested(members: Mapping[str, Resident]) -> tuple[int, frozenset[str]]:
 
     Such a container counts with the larger request, until the runtime has answered.
     """
+    names = {(m.pod_uid, m.container and m.container.name) for m in members.values()}
+    if len(names) == len(members):
+        return sum([m.milli_request for m in members.values()]), frozenset()
     by_container: dict[object, list[str]] = {}
     for key, member in members.items():
         container = member.container

@@ -75,6 +75,8 @@ class Node:
         #: CPUs that are given away only as exclusive CPUs (``isolcpus``, where the policy keeps them apart).
         self.isolated = isolated & self.usable
         self.residents: dict[str, Resident] = {}
+        #: Grows with every change.
+        self.version = 0
         self._of_pod: dict[str, dict[str, Resident]] = {}
         #: Those whose annotations say whom they want near or far.
         self.with_terms: dict[str, Resident] = {}
@@ -121,6 +123,7 @@ class Node:
         return resident
 
     def _book(self, resident: Resident, sign: int) -> None:
+        self.version += 1
         if resident.cpus:
             share, order = resident.nano_per_cpu()
             entry = self._unentered.setdefault(resident.cpus, [0, 0])

@@ -228,11 +228,11 @@ class Engine:
         self.books.put_ticket(ticket)
         self.books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
         updates = self._refreshed({key: was[key] for key, _, _ in ticket.moved})
-        after = tuple(u for u in updates if not u.shrink)
         # Of a container that is being resized the request itself tells, also where its balloon changes.
         told = tuple(u for u in updates if u.id != ticket.target)
-        if after:
-            waiting = tuple((u.id, was[u.id].cpus) for u in after if u.id in was)
+        waits = [u for u in updates if u.id in was and (not u.shrink or u.id == ticket.target)]
+        if waits:
+            waiting = tuple((u.id, was[u.id].cpus) for u in waits)
             self.books.put_ticket(replace(ticket, waiting=waiting))
         return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 

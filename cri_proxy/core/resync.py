@@ -139,8 +139,10 @@ def _settle_tickets(
     bound: list[str] = []
     cancelled: list[str] = []
     updates: list[Update] = []
+    targets: set[str] = set()
     for ticket in [t for t in engine.tickets.values() if t.in_doubt]:
         if ticket.kind is TicketKind.RESIZE:
+            targets.add(ticket.target)
             updates += _settle_resize(engine, ticket, listing.get(ticket.target), now_s)
             continue
         container = engine.grants[ticket.key].container
@@ -151,7 +153,24 @@ def _settle_tickets(
         elif now_s - ticket.since_s > patience_s and listed_at_s > ticket.since_s:
             updates += engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
             cancelled.append(ticket.id)
-    return bound, cancelled, updates
+    return bound, cancelled, _told_last(engine, listing, updates, targets)
+
+
+def _told_last(
+    engine: Engine, listing: Mapping[str, Seen], updates: list[Update], targets: Iterable[str]
+) -> list[Update]:
+    """The updates; of containers whose resizes were in doubt the place they have in the end, if they run elsewhere."""
+    for target in sorted(targets):
+        grant, item = engine.grants.get(target), listing.get(target)
+        if grant is None or item is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
+            continue
+        mine = [u for u in updates if u.id == target]
+        if mine or (item.cpus is not None and item.cpus != grant.cpus):
+            why = mine[-1].why if mine else "nobody knows what became of a resize"
+            give_back = mine[-1].give_back if mine else None
+            updates = [u for u in updates if u.id != target]
+            updates.append(Update(target, grant.placement, True, why, give_back))
+    return updates
 
 
 def _settle_resize(engine: Engine, ticket: Ticket, item: Optional[Seen], now_s: float) -> tuple[Update, ...]:
