@@ -70,6 +70,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._debugging = False
 
     # ------------------------------------------------------------------ start and stop
 
@@ -200,6 +201,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGUSR1, self._toggle_debug)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self.reload()))
 
     async def _serve_metrics(self) -> None:
@@ -221,6 +223,13 @@ class Daemon:
         if self._stopping.is_set():
             os._exit(1)  # asked twice
         self._stopping.set()
+
+    def _toggle_debug(self) -> None:
+        """Intel's daemon did that on SIGUSR1; a signal nobody handles would end us."""
+        self._debugging = not self._debugging
+        config = self.parts.config
+        logs.set_up("debug" if self._debugging else config["log.level"], config["log.format"])
+        self.log.info("debugging on" if self._debugging else "debugging off")
 
     async def _stop(self) -> None:
         parts = self.parts

@@ -160,6 +160,8 @@ class CreateContainer(Call):
         container = request.container
         self.namespace = container.pod.namespace
         self.fields.update(container=container.path, attempt=container.attempt)
+        if container.wishes.notes:
+            keeper.log.warning("annotations", container=container.path, ignored=list(container.wishes.notes))
         container = await look_up(keeper, engine, container, request.uses)
         if keeper.active() is not engine:  # it was replaced meanwhile
             return Forward()
