@@ -27,7 +27,8 @@ from cri_proxy.shell.runtime import NoRuntime
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.sysfs import SysfsError, read_sysfs
 from cri_proxy.version import VERSION
-from policies.topology import BadTopology, Topology, TopologyData, read_topology, write_topology
+from policies.topology import BadTopology, Topology, TopologyData
+from policies.topology_json import read_topology, write_topology
 
 
 def _fail(sentence: str, hint: str = "") -> NoReturn:

@@ -267,13 +267,15 @@ def _adoption(
     if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
         return replace(grant, stance=Stance.KUBELET, why="kubelet gave it CPUs of its own")
     exclusive = NO_CPUS
+    topology = engine.host.topology
+    home = cpus & (topology.cpus.keys() | topology.data.offline)
     nobodys = cpus.isdisjoint(engine.node.exclusive | engine.node.reserved)
     if engine.policy.owns_exclusively and nobodys and _looks_exclusive(container, item, listing):
         exclusive = cpus
     return replace(
         grant,
         stance=Stance.ADOPTED,
-        placement=Placement(home=cpus, exclusive=exclusive),
+        placement=Placement(home=home, exclusive=exclusive),
         why="it ran before this daemon knew it: it keeps what it has",
     )
 

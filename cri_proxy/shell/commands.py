@@ -25,7 +25,7 @@ from cri_proxy.shell.machine import NoMachine
 from cri_proxy.version import VERSION
 from policies.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
-from policies.topology import write_topology
+from policies.topology_json import write_topology
 
 #: How long a command waits for the runtime to take updates.
 WAIT_S = 30.0

@@ -12,7 +12,8 @@ from cri_proxy.core.cri import kubepods_root
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.kubelet import read_exclusive, read_reserved
 from cri_proxy.shell.sysfs import SysfsError, read_signature, read_sysfs
-from policies.topology import BadTopology, Topology, TopologyData, read_topology, remember
+from policies.topology import BadTopology, Topology, TopologyData, remember
+from policies.topology_json import read_topology
 
 
 class NoMachine(Exception):

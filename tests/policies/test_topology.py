@@ -18,10 +18,9 @@ from policies.topology import (
     Domain,
     Topology,
     TopologyData,
-    read_topology,
     remember,
-    write_topology,
 )
+from policies.topology_json import read_topology, write_topology
 from tests.machines import (
     ALL_MACHINES,
     BIG_1024,

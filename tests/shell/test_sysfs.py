@@ -16,7 +16,8 @@ import pytest
 
 from cri_proxy.shell.sysfs import SysfsError, read_signature, read_sysfs
 from policies.cpus import parse_cpus
-from policies.topology import Cpu, Topology, TopologyData, read_topology, remember, write_topology
+from policies.topology import Cpu, Topology, TopologyData, remember
+from policies.topology_json import read_topology, write_topology
 from tests.machines import (
     ALL_MACHINES,
     BIG_1024,

@@ -1,0 +1,127 @@
+"""The policies as a scenario shows them: annotations, pods of every source of size, devices, another policy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from policies.cpus import parse_cpus
+from tests.core.simulations import CCX, STATE, containers, create, last, places, run
+
+AWARE = "{policy: {Active: topology-aware}}"
+GUARANTEED = {"qos": "guaranteed", "memory_limit": "1Gi"}
+
+
+def own(container: str, cpus: Any, /, **fields: Any) -> dict[str, Any]:
+    return create(container, cpus, **{**GUARANTEED, **fields})
+
+
+def l3_of(line: dict[str, Any], container: str) -> set[int]:
+    cpus = parse_cpus(containers(line)[container]["cpus"])
+    return {index for index, ccx in enumerate(CCX) if parse_cpus(ccx) & cpus}
+
+
+# ---------------------------------------------------------------- the size of a pod
+
+ANNOTATED = json.dumps(
+    {"containers": {n: {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}} for n in ("app", "side")}}
+)
+PODS = {
+    "the sandbox's resources": {"cpu_request": "4", "cpu_limit": "4"},
+    "Intel's annotation": {"annotations": {"intel.com/resources": ANNOTATED}},
+    "nri-plugins' annotation": {"annotations": {"noderesource.dev/resources": ANNOTATED}},
+}
+
+
+@pytest.mark.parametrize("pod", PODS.values(), ids=PODS.keys())
+def test_a_pod_whose_size_is_told_goes_where_all_of_it_fits(pod: dict[str, Any]) -> None:
+    """Three CPUs are left in the first CCX: the app alone would fit there best."""
+    steps = [
+        own("five", 5),
+        {"op": "pod", "id": "p", "cgroup_parent": "/kubepods/podP", **pod},
+        own("app", 2, pod="p", name="app"),
+        own("side", 2, pod="p", name="side"),
+        STATE,
+    ]
+    line = last(*steps, text=AWARE)
+    assert (l3_of(line, "five"), l3_of(line, "app"), l3_of(line, "side")) == ({0}, {1}, {1})
+
+
+def test_a_pod_whose_size_nobody_tells_is_learnt_and_stays_in_one_node() -> None:
+    steps = [own("five", 5), own("app", 2, pod="p", name="app"), own("side", 2, pod="p", name="side"), STATE]
+    line = last(*steps, text=AWARE)
+    assert (l3_of(line, "app"), l3_of(line, "side")) == ({0}, {1})
+
+
+def test_a_finished_init_container_gives_its_cpus_to_the_next_one() -> None:
+    steps = [
+        own("init", 8, pod="p", name="init", kind="init"),
+        {"op": "exit", "id": "init", "code": 0},
+        own("app", 8, pod="p", name="app"),
+        STATE,
+    ]
+    line = last(*steps, text=AWARE)
+    assert l3_of(line, "app") == {0}
+
+
+# ---------------------------------------------------------------- annotations
+
+
+def test_an_annotation_owns_cpus_under_hygon_too() -> None:
+    annotations = {"cri-resmgr.io/cpus": "exclusive"}
+    line = last(own("db", 4, annotations=annotations), STATE)
+    assert containers(line)["db"]["exclusive"] == "0-1,64-65"
+
+
+def test_what_is_demanded_and_cannot_be_had_is_an_error_with_a_reason() -> None:
+    annotations = {"cri-resmgr.io/l3": "require"}
+    line = last(own("db", 12, annotations=annotations), text=AWARE)
+    assert "wants 12 CPUs in one L3; the largest free L3 has 8" in line["error"]
+    assert (line["cpus"], line["moved"]) == ("", [])
+
+
+def test_what_is_not_understood_is_said_and_ignored() -> None:
+    line = last(own("db", 4, annotations={"cri-resmgr.io/smt": "sideways"}), text=AWARE)
+    assert line["error"] == "" and line["exclusive"] and "sideways" in line["why"]
+
+
+def test_affinity_draws_both_ways() -> None:
+    everywhere = {"key": "pod/namespace", "operator": "Equals", "values": ["default"]}
+    near_a = {"scope": everywhere, "match": {"key": "name", "operator": "Equals", "values": ["a"]}}
+    wish = {"cri-resmgr.io/affinity": json.dumps({"b": [near_a]})}
+    apart = last(create("a", 2, name="a"), create("b", 2, name="b"), STATE)
+    assert places(apart)["a"] != places(apart)["b"]
+    near = last(create("a", 2, name="a"), create("b", 2, name="b", annotations=wish), STATE)
+    assert places(near)["a"] == places(near)["b"]
+
+
+def test_quota_is_lifted_where_all_cpus_are_owned() -> None:
+    line = last(own("db", 4, annotations={"cri-resmgr.io/cfs-quota": "lift"}), text=AWARE)
+    assert line["sent"]["cpu_quota"] == -1 and line["cpu_quota"] == -1
+
+
+# ---------------------------------------------------------------- resize, restart, another policy
+
+
+def test_a_resize_of_what_is_owned_keeps_every_cpu() -> None:
+    steps = [own("db", 2), {"op": "resize", "id": "db", "cpu_request": "5", "cpu_limit": "5"}, STATE]
+    first, second, _ = run(*steps, text=AWARE)
+    assert first["exclusive"] == "0,64" and second["exclusive"] == "0-2,64-65"
+
+
+@pytest.mark.parametrize("state", ["kept", "lost"])
+def test_a_restart_leaves_what_is_owned(state: str) -> None:
+    steps = [own("db", 4), create("web", 8), STATE, {"op": "restart", "state": state}, STATE]
+    lines = run(*steps, text=AWARE)
+    before, after = containers(lines[2]), containers(lines[4])
+    assert {k: (r["cpus"], r["exclusive"]) for k, r in before.items()} == {
+        k: (r["cpus"], r["exclusive"]) for k, r in after.items()
+    }
+
+
+def test_another_policy_moves_nobody_who_need_not_move() -> None:
+    steps = [own("db", 4), create("web", 8), {"op": "config", "file": "b.yaml"}, STATE]
+    lines = run(*steps, text=AWARE, files={"b.yaml": "{policy: {Active: hygon}}"})
+    assert lines[2]["moved"] == []
