@@ -60,6 +60,37 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
 
+def give_places(books: Books, decision: Decision) -> tuple[tuple[str, Placement, Placement], ...]:
+    """Give others the placements a decision has for them; returns what they had and have now."""
+    moved = []
+    for key, placement in sorted(decision.others.items()):
+        moved.append((key, books.grants[key].placement, placement))
+        put_placement(books, key, placement, "makes room: " + decision.why)
+    return tuple(moved)
+
+
+def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tuple[Update, ...]:
+    """As ``refresh``; with the updates of those, too, whose records were ``was`` before they were changed."""
+    updates = {u.id: u for u in refresh(books, force)}
+    for key, before in was.items():
+        now = books.grants.get(key)
+        updates.pop(key, None)
+        if now is not None and now.life in (Life.CREATED, Life.RUNNING) and has_changed(before, now):
+            updates[key] = update_of(before, now)
+    return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
+
+
+def put_and_settle(books: Books, grant: Grant) -> tuple[Update, ...]:
+    """Enter a record, bring it in line with the pools, and say who has to be told."""
+    books.put(grant)
+    settle(books, grant, barred_from_owning(books))
+    settled = books.grants[grant.key]
+    updates = refresh(books)
+    if has_changed(grant, settled) and all(u.id != grant.key for u in updates):
+        updates += (update_of(grant, settled),)
+    return updates
+
+
 def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
     """Of both records of each container that is being resized: what the other one owns, and nobody else."""
     own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}

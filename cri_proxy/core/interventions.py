@@ -1,0 +1,98 @@
+"""What people and plans do to places: release a container, manage it, move it. Parts of the engine's transitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+from cri_proxy.core.books import Books
+from cri_proxy.core.decide import still_holds
+from cri_proxy.core.grants import Grant, Life, Plan, Stance, Update
+from cri_proxy.core.settle import (
+    effective,
+    give_places,
+    has_changed,
+    keep_memory,
+    memory_for,
+    placed,
+    refreshed,
+    update_of,
+)
+from policies.cpus import NO_CPUS
+from policies.model import UNTOUCHED, Placement
+
+
+def release(books: Books, container_id: str) -> Optional[Update]:
+    """``Engine.release``."""
+    grant = books.grants.get(container_id)
+    if grant is None or grant.life is Life.CREATING:
+        return None
+    if grant.stance is Stance.KUBELET:
+        return None
+    # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
+    # and of one whose record was lost nobody knows.
+    was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
+    was_lifted = was_lifted or grant.stance is Stance.ADOPTED
+    give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
+    if grant.stance not in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED):
+        books.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
+        only_quota = Update(container_id, UNTOUCHED, False, "released", give_back)
+        return None if give_back is None else only_quota
+    cpus, mems = _unmanaged_place(books, grant)
+    books.put(replace(grant, stance=Stance.RELEASED, runs_on=cpus, displaced=None, why="released by command"))
+    if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
+        return None
+    place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
+    return Update(container_id, place, bool(grant.cpus - cpus), "released", give_back)
+
+
+def _unmanaged_place(books: Books, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
+    return (
+        grant.fence.cpus or books.host.parent_cpus or books.host.usable,
+        grant.fence.mems or books.host.mems,
+    )
+
+
+def manage(books: Books, container_id: str) -> tuple[Update, ...]:
+    """``Engine.manage``."""
+    grant = books.grants.get(container_id)
+    if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
+        return ()
+    if grant.stance in (Stance.PLACED, Stance.KUBELET):
+        return ()
+    with books.without([container_id]):
+        decision = books.policy.place(books.node, grant.container, grant.fence, books.pull(grant.container))
+    if not decision.placement.cpus:
+        return ()
+    was = {key: books.grants[key] for key in decision.others}
+    managed = placed(grant, decision.placement, decision.why)
+    books.put(managed)
+    give_places(books, decision)
+    books.record("adopt", container_id, managed, grant.since_s)
+    others = [u for u in refreshed(books, was) if u.id != container_id]
+    place = books.grants[container_id].placement
+    own = Update(container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command")
+    return (*(u for u in others if u.shrink), own, *(u for u in others if not u.shrink))
+
+
+def apply(books: Books, plan: Plan) -> tuple[Update, ...]:
+    """``Engine.apply``."""
+    stale = plan.version != books.version
+    updates = []
+    for move in plan.moves:
+        grant = books.grants.get(move.id)
+        if grant is None or grant.stance is not Stance.PLACED or grant.exclusive or grant.life is Life.HELD:
+            continue
+        placement = replace(grant.placement, home=move.home, level=move.level)
+        cpus = effective(books, placement, grant.fence)
+        with books.without([grant.key]):
+            if not cpus or (stale and not still_holds(books, placement, grant.container, grant.fence)):
+                continue
+            memory = memory_for(books, cpus, grant.container, grant.fence)
+        placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
+        placement = keep_memory(books, grant.placement, placement, grant.fence)
+        moved = replace(grant, placement=placement, displaced=None, why=move.why or plan.why)
+        books.put(moved)
+        if has_changed(grant, moved) and grant.life is not Life.CREATING:
+            updates.append(update_of(grant, moved))
+    return tuple(updates)

@@ -1,0 +1,231 @@
+"""Requests on their way to the runtime: admitted, bound, cancelled, in doubt. Parts of the engine's transitions.
+
+``Engine`` says what each of them is for, and makes each all or nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+from cri_proxy.core.books import Books
+from cri_proxy.core.decide import decide, predecessors, resized, stance_of
+from cri_proxy.core.grants import Admission, Grant, Life, Stance, Ticket, TicketKind, Update
+from cri_proxy.core.settle import give_places, put_and_settle, put_placement, refresh, refreshed
+from policies.cpus import NO_CPUS
+from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Resources
+
+
+def admit(books: Books, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
+    """``Engine.admit``."""
+    stance, reason = stance_of(books, container, fence, now_s)
+    # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
+    replaced = predecessors(books, container)
+    keys = {g.key for g in replaced}
+    # Should they come back: nobody waits for them any more, so ``resync`` must find out.
+    replaced_tickets = tuple(replace(t, in_doubt=True) for t in books.tickets.values() if t.key in keys)
+    books.set_aside(replaced, replaced_tickets)
+    # 2. Decide.
+    given_up: tuple[Grant, ...] = ()
+    if stance is Stance.PLACED:
+        decision, given_up = decide(books, container, fence, replaced)
+        if not decision.placement.cpus:
+            stance = Stance.UNTOUCHED
+    else:
+        decision = Decision(UNTOUCHED, reason)
+    # 3. Book it under the ticket, and those who make room for it where they go.
+    runs_on = NO_CPUS
+    if stance is Stance.PLACED and not enforce:
+        stance = Stance.OBSERVED
+    if stance is not Stance.PLACED:
+        decision = replace(decision, others={})  # nobody makes room for what is not sent
+        runs_on = fence.cpus or books.host.parent_cpus or books.host.usable
+    key = books.next_ticket()
+    grant = Grant(
+        key,
+        container,
+        decision.placement,
+        stance,
+        fence,
+        runs_on=runs_on,
+        since_s=now_s,
+        why=decision.why,
+    )
+    sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    ticket = Ticket(
+        key, TicketKind.CREATE, key, now_s, "", sent, False, replaced + given_up, replaced_tickets
+    )
+    before, after = _book(books, grant, ticket, decision)
+    return Admission(key, decision, stance, sent, before, after)
+
+
+def _book(
+    books: Books, pending: Grant, ticket: Ticket, decision: Decision
+) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
+    """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
+    was = dict(books.grants)
+    books.put(pending)
+    ticket = replace(ticket, moved=give_places(books, decision))
+    books.put_ticket(ticket)
+    books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
+    updates = refreshed(books, {key: was[key] for key, _, _ in ticket.moved})
+    # Of a container that is being resized the request itself tells, also where its balloon changes.
+    told = tuple(u for u in updates if u.id != ticket.target)
+    waits = [u for u in updates if u.id in was and (not u.shrink or u.id == ticket.target)]
+    if waits:
+        waiting = tuple((u.id, was[u.id].cpus) for u in waits)
+        books.put_ticket(replace(ticket, waiting=waiting))
+    return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
+
+
+def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
+    """``Engine.bind``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    books.drop_ticket(ticket_id)
+    pending = books.grants[ticket.key]
+    books.drop(ticket.key)
+    if container_id in books.grants:
+        books.drop(container_id)
+    if not ticket.in_doubt:
+        books.longest_create_s = max(books.longest_create_s, now_s - ticket.since_s)
+    bound = replace(pending, key=container_id, life=Life.CREATED, since_s=now_s)
+    books.put(bound)
+    books.rename(ticket_id, container_id)
+    updates = refresh(books)
+    return _with_missed(
+        books, updates, container_id, ticket.sent, "changed while the container was being created"
+    )
+
+
+def cancel(
+    books: Books, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
+) -> tuple[Update, ...]:
+    """``Engine.cancel``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    books.drop_ticket(ticket_id)
+    books.drop(ticket.key)
+    books.put_back(ticket.replaces, ticket.replaced_tickets)
+    books.outcome(ticket.target or ticket_id, reason)
+    # Who made room goes back, unless something else has happened to it since, or its place is taken.
+    was = {}
+    for key, before, given in ticket.moved:
+        grant = books.grants.get(key)
+        if grant is not None and grant.placement == given and _is_free(books, before, grant):
+            was[key] = grant
+            put_placement(books, key, before, "back: the container it made room for was not created")
+    # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
+    updates = refreshed(books, was, force=bool(ticket.replaces))
+    told = {u.id for u in updates}
+    for key, cpus in ticket.waiting:
+        grant = books.grants.get(key)
+        if grant is not None and grant.stance is Stance.PLACED and key not in told and grant.cpus != cpus:
+            why = "changed while another container was to be created"
+            updates += (Update(key, grant.placement, bool(cpus - grant.cpus), why),)
+    return updates
+
+
+def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
+    return place.exclusive.isdisjoint(books.node.exclusive - grant.exclusive)
+
+
+def doubt(books: Books, ticket_id: str) -> None:
+    """``Engine.doubt``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is not None:
+        books.put_ticket(replace(ticket, in_doubt=True))
+        books.outcome(ticket.target or ticket_id, "in doubt")
+
+
+def resize(
+    books: Books, container_id: str, resources: Resources, fence: Fence, now_s: float
+) -> Optional[Admission]:
+    """``Engine.resize``."""
+    old = books.grants.get(container_id)
+    if old is None or old.life is Life.CREATING:
+        return None
+    new_fence = Fence(fence.cpus or old.fence.cpus, fence.mems or old.fence.mems)
+    container = replace(old.container, resources=resources)
+    key = books.next_ticket()
+    decision, stance, runs_on = resized(books, old, container, new_fence, fence)
+    pending = replace(
+        old,
+        key=key,
+        container=container,
+        placement=decision.placement,
+        fence=new_fence,
+        stance=stance,
+        runs_on=runs_on,
+        life=Life.CREATING,
+        displaced=old.displaced if decision.placement.home == old.placement.home else None,
+        why=decision.why,
+    )
+    sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, found=old.stance)
+    before, after = _book(books, pending, ticket, decision)
+    give_back = pending.quota if old.lifted and not pending.lifted else None
+    return Admission(key, decision, stance, sent, before, after, give_back)
+
+
+def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
+    """``Engine.commit``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    books.drop_ticket(ticket_id)
+    pending = books.grants[ticket.key]
+    books.drop(ticket.key)
+    old = books.grants.get(ticket.target)
+    if old is None:  # it was removed meanwhile
+        return refresh(books)
+    bound = replace(old, container=pending.container, fence=pending.fence)
+    # What was released, given up as foreign or taken under management while the request was on its way stays so.
+    is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
+    if is_new or old.stance is ticket.found:
+        bound = replace(
+            bound,
+            placement=pending.placement,
+            stance=pending.stance,
+            runs_on=pending.runs_on,
+            displaced=pending.displaced,
+            why=pending.why,
+        )
+        books.put(bound)
+        updates = refresh(books)
+    else:
+        updates = put_and_settle(books, bound)  # its fence may be another one now
+    books.outcome(ticket.target, "resized")
+    why = "changed while the container was being resized"
+    now = books.grants[ticket.target]
+    untold = now.stance is Stance.PLACED and all(u.id != ticket.target for u in updates)
+    if untold and not ticket.sent.cpus:  # placed meanwhile: the request may have undone that
+        return (*updates, Update(ticket.target, now.placement, True, why))
+    return _with_missed(books, updates, ticket.target, ticket.sent, why)
+
+
+def _with_missed(
+    books: Books, updates: tuple[Update, ...], key: str, sent: Placement, why: str
+) -> tuple[Update, ...]:
+    """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
+    grant = books.grants[key]
+    others = tuple(u for u in updates if u.id != key)
+    if grant.life is Life.HELD:
+        return others
+    if not sent.cpus:  # it was not asked for a place; it may have got one meanwhile
+        return updates
+    give_back = grant.quota if sent.lift_quota and not grant.lifted else None
+    if grant.stance is Stance.RELEASED:
+        place = Placement(cpus=grant.runs_on)
+    elif grant.stance is Stance.PLACED:
+        place = grant.placement
+    elif give_back is not None:
+        place = UNTOUCHED
+    else:
+        return others
+    has_its_cpus = (place.cpus or sent.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems)
+    if has_its_cpus and grant.lifted == sent.lift_quota:
+        return others
+    return (*others, Update(key, place, bool(sent.cpus - grant.cpus), why, give_back))
