@@ -49,6 +49,8 @@ def make_host(
         )
         usable = parent
     wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup), topology.online)
+    # Reserved CPUs need not be among those that are available: they are the system's.
+    usable |= parent & (wanted.cpus or NO_CPUS)
     reserved = reserve(topology, usable, wanted, machine.kubelet_reserved)
     mems = topology.memory_nodes if parent_mems is None else parent_mems & topology.memory_nodes
     # On a topology that is not this machine's the two may have nothing in common.

@@ -40,7 +40,7 @@ POLICY_OPTIONS: tuple[Option, ...] = (
         "policy.AvailableResources.CPU",
         cpus("all that are online", may_be_zero=False),
         CpuConstraint(),
-        "The only CPUs that containers may be placed on. A quantity takes as many, L3 by L3.",
+        "The only CPUs that containers may be placed on, besides reserved ones. A quantity takes as many, L3 by L3.",
         "CPUs",
     ),
     Option(

@@ -107,6 +107,11 @@ def test_reserved_cpus(case: str) -> None:
     assert host.usable == HYGON.online
 
 
+def test_reserved_cpus_need_not_be_available() -> None:
+    host, warnings = make_host(config(available="cpuset:1-15", reserved="cpuset:0"), Machine(HYGON))
+    assert (format_cpus(host.usable), format_cpus(host.reserved), warnings) == ("0-15", "0", ())
+
+
 def test_reserved_cpus_that_are_not_usable_are_left_out_with_a_warning() -> None:
     host, [warning] = make_host(config(reserved="cpuset:0,64,8"), Machine(HYGON, parse_cpus("0-7,64-71")))
     assert format_cpus(host.reserved) == "0,64"
