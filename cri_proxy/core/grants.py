@@ -128,7 +128,7 @@ class Ticket:
 class Update:
     """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create.
 
-    ``give_back``: the CPU quota that we had taken away from it.
+    ``give_back``: the CPU quota that we had taken away from it. ``runs_on``: its CPUs until it is told.
     """
 
     id: str
@@ -136,6 +136,7 @@ class Update:
     shrink: bool
     why: str
     give_back: Optional[Quota] = None
+    runs_on: frozenset[int] = field(default=NO_CPUS, compare=False)
 
 
 @dataclass(frozen=True)

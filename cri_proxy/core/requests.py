@@ -63,17 +63,16 @@ def _book(
     books: Books, pending: Grant, ticket: Ticket, decision: Decision
 ) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
-    was = dict(books.grants)
+    was = {key: books.grants[key] for key in decision.others}
     books.put(pending)
     ticket = replace(ticket, moved=give_places(books, decision))
     books.put_ticket(ticket)
     books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
-    updates = refreshed(books, {key: was[key] for key, _, _ in ticket.moved})
+    updates = refreshed(books, was)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     told = tuple(u for u in updates if u.id != ticket.target)
-    waits = [u for u in updates if u.id in was and (not u.shrink or u.id == ticket.target)]
-    if waits:
-        waiting = tuple((u.id, was[u.id].cpus) for u in waits)
+    waiting = tuple((u.id, u.runs_on) for u in updates if not u.shrink or u.id == ticket.target)
+    if waiting:
         books.put_ticket(replace(ticket, waiting=waiting))
     return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 

@@ -33,12 +33,13 @@ REFRESH_ROUNDS = 8
 
 def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
-    before = dict(books.grants)
-    tidied = _tidy(books)
-    unchanged = not force and not tidied and books.refreshed == _pools(books)
-    if unchanged and before == books.grants:
+    tidy = books.policy.tidy(books.node)
+    unchanged = not force and books.refreshed == _pools(books)
+    if unchanged and not tidy:
         return ()
-    for _ in range(0 if unchanged else REFRESH_ROUNDS):
+    before = dict(books.grants)
+    tidied = _give(books, tidy)
+    for _ in range(0 if unchanged and not tidied else REFRESH_ROUNDS):
         changed = None if force else _changed(books.refreshed, _pools(books))
         changed = None if changed is None else changed | tidied
         books.refreshed = _pools(books)
@@ -47,7 +48,7 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
         barred = barred_from_owning(books)
         for key in _depending_on(books, changed):
             settle(books, books.grants[key], barred, own.get(key, NO_CPUS))
-        tidied = _tidy(books)  # who was placed anew may have joined others, who move with it
+        tidied = _give(books, books.policy.tidy(books.node))  # who was placed anew may have joined others, who move with it
         if not tidied and books.refreshed == _pools(books):
             break
     updates = [
@@ -103,10 +104,10 @@ def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int
     return own
 
 
-def _tidy(books: Books) -> frozenset[int]:
+def _give(books: Books, placements: Mapping[str, Placement]) -> frozenset[int]:
     """Give everybody the placement that the policy has for it now; returns the CPUs that have another owner then."""
     changed: set[int] = set()
-    for key, placement in books.policy.tidy(books.node).items():
+    for key, placement in placements.items():
         if key in books.grants:
             changed |= books.grants[key].placement.exclusive ^ placement.exclusive
         put_placement(books, key, placement)
@@ -335,7 +336,7 @@ def update_of(was: Grant, now: Grant) -> Update:
             why = "its CPU quota is lifted" if now.lifted else "its CPU quota is not lifted any more"
     # Where it runs while it has no place of ours is not known for sure: it is then told first.
     shrink = bool(was.cpus - now.cpus) or was.stance is Stance.UNTOUCHED
-    return Update(now.key, place, shrink, why, given_back(was, now))
+    return Update(now.key, place, shrink, why, given_back(was, now), was.cpus)
 
 
 def given_back(was: Grant, now: Grant) -> Optional[Quota]:
