@@ -11,7 +11,7 @@ from typing import Optional
 from cri_proxy.core.books import Books
 from cri_proxy.core.decide import decide, predecessors, resized, stance_of
 from cri_proxy.core.grants import Admission, Grant, Life, Stance, Ticket, TicketKind, Update
-from cri_proxy.core.settle import give_places, put_and_settle, put_placement, refresh, refreshed
+from cri_proxy.core.settle import give_places, inside, put_and_settle, put_placement, refresh, refreshed
 from policies.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Resources
 
@@ -195,7 +195,8 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
         books.put(bound)
         updates = refresh(books)
     else:
-        updates = put_and_settle(books, bound)  # its fence may be another one now
+        # Its fence may be another one now.
+        updates = put_and_settle(books, replace(bound, placement=inside(bound.fence, bound.placement)))
     books.outcome(ticket.target, "resized")
     why = "changed while the container was being resized"
     now = books.grants[ticket.target]

@@ -48,7 +48,9 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
         barred = barred_from_owning(books)
         for key in _depending_on(books, changed):
             settle(books, books.grants[key], barred, own.get(key, NO_CPUS))
-        tidied = _give(books, books.policy.tidy(books.node))  # who was placed anew may have joined others, who move with it
+        tidied = _give(
+            books, books.policy.tidy(books.node)
+        )  # who was placed anew may have joined others, who move with it
         if not tidied and books.refreshed == _pools(books):
             break
     updates = [
@@ -118,11 +120,11 @@ def put_placement(books: Books, key: str, placement: Placement, why: str = "") -
     """Give a container that is placed the placement that the policy has chosen for it now."""
     grant = books.grants.get(key)
     if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
-        placement = _inside(grant.fence, placement)
+        placement = inside(grant.fence, placement)
         books.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
-def _inside(fence: Fence, placement: Placement) -> Placement:
+def inside(fence: Fence, placement: Placement) -> Placement:
     """A placement without what the caller does not allow: of others' fences a policy knows nothing."""
     cpus = placement.cpus if fence.cpus is None else placement.cpus & fence.cpus
     mems = placement.mems if fence.mems is None else placement.mems & fence.mems
