@@ -242,6 +242,10 @@ def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[
     if cpus == grant.runs_on:
         return ()
     placement = grant.placement
+    others = engine.node.exclusive - grant.exclusive
+    if grant.stance is Stance.KUBELET and not cpus.isdisjoint(others):
+        why = "it was moved onto CPUs of others; they are not its own"
+        return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
     if grant.stance is Stance.ADOPTED:
         placement = replace(placement, home=cpus, exclusive=placement.exclusive & cpus)
     return engine.amend(replace(grant, runs_on=cpus, placement=placement))

@@ -9,9 +9,10 @@ from typing import Optional
 import pytest
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Stance, Update
+from cri_proxy.core.grants import Seen, Stance, Update
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.core.resync import Listing, resync
 from cri_proxy.core.snapshot import read_record, write_record
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Container, PlacementRefused, Qos, Resources, Wishes
@@ -351,3 +352,72 @@ def test_a_fence_holds_the_cpus_of_its_own_too() -> None:
     grant = run(node, own("app", 2), "app", within=fence("8-15"))
     assert grant.exclusive <= parse_cpus("8-15")
     assert replace(grant.placement, cpus=grant.exclusive) == grant.placement
+
+
+# ---------------------------------------------------------------------- what else happens meanwhile
+
+
+def test_a_resize_that_takes_cpus_moves_who_is_left_with_too_little() -> None:
+    node = engine(usable=NODE_0)
+    run(node, make_container("web", limit=8, request=2), "web")
+    run(node, own("db", 4), "db")
+    run(node, make_container("log", limit=4, request=2), "log")
+    assert node.grants["log"].placement.home > node.grants["db"].cpus
+    admission = node.resize("db", Resources(milli(7), milli(7)), NO_FENCE, 1.0)
+    assert admission is not None
+    assert told(admission.before) == {"log": cpus(node, "web")}
+    assert broken_invariants(node) == []
+
+
+def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it_may() -> None:
+    node = engine(usable=NODE_0)
+    run(node, make_container("web", limit=8, request=1), "web")
+    app = own("app", 4)
+    run(node, app, "first")
+    # A next attempt that shares: its CPUs are to go back to the others, which are told after the reply.
+    shares = replace(again(app, 1), wishes=Wishes(ownership="shared"))
+    admission = node.admit(shares, NO_FENCE, 1.0)
+    node.remove("first")
+    told_now = told(node.cancel(admission.ticket, 2.0))
+    assert all(format_cpus(node.grants[key].cpus) == cpus for key, cpus in told_now.items())
+    waiting = {u.id for u in admission.after}
+    assert waiting <= set(told_now)
+    assert broken_invariants(node) == []
+
+
+def test_a_container_taken_under_management_during_its_resize_stays_so() -> None:
+    node = engine(usable=NODE_0)
+    run(node, own("app", 2), "app")
+    node.release("app")
+    admission = node.resize("app", Resources(milli(2), milli(2)), NO_FENCE, 1.0)
+    assert admission is not None and not admission.placement.cpus
+    node.manage("app")
+    mine = node.grants["app"].exclusive
+    updates = node.commit(admission.ticket, 2.0)
+    assert node.grants["app"].stance is Stance.PLACED and node.grants["app"].exclusive == mine
+    # The request may have undone what was sent for it meanwhile.
+    assert told(updates) == {"app": format_cpus(mine)}
+
+
+def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized() -> None:
+    node = engine(VM_NO_CACHE_INFO)
+    run(node, own("app", 1), "app")
+    mine = format_cpus(node.grants["app"].exclusive)
+    node.resize("app", Resources(0, None), NO_FENCE, 1.0)
+    node.admit(own("static", 1), fence(mine), 2.0)
+    assert format_cpus(node.grants["app"].cpus) != mine
+    assert broken_invariants(node) == []
+
+
+def test_a_container_without_a_record_does_not_own_what_a_record_says_is_anothers() -> None:
+    node = engine(usable=NODE_0)
+    mine = run(node, own("app", 1), "app").exclusive
+    stranger = own("stranger", 1)
+    listed = {
+        key: Seen(key, who.pod.id, who.pod.uid, who.name, 0, running=True, exited=False, cpus=on)
+        for key, who, on in (("app", own("app", 1), mine), ("stranger", stranger, mine))
+    }
+    resync(node, Listing(listed, 9.0, {"stranger": stranger}), 10.0)
+    assert node.grants["app"].exclusive == mine
+    assert node.grants["stranger"].stance is Stance.PLACED and not node.grants["stranger"].cpus & mine
+    assert broken_invariants(node) == []
