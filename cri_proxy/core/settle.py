@@ -95,14 +95,17 @@ def put_and_settle(books: Books, grant: Grant) -> tuple[Update, ...]:
 
 
 def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
-    """Of both records of each container that is being resized: what the other one owns, and nobody else."""
-    own = {t.target: books.grants[t.key].exclusive for t in books.tickets.values() if t.target}
-    own.update({t.key: before[t.target].exclusive for t in books.tickets.values() if t.target in before})
-    if any(own.values()):
-        claims = dict(books.node.claims)
-        for key, cpus in own.items():
-            mine = books.grants[key].exclusive if key in books.grants else NO_CPUS
-            own[key] = frozenset(c for c in cpus if claims.get(c, 0) <= 1 + (c in mine))
+    """Of both records of each container that is being resized: what the other one owns or owned, and nobody else owns."""
+    own: dict[str, frozenset[int]] = {}
+    claims = dict(books.node.claims)
+    for ticket in books.tickets.values():
+        pending, target = books.grants[ticket.key], books.grants.get(ticket.target)
+        if target is None:
+            continue
+        theirs = pending.exclusive, target.exclusive
+        was = before[target.key].exclusive if target.key in before else NO_CPUS
+        for key, cpus in ((target.key, pending.exclusive), (pending.key, was)):
+            own[key] = frozenset(c for c in cpus if claims.get(c, 0) <= sum(c in mine for mine in theirs))
     return own
 
 

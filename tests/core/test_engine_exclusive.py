@@ -399,11 +399,12 @@ def test_a_container_taken_under_management_during_its_resize_stays_so() -> None
     assert told(updates) == {"app": format_cpus(mine)}
 
 
-def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized() -> None:
+@pytest.mark.parametrize("wanted", [Resources(0, None), Resources(1000, 1000)], ids=["to share", "the same"])
+def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized(wanted: Resources) -> None:
     node = engine(VM_NO_CACHE_INFO)
     run(node, own("app", 1), "app")
     mine = format_cpus(node.grants["app"].exclusive)
-    node.resize("app", Resources(0, None), NO_FENCE, 1.0)
+    node.resize("app", wanted, NO_FENCE, 1.0)
     node.admit(own("static", 1), fence(mine), 2.0)
     assert format_cpus(node.grants["app"].cpus) != mine
     assert broken_invariants(node) == []
