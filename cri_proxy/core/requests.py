@@ -200,9 +200,12 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
     books.outcome(ticket.target, "resized")
     why = "changed while the container was being resized"
     now = books.grants[ticket.target]
-    untold = now.stance is Stance.PLACED and all(u.id != ticket.target for u in updates)
-    if untold and not ticket.sent.cpus:  # placed meanwhile: the request may have undone that
-        return (*updates, Update(ticket.target, now.placement, True, why))
+    if (
+        now.stance is Stance.PLACED and not ticket.sent.cpus
+    ):  # placed meanwhile: the request may have undone that
+        others = tuple(u for u in updates if u.id != ticket.target)
+        give_back = next((u.give_back for u in updates if u.id == ticket.target), None)
+        return (*others, Update(ticket.target, now.placement, True, why, give_back))
     return _with_missed(books, updates, ticket.target, ticket.sent, why)
 
 
