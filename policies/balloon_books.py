@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from policies.balloon_types import Balloon, BalloonType, parse_name
+from policies.cpus import NO_CPUS
 from policies.node import Node, Resident
 
 
@@ -37,40 +38,56 @@ class Found:
         return [balloon.cpus for other, balloon in self.balloons.items() if other != name]
 
 
-def balloons_in(node: Node, types: Mapping[str, BalloonType]) -> Found:
-    """Read the books of a node. A group of a type there is none of (any more) is somebody else's."""
-    # 1. Who is in which.
-    members: dict[str, dict[str, Resident]] = {}
-    owned: list[frozenset[int]] = []
-    shares = False
-    strangers: set[str] = set()
-    for key, resident in node.residents.items():
-        place = resident.placement
-        group = "" if place is None else place.group
-        if group and group not in members and group not in strangers:
-            if _type_of(group, types) is None:
-                strangers.add(group)
+class BalloonReader:
+    """Reads the books of one node after another; what has not changed since it was read is not read again."""
+
+    def __init__(self, types: Mapping[str, BalloonType]) -> None:
+        self._types = types
+        self._node: Optional[Node] = None
+        self._version = -1
+        self._found = Found({}, NO_CPUS, NO_CPUS, 0)
+        #: By group: the version of its containers, these, what they own, the sum of their requests and who is there twice.
+        self._known: dict[str, tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]] = {}
+
+    def read(self, node: Node) -> Found:
+        """The balloons in the books. A group of a type there is none of (any more) is somebody else's."""
+        if node is not self._node:
+            self._node, self._known, self._version = node, {}, -1
+        if node.version != self._version:
+            self._version, self._found = node.version, self._read(node)
+        return self._found
+
+    def _read(self, node: Node) -> Found:
+        # 1. What belongs to others.
+        owned = [resident.exclusive for resident in node.owners.values()]
+        own: list[str] = []
+        for group in sorted(node.groups):
+            if _type_of(group, self._types) is not None:
+                own.append(group)
             else:
-                members[group] = {}
-        if group in members:
-            members[group][key] = resident
-        elif resident.exclusive:
-            owned.append(resident.exclusive)
-        elif place is not None and place.cpus and place.level != "reserved":
-            shares = True
-    # 2. What they own: what their containers own, unless others do or it may not be used now.
-    foreign = frozenset().union(*owned)
-    left = node.usable - node.reserved - foreign
-    balloons: dict[str, Balloon] = {}
-    for name, inside in sorted(members.items()):
-        kind = _type_of(name, types)
-        if kind is not None:
-            sets = {member.exclusive for member in inside.values()}
-            cpus = frozenset().union(*sets) & left
-            left -= cpus
-            number = (parse_name(name) or ("", 0))[1]
-            balloons[name] = Balloon(kind, number, cpus, inside, *_requested(inside))
-    return Found(balloons, foreign, left, int(shares))
+                owned += [member.exclusive for member in node.groups[group].values()]
+        foreign = frozenset().union(*owned)
+        left = node.usable - node.reserved - foreign
+        # 2. What the balloons own: what their containers own, unless others do or it may not be used now.
+        balloons: dict[str, Balloon] = {}
+        for group in own:
+            kind, number = _type_of(group, self._types), (parse_name(group) or ("", 0))[1]
+            _, members, cpus, milli, twice = self._group(node, group)
+            if kind is not None:
+                balloons[group] = Balloon(kind, number, cpus & left, members, milli, twice)
+                left -= cpus
+        return Found(balloons, foreign, left, int(node.sharers > 0))
+
+    def _group(
+        self, node: Node, group: str
+    ) -> tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]:
+        version = node.group_versions[group]
+        known = self._known.get(group)
+        if known is None or known[0] != version:
+            members = dict(node.groups[group])
+            cpus = frozenset().union(*{member.exclusive for member in members.values()})
+            known = self._known[group] = (version, members, cpus, *_requested(members))
+        return known
 
 
 def _type_of(group: str, types: Mapping[str, BalloonType]) -> Optional[BalloonType]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
 from policies.balloon_cpus import BalloonCpus
 from policies.balloon_types import Balloon, BalloonType
 from policies.model import Container, Placement
-from policies.node import Node
+from policies.node import Node, Resident
 from policies.topology import Topology
 
 
@@ -18,6 +19,8 @@ class BalloonPlaces:
     def __init__(self, topology: Topology, cpus: BalloonCpus) -> None:
         self.topology = topology
         self._cpus = cpus
+        #: By balloon: containers that all have the same CPUs, and these. They are not compared again until they change.
+        self._even: dict[str, tuple[Mapping[str, Resident], frozenset[int]]] = {}
 
     def of_container(
         self,
@@ -54,6 +57,9 @@ class BalloonPlaces:
         self, node: Node, balloon: Balloon, own: frozenset[int], free: frozenset[int]
     ) -> dict[str, Placement]:
         """The placements of a balloon's containers that differ from what they have."""
+        even = self._even.get(balloon.name)
+        if even is not None and even[0] is balloon.members and even[1] == own:
+            return {}
         changed: dict[str, Placement] = {}
         home = self._cpus.home(node, balloon.kind, own)
         for key, member in balloon.members.items():
@@ -72,6 +78,8 @@ class BalloonPlaces:
             # Memory nodes are only added: what is there stays where it is.
             mems = was.mems and was.mems | (self.topology.nodes_of(own) & node.mems)
             changed[key] = replace(now, mems=mems, memory_charge=was.memory_charge, lift_quota=was.lift_quota)
+        if not changed and not balloon.twice:
+            self._even[balloon.name] = balloon.members, own
         return changed
 
     def why(self, balloon: Balloon, own: frozenset[int], milli: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
-from policies.balloon_books import Found, balloons_in, must_stay
+from policies.balloon_books import BalloonReader, Found, must_stay
 from policies.balloon_choice import Ask, TypeChooser, choose
 from policies.balloon_cpus import BalloonCpus, Cost
 from policies.balloon_places import BalloonPlaces
@@ -65,7 +65,7 @@ class Balloons:
         self._places = BalloonPlaces(topology, self._cpus)
         self._shared = Hygon(topology, settings)
         self._leaves = tuple(leaf.cpus for leaf in topology.leaves)
-        self._read: Optional[tuple[Node, int, Found]] = None
+        self._books = BalloonReader(self._types)
 
     def place(
         self,
@@ -96,7 +96,7 @@ class Balloons:
                 return reserved
             note = f"{reserved}; "
         # 2. Its balloon.
-        found = self._found(node)
+        found = self._books.read(node)
         milli, waiting = container.resources.milli_request, self._waiting(node, found)
         balloon = self._kept(found, keep, kind, container, fence)
         if balloon is None and keep is not None:
@@ -117,7 +117,7 @@ class Balloons:
 
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         """The placements of containers whose balloon should have other CPUs now."""
-        found = self._found(node)
+        found = self._books.read(node)
         owns = {name: balloon.cpus for name, balloon in found.balloons.items()}
         idle = found.idle
         # 1. Those that are too large give CPUs back.
@@ -143,12 +143,6 @@ class Balloons:
         return changed
 
     # ------------------------------------------------------------------ which balloon
-
-    def _found(self, node: Node) -> Found:
-        """The balloons in the books; read again when these have changed."""
-        if self._read is None or self._read[0] is not node or self._read[1] != node.version:
-            self._read = (node, node.version, balloons_in(node, self._types))
-        return self._read[2]
 
     def _type_of(self, keep: Optional[Placement]) -> Optional[BalloonType]:
         """The type of the balloon that a placement is in, if there still is such a type."""

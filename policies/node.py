@@ -37,6 +37,18 @@ class Resident:
     container: Optional[Container] = None
     placement: Optional[Placement] = None
 
+    @property
+    def group(self) -> str:
+        """The group it shares its own CPUs with; "" for none."""
+        return "" if self.placement is None else self.placement.group
+
+    @property
+    def shares(self) -> bool:
+        """Whether it is placed on CPUs that neither it nor a group owns, and that are not reserved."""
+        place = self.placement
+        owns = self.exclusive or self.group
+        return bool(place is not None and place.cpus and not owns and place.level != "reserved")
+
     def nano_per_cpu(self) -> tuple[int, int]:
         """What it is charged on each of its CPUs: its request, and what it counts for in ordering."""
         count = len(self.cpus)
@@ -78,6 +90,12 @@ class Node:
         #: Grows with every change.
         self.version = 0
         self._of_pod: dict[str, dict[str, Resident]] = {}
+        #: The containers of each group; what they own; and how often either has changed, so that it need not be read anew.
+        self.groups: dict[str, dict[str, Resident]] = {}
+        self.group_versions: dict[str, int] = {}
+        #: Those who own CPUs alone; and how many are placed on CPUs that they own in no way.
+        self.owners: dict[str, Resident] = {}
+        self.sharers = 0
         #: Those whose annotations say whom they want near or far.
         self.with_terms: dict[str, Resident] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
@@ -109,12 +127,23 @@ class Node:
         self._of_pod.setdefault(resident.pod_uid, {})[key] = resident
         if resident.container is not None and resident.container.wishes.affinity:
             self.with_terms[key] = resident
+        if resident.group:
+            self.groups.setdefault(resident.group, {})[key] = resident
+        elif resident.exclusive:
+            self.owners[key] = resident
+        self.sharers += resident.shares
         self._book(resident, +1)
 
     def remove(self, key: str) -> Resident:
         """Take a container out; returns what was booked, so that it can be put back."""
         resident = self.residents.pop(key)
         self.with_terms.pop(key, None)
+        if resident.group:
+            del self.groups[resident.group][key]
+            if not self.groups[resident.group]:
+                del self.groups[resident.group]
+        self.owners.pop(key, None)
+        self.sharers -= resident.shares
         of_pod = self._of_pod[resident.pod_uid]
         del of_pod[key]
         if not of_pod:
@@ -124,6 +153,8 @@ class Node:
 
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
+        if resident.group:
+            self.group_versions[resident.group] = self.version
         if resident.cpus:
             share, order = resident.nano_per_cpu()
             entry = self._unentered.setdefault(resident.cpus, [0, 0])

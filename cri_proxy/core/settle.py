@@ -147,14 +147,21 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
 
 def _depending_on(books: Books, changed: Optional[frozenset[int]]) -> list[str]:
     """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all."""
-    found = [
-        grant
-        for grant in books.grants.values()
-        if changed is None
-        or grant.displaced is not None
-        or not changed.isdisjoint(grant.placement.home)
-        or not changed.isdisjoint(grant.placement.exclusive)
-    ]
+    found = list(books.grants.values())
+    if changed is not None:
+        # Many containers have one home: a set is looked at once.
+        matters: dict[frozenset[int], bool] = {}
+        for grant in found:
+            for cpus in (grant.placement.home, grant.placement.exclusive):
+                if cpus not in matters:
+                    matters[cpus] = not changed.isdisjoint(cpus)
+        found = [
+            grant
+            for grant in found
+            if matters[grant.placement.home]
+            or matters[grant.placement.exclusive]
+            or grant.displaced is not None
+        ]
     return [grant.key for grant in sorted(found, key=lambda g: (g.since_s, g.key))]
 
 
