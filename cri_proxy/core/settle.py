@@ -183,9 +183,10 @@ def settle(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[in
 
 
 def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
-    # 1. Back to the place it had before its CPUs went away, if all of that is there again.
+    # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
+    #    was then: the policy knows what it has become.
     back = grant.displaced
-    if back is not None and _is_free(books, back, grant, barred, own):
+    if back is not None and not back.group and _is_free(books, back, grant, barred, own):
         back = replace(back, cpus=effective(books, back, grant.fence, own))
         books.put(placed(grant, _on_usable_mems(books, back, grant), "its first place is there again"))
         return
