@@ -26,7 +26,7 @@ from policies.balloon_types import (
     name_of,
     parse_name,
 )
-from policies.cpus import NO_CPUS, format_cpus
+from policies.cpus import NO_CPUS
 from policies.hygon import Hygon
 from policies.memory import with_memory
 from policies.model import (
@@ -38,9 +38,9 @@ from policies.model import (
     NoAffinity,
     Placement,
     PlacementRefused,
-    wanted_milli,
 )
 from policies.node import Node
+from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
 from policies.topology import Topology
 
@@ -272,12 +272,8 @@ class Balloons:
 
     def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""
-        home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
-        cpus = home & node.shared_reserved
-        room = len(cpus) * 1000 - node.charge_milli(cpus)
-        too_large = wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > room
-        if not cpus or too_large:
-            return f"the reserved CPUs {format_cpus(cpus)} have {max(room, 0)}m left of {len(cpus)} CPUs"
-        why = "; ".join((f"shares the {len(cpus)} reserved CPUs", *container.wishes.notes))
-        place = Placement(cpus=cpus, level="reserved", home=home)
+        place = reserved_place(node, container, fence)
+        if isinstance(place, str):
+            return place
+        why = "; ".join((f"shares the {len(place.cpus)} reserved CPUs", *container.wishes.notes))
         return with_memory(node, container, self.settings, fence, place, why)

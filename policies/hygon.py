@@ -31,6 +31,7 @@ from policies.node import Node
 from policies.ownership import ask_of
 from policies.owning import Owning
 from policies.pod_domain import PodDomains
+from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
 from policies.topology import Topology
 from policies.wanted import demand_of, hinted_nodes, l3_mode_of
@@ -132,14 +133,11 @@ class Hygon:
         """A decision on the reserved CPUs; else a phrase why not."""
         if not node.reserved:
             return "there are no reserved CPUs"
-        home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
-        cpus = home & node.shared_reserved
-        free = len(cpus) * 1000 - node.charge_milli(cpus)
-        if not cpus or wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > free:
-            return f"the reserved CPUs {format_cpus(cpus)} have {max(free, 0)}m left of {len(cpus)} CPUs, placed like others"
+        place = reserved_place(node, container, fence)
+        if isinstance(place, str):
+            return f"{place}, placed like others"
         who = "it" if container.wishes.reserved else f"namespace {container.pod.namespace}"
-        why = f"{who} shares the {len(cpus)} reserved CPUs"
-        place = Placement(cpus=cpus, level="reserved", home=home)
+        why = f"{who} shares the {len(place.cpus)} reserved CPUs"
         return with_memory(node, container, self.settings, fence, place, why)
 
     def _floor(self, container: Container) -> str:

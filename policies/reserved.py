@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
 from policies.cpus import NO_CPUS, format_cpus
+from policies.model import Container, Fence, Placement, wanted_milli
+from policies.node import Node
 from policies.topology import Topology
 
 
@@ -70,3 +72,14 @@ def _as_given(topology: Topology, usable: frozenset[int], cpus: frozenset[int]) 
             f"the reserved set {format_cpus(taken)} cuts physical cores: CPUs {format_cpus(lonely)} share a core with it"
         )
     return Reserved(taken, tuple(warnings))
+
+
+def reserved_place(node: Node, container: Container, fence: Fence) -> Union[Placement, str]:
+    """The place of a container among the others on the reserved CPUs; in words why there is none where they are too few."""
+    home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
+    cpus = home & node.shared_reserved
+    room = len(cpus) * 1000 - node.charge_milli(cpus)
+    too_large = wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > room
+    if not cpus or too_large:
+        return f"the reserved CPUs {format_cpus(cpus)} have {max(room, 0)}m left of {len(cpus)} CPUs"
+    return Placement(cpus=cpus, level="reserved", home=home)

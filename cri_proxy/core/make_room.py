@@ -41,7 +41,7 @@ def make_room(books: Books, container: Container, fence: Fence) -> Optional[Deci
     if not most or not books.policy.moves_others:
         return None
     for domain, missing in _targets(books, container)[:DOMAINS_TRIED]:
-        movers = _movers(books, domain, missing, most)
+        movers = _enough(_movable(books, domain.cpus), max(missing, 1), most)
         if movers:
             found = _with_moves(books, container, fence, domain, movers)
             if found is not None:
@@ -85,10 +85,6 @@ def _targets(books: Books, container: Container) -> list[tuple[Domain, int]]:
         if found:
             return sorted(found, key=lambda pair: (pair[1], pair[0].leaves))
     return []
-
-
-def _movers(books: Books, domain: Domain, missing: int, most: int) -> list[Grant]:
-    return _enough(_movable(books, domain.cpus), max(missing, 1), most)
 
 
 def _movable(books: Books, cpus: frozenset[int]) -> list[Grant]:
