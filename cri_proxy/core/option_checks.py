@@ -26,6 +26,7 @@ MAX_TEXT = 2048
 
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
 
+_DECIMAL = re.compile(r"[0-9]{1,16}(\.[0-9]{1,16})?([eE][+-]?[0-9]{1,2})?")
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)"
 _SECONDS = re.compile(_NUMBER)
@@ -119,6 +120,18 @@ def whole(least: int, most: int) -> Check:
     return Check(f"a whole number from {least} to {most}", read, str)
 
 
+def decimal(least: float, most: float) -> Check:
+    """A float in a range, both ends included; plain or with an exponent."""
+
+    def read(raw: Raw) -> float:
+        text = _text(raw)
+        if not _DECIMAL.fullmatch(text) or not least <= float(text) <= most:
+            raise vol.Invalid("")
+        return float(text)
+
+    return Check(f"a number from {least:g} to {most:g}", read, lambda value: f"{value:g}")
+
+
 def subset(*values: str) -> Check:
     """A frozenset of some of these words; a single one needs no list."""
 
@@ -146,6 +159,16 @@ def names() -> Check:
 def path() -> Check:
     """An absolute path."""
     return Check("an absolute path", lambda raw: _path(_text(raw)), write_text)
+
+
+def empty_or_path() -> Check:
+    """An absolute path, or "" for none."""
+
+    def read(raw: Raw) -> str:
+        text = _text(raw)
+        return _path(text) if text else ""
+
+    return Check('an absolute path, or "" for none', read, write_text)
 
 
 def socket_path() -> Check:

@@ -12,6 +12,7 @@ from cri_proxy.core.option_checks import (
     socket_path,
     socket_paths,
 )
+from cri_proxy.core.options_affinity import AFFINITY_OPTIONS
 from cri_proxy.core.options_policies import POLICY_OPTIONS
 
 OPTIONS: tuple[Option, ...] = (
@@ -98,6 +99,7 @@ OPTIONS: tuple[Option, ...] = (
         "/var/lib/kubelet",
         "Where kubelet keeps cpu_manager_state and config.yaml.",
     ),
+    *AFFINITY_OPTIONS,
     Option(
         "reconcile.interval",
         duration(),

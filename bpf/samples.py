@@ -1,0 +1,58 @@
+"""What a provider has seen in one interval, as values. The words between providers, service and replay files.
+
+An *endpoint* is a container's runtime id; or ``pod:UID`` where only the pod is known (hosts whose containers have
+no cgroup v2 of their own). Everything else (host processes, other nodes) is left out before a sample is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+#: What a flow was seen on. ``wake``: one end woke the other, on what is not known.
+KINDS = ("tcp", "udp", "unix", "shm", "wake")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Two endpoints in one interval. ``bytes_ab``: payload from a to b; ``messages``: sends and wakes, both ways."""
+
+    a: str
+    b: str
+    kind: str = "tcp"
+    bytes_ab: int = 0
+    bytes_ba: int = 0
+    messages: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All flows of the ``seconds`` before ``at_s`` (CLOCK_BOOTTIME). ``counters`` only grow: resolved, missed, dropped..."""
+
+    at_s: float
+    seconds: float
+    flows: tuple[Flow, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class Provider(Protocol):
+    """A way to see traffic. ``name``: ebpf, sock_diag, declared, replay; ``detail``: one sentence for the status."""
+
+    name: str
+    detail: str
+
+    def sample(self, now_s: float) -> Sample:
+        """What was seen since the last call (the first call: since the provider was opened).
+
+        :raises ProviderLost: it sees nothing any more; the service then goes down the ladder.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind in the kernel."""
+        ...
+
+
+class ProviderLost(Exception):
+    """A provider cannot be opened, or has stopped seeing. The message is one sentence that says why."""

@@ -1,0 +1,164 @@
+"""The options of affinity: what the observer sees, what of it counts, and what may be moved. See ``options.py``.
+
+Those up to ``affinity.within`` are the observer's: it reads them when it starts, or is told to reload.
+"""
+
+from __future__ import annotations
+
+from cri_proxy.core.option_checks import (
+    Option,
+    decimal,
+    duration,
+    empty_or_path,
+    flag,
+    listen,
+    one_of,
+    socket_path,
+    whole,
+)
+
+AFFINITY_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "affinity.enabled",
+        flag(),
+        True,
+        "Whether traffic that the observer sees draws containers to each other.",
+    ),
+    Option(
+        "affinity.socket",
+        socket_path(),
+        "/var/run/cri-resmgr/affinity.sock",
+        "The socket of the observer's affinity service.",
+        live=False,
+    ),
+    Option(
+        "affinity.listen",
+        listen(),
+        "",
+        'Where the affinity service is also served over TCP with mutual TLS; "" does not serve it.',
+    ),
+    Option("affinity.tls_certificate", empty_or_path(), "", "PEM file of its certificate."),
+    Option("affinity.tls_key", empty_or_path(), "", "PEM file of its private key."),
+    Option(
+        "affinity.tls_client_ca",
+        empty_or_path(),
+        "",
+        "PEM file of the authority whose clients may ask.",
+    ),
+    Option(
+        "affinity.provider",
+        one_of("auto", "ebpf", "sock_diag", "declared", "replay"),
+        "auto",
+        "How the observer sees traffic. auto: the first of ebpf, sock_diag and declared (only what annotations "
+        "say) that works here.",
+    ),
+    Option(
+        "affinity.replay",
+        empty_or_path(),
+        "",
+        "The file of samples that provider replay plays.",
+    ),
+    Option("affinity.interval", duration(), 10.0, "How often the observer takes a sample.", "seconds"),
+    Option(
+        "affinity.half_life",
+        duration(),
+        66.0,
+        "After this time traffic that has stopped counts half.",
+        "seconds",
+    ),
+    Option(
+        "affinity.message_lines",
+        decimal(0, 10_000),
+        30.0,
+        "Cache lines that one message costs besides its bytes.",
+        "cache lines",
+    ),
+    Option(
+        "affinity.least_weight",
+        decimal(0, 1e12),
+        1000.0,
+        "Edges that are lighter do not count.",
+        "cache lines a second",
+    ),
+    Option(
+        "affinity.least_share",
+        decimal(0, 1),
+        0.01,
+        "Edges that are a smaller part of all traffic of either end do not count: they are what glues everybody "
+        "to name servers and metrics collectors.",
+    ),
+    Option(
+        "affinity.most_weight",
+        decimal(1, 1e15),
+        10_000_000.0,
+        "An edge counts as this much at most, whatever a container does to attract another.",
+        "cache lines a second",
+    ),
+    Option(
+        "affinity.within",
+        one_of("node", "namespace", "owner"),
+        "node",
+        "Whose traffic counts: everybody's, only inside a namespace, or only among replicas and containers of one "
+        "workload.",
+    ),
+    Option(
+        "affinity.declared_weight",
+        decimal(0, 1e12),
+        10_000.0,
+        "What a weight of 1 in an affinity annotation counts beside traffic that was seen.",
+        "cache lines a second",
+    ),
+    Option(
+        "affinity.rebalance",
+        one_of("auto", "manual"),
+        "auto",
+        "auto: running containers are moved when a plan pays; manual: only by `cri-resmgr rebalance`.",
+    ),
+    Option("affinity.rebalance_interval", duration(), 60.0, "How often a plan is made.", "seconds"),
+    Option(
+        "affinity.hysteresis",
+        decimal(0, 1),
+        0.1,
+        "The part of all communication cost that a plan must save.",
+    ),
+    Option(
+        "affinity.moves_per_minute",
+        whole(0, 1000),
+        10,
+        "Containers moved in a minute at most; 0 freezes all.",
+    ),
+    Option("affinity.minimum_age", duration(), 60.0, "Younger containers are not moved.", "seconds"),
+    Option(
+        "affinity.move_exclusive",
+        flag(),
+        False,
+        "Whether containers with CPUs of their own may be moved as well.",
+    ),
+    Option(
+        "affinity.most_memory_moved",
+        whole(0, 1_000_000),
+        8,
+        "Containers with more memory in use do not change their NUMA node.",
+        "GiB",
+    ),
+    Option(
+        "affinity.pressure_guard",
+        flag(),
+        True,
+        "Whether a move is taken back when containers then wait for CPUs that did not before.",
+    ),
+    Option(
+        "affinity.l3_distance",
+        decimal(0, 10_000),
+        84.0,
+        "What a cache line costs more between two L3s of one NUMA node than inside an L3.",
+        "nanoseconds",
+    ),
+    Option(
+        "affinity.slit_distance",
+        decimal(0, 1000),
+        4.1,
+        "What it costs more for each point of the SLIT distance above 10.",
+        "nanoseconds",
+    ),
+)

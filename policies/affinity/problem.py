@@ -1,0 +1,108 @@
+"""What the planner is asked and what it answers: machine, containers, weights in; moves out. Frozen values only.
+
+A *site* is a place a container can be given: one leaf (L3), one NUMA node, a socket, the machine. A container
+stays at its level: one that fits one L3 moves between L3s, one that needs a NUMA node between NUMA nodes.
+Its CPU demand is spread evenly over the CPUs of its site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One L3 (or the smallest domain there is). ``capacity_milli``: CPUs that shared containers may use, x 1000."""
+
+    name: str
+    capacity_milli: int
+    node: int
+    socket: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place of some level: ``leaves`` are indices into ``Tree.leaves``."""
+
+    level: str
+    name: str
+    leaves: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The machine. ``distance_ns[i][j]``: what one cache line between leaf i and leaf j costs more than inside one
+    leaf; 0 on the diagonal, symmetric."""
+
+    leaves: tuple[Leaf, ...]
+    sites: tuple[Site, ...]
+    distance_ns: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """One container. ``at``: index of the site it is in now, -1 = nowhere yet. ``sites``: those it may have, at
+    least the present one; exactly one = it is fixed. ``milli``: its CPU demand; ``memory_bytes``: what would
+    have to follow it to another NUMA node."""
+
+    key: str
+    milli: int
+    at: int
+    sites: tuple[int, ...]
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """How the planner weighs. Times in seconds, rates per second.
+
+    ``hysteresis``: the least part of the cost a plan must save. ``kappa``: the CPU seconds that a moved container
+    must be worth, in units of the mean cost of a container over ``horizon_s``. ``refill_bytes``: cache that is
+    read again after a move. ``fill``: how full leaves are packed while clustering.
+    """
+
+    starts: int = 6
+    hysteresis: float = 0.10
+    kappa: float = 0.3
+    fill: float = 0.9
+    horizon_s: float = 600.0
+    refill_bytes: int = 32 << 20
+    migration_bytes_per_s: float = 1e9
+    line_bytes: int = 64
+    max_migrated_bytes: int = 8 << 30
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``edges``: (index of vertex, index of vertex, lines a second), each pair once; negative = keep apart."""
+
+    tree: Tree
+    vertices: tuple[Vertex, ...]
+    edges: tuple[tuple[int, int, float], ...]
+    settings: PlanSettings = field(default_factory=PlanSettings)
+
+
+@dataclass(frozen=True)
+class ProposedMove:
+    """``gain``: CPU-seconds a second that this move saves once all before it are made."""
+
+    key: str
+    source: int
+    target: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The planner's answer. Costs in CPU-seconds a second. ``moves`` are in the order in which to make them: after
+    each of them no leaf is fuller than it may be, or than it was. Empty if not accepted; ``why`` says it in words."""
+
+    accepted: bool
+    moves: tuple[ProposedMove, ...]
+    cost_before: float
+    cost_after: float
+    move_cost: float
+    overfull_before: int
+    overfull_after: int
+    why: str
