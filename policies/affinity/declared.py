@@ -52,6 +52,14 @@ class Combined:
 
 def peers_of(node: Node, container: Container, settings: PlacementSettings) -> Optional[Affinity]:
     """The pull of those in the books on a container that is not (or on its next attempt); None = there is none."""
+    weights = declared_weights(node, container, settings)
+    return DeclaredAffinity(node.topology, weights.items()) if weights else None
+
+
+def declared_weights(
+    node: Node, container: Container, settings: PlacementSettings
+) -> dict[frozenset[int], int]:
+    """By the CPUs that peers run on: how much they pull a container by declaration, or push it away."""
     weights: dict[frozenset[int], int] = {}
     # 1. Those that the container's own terms mean; without terms, those of its pod or namespace.
     for resident, weight in _meant(node, container, settings):
@@ -60,27 +68,34 @@ def peers_of(node: Node, container: Container, settings: PlacementSettings) -> O
     for resident, weight in _meaning(node, container):
         weights[resident.cpus] = weights.get(resident.cpus, 0) + weight
     # 3. Whoever is drawn and pushed alike by containers in one place is not moved by it.
-    pulls = [(cpus, weight) for cpus, weight in weights.items() if weight and cpus]
-    return DeclaredAffinity(node.topology, pulls) if pulls else None
+    return {cpus: weight for cpus, weight in weights.items() if weight and cpus}
 
 
 def _meant(node: Node, container: Container, settings: PlacementSettings) -> Iterable[tuple[Resident, int]]:
-    for term in container.wishes.affinity or _implicit_terms(container, settings):
+    for term in terms_of(container, settings):
         matches = predicate_of(term.match)
         weight = term.weight
-        for resident, peer in _in_scope(node, term.scope):
-            if matches(peer) and not _is_same(peer, container):
+        for key in in_scope(node, term.scope):
+            resident = node.residents[key]
+            peer = resident.container
+            if peer is not None and matches(peer) and not is_same(peer, container):
                 yield resident, weight
 
 
-def _in_scope(node: Node, scope: Condition) -> list[tuple[Resident, Container]]:
+def terms_of(container: Container, settings: PlacementSettings) -> tuple[AffinityTerm, ...]:
+    """What a container declares; without terms of its own, what the configuration declares for it."""
+    return container.wishes.affinity or _implicit_terms(container, settings)
+
+
+def in_scope(node: Node, scope: Condition) -> list[str]:
+    """The keys of the containers in the books that a scope holds."""
     pod_uid = _only_pod(scope)
     residents = node.residents if pod_uid is None else node.of_pod(pod_uid)
-    found = [(each, each.container) for each in residents.values() if each.container is not None]
+    found = [(key, each.container) for key, each in residents.items() if each.container is not None]
     if pod_uid is not None or scope.operator == "AlwaysTrue":
-        return found
+        return [key for key, _ in found]
     is_in = predicate_of(scope)
-    return [(resident, peer) for resident, peer in found if is_in(peer)]
+    return [key for key, peer in found if is_in(peer)]
 
 
 def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]:
@@ -97,7 +112,7 @@ def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]
             if (
                 _scope_has(term.scope, container, means)
                 and means(term.match)
-                and not _is_same(peer, container)
+                and not is_same(peer, container)
             ):
                 yield resident, term.weight
 
@@ -122,8 +137,8 @@ def _only_pod(scope: Condition) -> Optional[str]:
     return None
 
 
-def _is_same(peer: Container, container: Container) -> bool:
-    """Whether one is another attempt of the other."""
+def is_same(peer: Container, container: Container) -> bool:
+    """Whether one is another attempt of the other, or its record while it is being resized."""
     return peer.name == container.name and peer.pod.uid == container.pod.uid
 
 

@@ -71,6 +71,8 @@ class PlanSettings:
     line_bytes: int = 64
     max_migrated_bytes: int = 8 << 30
     seed: int = 0
+    #: How much the search may look at; a unit takes about 1.5 microseconds.
+    work: int = 40_000
 
 
 @dataclass(frozen=True)

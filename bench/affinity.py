@@ -1,0 +1,187 @@
+"""How good the planner is: ``python -m bench.affinity``; prints the tables of docs/benchmarks.md.
+
+1. Against the exact optimum, where that can be found. 2. Against others' ways on all graphs: distance per byte in
+steps (0 = same L3, 1 = same NUMA node, 2 = same socket, 4 = across) and overfull leaves. 3. Time. 4. Stability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import process_time
+
+import networkx
+
+from bench.affinity_baselines import BASELINES, at_random, graph_of, packed
+from bench.affinity_graphs import (
+    EPYC,
+    HYGON,
+    MACHINES,
+    Case,
+    applications,
+    heavy_tailed,
+    planted,
+    small,
+    thousand,
+)
+from bench.affinity_optimum import optimum
+from bench.affinity_stability import FREE, WAYS, distance_per_byte, simulate
+from bench.figures import machine_line
+from policies.affinity.instance import Instance
+from policies.affinity.planner import plan
+from policies.affinity.problem import PlanSettings, Problem
+
+SMALL_CASES, SEEDS, REPEATS = 30, 10, 7
+
+
+def planned(case: Case) -> list[int]:
+    """Where the planner puts a case's containers if moves are free, from a packing in random order."""
+    problem = replace(case.at(packed(case, 0)), settings=FREE)
+    return reached(problem)
+
+
+def reached(problem: Problem) -> list[int]:
+    """The placement after a plan's moves."""
+    site_of = {vertex.key: vertex.at for vertex in problem.vertices}
+    for move in plan(problem).moves:
+        site_of[move.key] = move.target
+    return list(site_of.values())
+
+
+def overfull(case: Case, places: list[int]) -> int:
+    """Leaves above their capacity."""
+    load = [0] * len(case.problem.tree.leaves)
+    for vertex, site in zip(case.problem.vertices, places):
+        load[site] += vertex.milli
+    return sum([taken > leaf.capacity_milli for taken, leaf in zip(load, case.problem.tree.leaves)])
+
+
+def against_the_optimum() -> None:
+    """The normalised gap: 0 = the optimum, 1 = random."""
+    gaps, broken = [], 0
+    for seed in range(SMALL_CASES):
+        case = small(seed)
+        best = optimum(case)
+        if best is None:
+            continue
+        instance = Instance(case.problem)
+        chance = sum([instance.cost(at_random(case, number)) for number in range(SEEDS)]) / SEEDS
+        places = planned(case)
+        broken += overfull(case, places)
+        gaps.append((instance.cost(places) - best) / (chance - best))
+    print(f"\n## Against the exact optimum ({len(gaps)} cases of 10 to 16 containers on four L3s)\n")
+    print("| mean gap | largest gap | optimal | overfull L3s |\n|---|---|---|---|")
+    exact = sum([gap < 1e-9 for gap in gaps])
+    print(f"| {sum(gaps) / len(gaps):.2%} | {max(gaps):.2%} | {exact} of {len(gaps)} | {broken} |")
+
+
+def against_others() -> None:
+    """Distance per byte, and overfull leaves in brackets."""
+    print("\n## Against others: distance per byte (overfull L3s)\n")
+    print(f"| graph | containers, edges | {' | '.join(BASELINES)} | **planner** | best |")
+    print("|---" * (len(BASELINES) + 4) + "|")
+    for case in cases():
+        figures, best = [], ""
+        least = float("inf")
+        for make in BASELINES.values():
+            runs = [make(case, seed) for seed in range(SEEDS)]
+            mean = sum([distance_per_byte(case, places) for places in runs]) / SEEDS
+            broken = sum([overfull(case, places) for places in runs]) / SEEDS
+            figures.append(f"{mean:.3f}" + (f" ({broken:.1f})" if broken else ""))
+            least = min(least, mean)
+        places = planned(case)
+        mine, broken = distance_per_byte(case, places), overfull(case, places)
+        best = "planner" if mine < least and not broken else "NOT the planner"
+        size = f"{len(case.app)}, {len(case.problem.edges)}"
+        print(
+            f"| {case.name} | {size} | {' | '.join(figures)} | **{mine:.3f}** ({broken}) | {best} |",
+            flush=True,
+        )
+
+
+def cases() -> list[Case]:
+    """All graphs."""
+    return [
+        *[applications(machine, replicas, 0) for machine in MACHINES for replicas in (1, 3)],
+        heavy_tailed(HYGON, 200, 2, 0),
+        heavy_tailed(HYGON, 300, 3, 1),
+        heavy_tailed(EPYC, 600, 3, 2),
+        *[planted(machine, 0)[0] for machine in MACHINES],
+        thousand(),
+    ]
+
+
+def timing() -> None:
+    """Milliseconds of one plan, and what the same graph costs as a networkx one."""
+    print(f"\n## CPU time of one plan, ms (best and median of {REPEATS})\n")
+    print("| graph | from a random packing | when nothing is to be done |\n|---|---|---|")
+    for case in (applications(HYGON, 1, 0), heavy_tailed(EPYC, 600, 3, 2), thousand()):
+        first = replace(case.at(packed(case, 0)), settings=PlanSettings())
+        settled = replace(case.at(reached(first)), settings=PlanSettings())
+        figures = [_times(problem) for problem in (first, settled)]
+        listed = " | ".join([f"{times[0]:.0f}, {times[len(times) // 2]:.0f}" for times in figures])
+        print(f"| {case.name} | {listed} |")
+    case = thousand()
+    build = _best_ms(lambda: graph_of(case))
+    graph, instance = graph_of(case), Instance(case.problem)
+    walk = _best_ms(lambda: [sum([d["weight"] for d in graph[u].values()]) for u in graph])
+    lists = _best_ms(lambda: [sum([weight for _, weight in near]) for near in instance.near])
+    made = _best_ms(lambda: Instance(case.problem))
+    print(
+        f"\nThe last graph in networkx: built in {build:.1f} ms, every edge read in {walk:.2f} ms; as the planner has it:"
+    )
+    print(f"{made:.1f} ms (with distances and all else), {lists:.2f} ms.")
+
+
+def _times(problem: Problem) -> list[float]:
+    times = []
+    for _ in range(REPEATS):
+        start = process_time()
+        plan(problem)
+        times.append((process_time() - start) * 1000)
+    return sorted(times)
+
+
+def _best_ms(work) -> float:  # type: ignore[no-untyped-def]
+    times = []
+    for _ in range(REPEATS):
+        start = process_time()
+        work()
+        times.append((process_time() - start) * 1000)
+    return min(times)
+
+
+def stability() -> None:
+    """Twenty minutes, for ten seeds each."""
+    print(
+        f"\n## Twenty simulated minutes, what is popular changes after ten ({SEEDS} seeds, mean [least, most])\n"
+    )
+    print(
+        "| way | distance per byte, minutes 5-10 | minutes 15-20 | moves | moves a minute, 5-10 and 15-20 | plans |"
+    )
+    print("|---|---|---|---|---|---|")
+    for way in WAYS:
+        runs = [simulate(way, seed) for seed in range(100, 100 + SEEDS)]
+        steady = sum([run.steady for run in runs]) / SEEDS
+        shifted = sum([run.shifted for run in runs]) / SEEDS
+        totals = [sum(run.moves) for run in runs]
+        late = [sum(run.moves[5:10]) + sum(run.moves[15:]) for run in runs]
+        moves = f"{sum(totals) / SEEDS:.0f} [{min(totals)}, {max(totals)}]"
+        plans = sum([run.plans for run in runs]) / SEEDS
+        minute = sum(late) / SEEDS / 10
+        print(
+            f"| {way.name} | {steady:.3f} | {shifted:.3f} | {moves} | {minute:.1f} | {plans:.1f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """All tables."""
+    print(f"{machine_line()}, networkx {networkx.__version__}")
+    against_the_optimum()
+    against_others()
+    timing()
+    stability()
+
+
+if __name__ == "__main__":
+    main()
