@@ -1,0 +1,77 @@
+"""``python -m bpf --options JSON``, or ``@FILE``: the observer in the foreground. Started by ``cri-resmgr observer run``.
+
+Exit codes: 0 ended by a signal, 1 a sentence on stderr says why not. The order of the start matters: ``ssl`` is kept
+out before asyncio would import it (5 MB), and capabilities are given up before there is a second thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+
+from bpf.options import BadOptions, Options, read_options
+
+USAGE = "usage: python -m bpf --options JSON-or-@FILE (see: cri-resmgr observer run)"
+#: mallopt(3): without it each thread has an arena of its own, which is never given back.
+_M_ARENA_MAX = -8
+
+
+def main(arguments: list[str]) -> int:
+    """Run the observer; returns the exit code."""
+    if len(arguments) != len(("--options", "JSON")) or arguments[0] != "--options":
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        options = read_options(arguments[1])
+        _stay_small(options)
+        return _run(options, arguments[1])
+    except BadOptions as error:
+        print(f"cri-resmgr observer: {error}", file=sys.stderr)
+        return 1
+
+
+def _stay_small(options: Options) -> None:
+    with contextlib.suppress(AttributeError):  # musl has no arenas
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    if not options.listen:
+        # asyncio and grpclib do without it where it cannot be imported.
+        sys.modules["ssl"] = None  # type: ignore[assignment]
+
+
+def _run(options: Options, argument: str) -> int:
+    import asyncio
+
+    from bpf.attribution import Attribution
+    from bpf.capabilities import NEEDED, keep_only
+    from bpf.ladder import Ladder
+    from bpf.log import log
+    from bpf.providers import Owners, rungs_of
+    from bpf.samples import ProviderLost
+    from bpf.server import Listener
+    from bpf.service import Observer, now
+
+    listener = Listener(options)
+    looks = options.provider not in ("replay", "declared")
+    attribution = Attribution(options.cgroup_root, options.proc) if looks else None
+    owners = Owners(attribution) if attribution is not None else None
+    ladder = Ladder(rungs_of(options, attribution, owners))
+    try:
+        ladder.open(now())
+    except ProviderLost as error:
+        listener.release()
+        raise BadOptions(str(error)) from None
+    try:
+        log("info", "capabilities", kept=",".join(keep_only(NEEDED[options.provider])) or "none")
+    except OSError as error:
+        log("warning", "capabilities not dropped", reason=error.strerror)
+
+    async def serve() -> None:
+        await Observer(options, argument, ladder, attribution, owners).run(listener)
+
+    asyncio.run(serve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

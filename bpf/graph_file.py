@@ -1,0 +1,70 @@
+"""The graph on disk, so that a restart of the observer forgets nothing: JSON, written as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any
+
+from policies.affinity.graph import Graph
+
+_BOOT_ID = "sys/kernel/random/boot_id"
+
+
+class GraphFile:
+    """``path`` "" keeps nothing. ``proc``: where the number of this boot is read."""
+
+    def __init__(self, path: str, proc: str = "/proc") -> None:
+        self._path = path
+        self._proc = proc
+
+    def save(self, graph: Graph, now_s: float) -> None:
+        """Write it; ``now_s`` is CLOCK_BOOTTIME.
+
+        :raises OSError: that cannot be done; what was there before is still there.
+        """
+        if not self._path:
+            return
+        document = {"boot": self._boot(), "at_s": now_s, "graph": graph.state()}
+        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+        new = f"{self._path}.new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(document, file, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self._path)
+
+    def restore(self, graph: Graph, now_s: float) -> str:
+        """Give a graph what was saved. Of another boot only what concerns owners: its containers are gone.
+
+        :return: what is wrong, in a sentence, "" = nothing. A file that cannot be used is set aside.
+        """
+        if not self._path or not os.path.exists(self._path):
+            return ""
+        try:
+            with open(self._path) as file:
+                document = json.load(file)
+            _restore(graph, document, self._boot(), now_s)
+        except OSError as error:
+            return f"{self._path} cannot be read: {error.strerror}; the graph starts empty"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            aside = f"{self._path}.bad"
+            with contextlib.suppress(OSError):
+                os.replace(self._path, aside)
+            return f"{self._path} holds no graph ({error}); it is set aside as {aside}, and the graph starts empty"
+        return ""
+
+    def _boot(self) -> str:
+        try:
+            with open(f"{self._proc}/{_BOOT_ID}") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
+
+def _restore(graph: Graph, document: Any, boot: str, now_s: float) -> None:
+    is_same_boot = document["boot"] == boot
+    # How long the machine was down nobody knows.
+    elapsed_s = max(0.0, now_s - float(document["at_s"])) if is_same_boot else 0.0
+    graph.restore(document["graph"], elapsed_s, with_edges=is_same_boot)

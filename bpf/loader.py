@@ -1,0 +1,223 @@
+"""Loads BPF programs without ever holding bcc: a child compiles, this process gets the descriptors and attaches.
+
+Everything is attached by a descriptor of this process (a link, a raw tracepoint, a perf event): however it ends,
+nothing stays in the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from bpf import syscalls
+from bpf.log import log
+from bpf.samples import ProviderLost
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+STUB_TREE = Path(__file__).with_name("stub")
+#: All our programs are named so: what older versions left attached is found by it.
+NAME_PREFIX = "crm_aff_"
+_CHILD = Path(__file__).with_name("load_child.py")
+#: A compile takes 0.15 s, under full emulation 25 s.
+_COMPILE_TIMEOUT_S = 120.0
+_MOST_DESCRIPTORS = 64
+_TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+#: What the child is to load a program as.
+_PROGRAM_KINDS = {
+    "cgroup_egress": "cgroup_skb",
+    "cgroup_ingress": "cgroup_skb",
+    "raw_tracepoint": "raw_tracepoint",
+    "tracepoint": "tracepoint",
+}
+_CGROUP_TYPES = {"cgroup_egress": syscalls.CGROUP_EGRESS, "cgroup_ingress": syscalls.CGROUP_INGRESS}
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Where a program of the C file goes.
+
+    ``kind`` and ``target``: cgroup_egress or cgroup_ingress and the cgroup's folder; raw_tracepoint and its name;
+    tracepoint and "category:name".
+    """
+
+    kind: str
+    program: str
+    target: str
+
+
+@dataclass
+class Loaded:
+    """Programs that run until ``close`` (or the end of the process). Descriptors by name; sizes in ``sizes``."""
+
+    programs: dict[str, int] = field(default_factory=dict)
+    maps: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, syscalls.MapInfo] = field(default_factory=dict)
+    links: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Detach and unload everything; a second time does nothing."""
+        for fd in (*self.links, *self.programs.values(), *self.maps.values()):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.links, self.programs, self.maps = [], {}, {}
+
+
+def load(
+    source: Path,
+    attachments: Sequence[Attachment],
+    python: str = SYSTEM_PYTHON,
+    defines: Optional[Mapping[str, int]] = None,
+) -> Loaded:
+    """Compile a C file, load its programs, attach them. ``defines``: macros for the compiler.
+
+    :raises ProviderLost: no bcc, no permission, or the compiler or the kernel refuses; one sentence says which.
+    """
+    request = {
+        "source": str(source),
+        "include": str(STUB_TREE),
+        "cflags": [f"-D{name}={value}" for name, value in (defines or {}).items()],
+        "programs": {wanted.program: _PROGRAM_KINDS[wanted.kind] for wanted in attachments},
+    }
+    loaded = _run_child(request, python)
+    try:
+        for wanted in attachments:
+            loaded.links.append(_attach(loaded.programs[wanted.program], wanted))
+        loaded.sizes = {name: syscalls.map_info(fd) for name, fd in loaded.maps.items()}
+    except OSError as error:
+        loaded.close()
+        raise ProviderLost(f"{source.name} is loaded, but cannot be attached: {error}") from None
+    except ProviderLost:
+        loaded.close()
+        raise
+    return loaded
+
+
+def detach_leftovers(cgroup: str) -> list[str]:
+    """Detach our programs that are attached without a link, which a killed process of another version left behind.
+
+    Names of those detached. Programs with a link belong to an observer that lives, and stay.
+    """
+    detached = []
+    cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for attach_type in (syscalls.CGROUP_EGRESS, syscalls.CGROUP_INGRESS):
+            for number in syscalls.attached_to_cgroup(cgroup_fd, attach_type):
+                name = _detach_ours(number, cgroup_fd, attach_type)
+                if name:
+                    detached.append(name)
+    except OSError as error:
+        # Without rights there is nothing to be done here, and load() says why.
+        log("debug", "leftovers not looked for", reason=error)
+    finally:
+        os.close(cgroup_fd)
+    return detached
+
+
+def _detach_ours(program_id: int, cgroup_fd: int, attach_type: int) -> str:
+    """Detach a program if it is ours and without link; its name then, else ""."""
+    try:
+        fd = syscalls.program_by_id(program_id)
+    except FileNotFoundError:
+        return ""
+    try:
+        name = syscalls.program_info(fd).name
+        if not name.startswith(NAME_PREFIX):
+            return ""
+        syscalls.detach_from_cgroup(fd, cgroup_fd, attach_type)
+        return name
+    except FileNotFoundError:
+        return ""  # attached by a link
+    finally:
+        os.close(fd)
+
+
+def _run_child(request: Mapping[str, object], python: str) -> Loaded:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        # -I: neither our packages nor the environment's settings reach the system's Python.
+        command = [python, "-I", str(_CHILD), str(theirs.fileno()), json.dumps(request)]
+        try:
+            done = subprocess.run(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, timeout=_COMPILE_TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise ProviderLost(f"{python} cannot be run: {error.strerror}") from None
+        except subprocess.TimeoutExpired:
+            raise ProviderLost(f"bcc did not finish within {_COMPILE_TIMEOUT_S:.0f} s") from None
+        ours.setblocking(False)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(ours, 65536, _MOST_DESCRIPTORS)
+        except BlockingIOError:
+            message, descriptors = b"", []
+    # They survive no exec: the daemon's other children have no business with them.
+    for fd in descriptors:
+        os.set_inheritable(fd, False)
+    text = done.stdout.decode(errors="replace")
+    if done.returncode != 0 or not message:
+        log("debug", "bcc failed", output=text)
+        raise ProviderLost(_sentence(message, text, done.returncode, python))
+    answer = json.loads(message)
+    count = len(answer["programs"])
+    return Loaded(
+        programs=dict(zip(answer["programs"], descriptors[:count])),
+        maps=dict(zip(answer["maps"], descriptors[count:])),
+    )
+
+
+def _sentence(message: bytes, output: str, code: int, python: str) -> str:
+    """Why the child failed, in one sentence."""
+    answer = json.loads(message) if message else {}
+    step, reason = answer.get("failed", ""), answer.get("reason", "")
+    if step == "bcc":
+        return f"{python} has no bcc ({reason}); Debian, openEuler: python3-bpfcc"
+    if step == "compile":
+        return f"bcc does not compile the program: {_first_with(output, 'error') or reason}"
+    if step == "load":
+        said = [line.strip() for line in output.splitlines() if line.strip() and not _is_statistics(line)]
+        detail = f" ({said[-1]})" if said and not reason.startswith("Need") else ""
+        return f"the kernel does not load the program: {reason}{detail}"
+    return f"{python} ended with {code} while bcc was at work: {output.strip().splitlines()[-1:] or ['no message']}"
+
+
+def _first_with(output: str, word: str) -> str:
+    return next((line.strip() for line in output.splitlines() if word in line), "")
+
+
+def _is_statistics(line: str) -> bool:
+    return line.startswith(("processed ", "HINT:", "verification time"))
+
+
+def _attach(program_fd: int, wanted: Attachment) -> int:
+    if wanted.kind == "raw_tracepoint":
+        return syscalls.open_raw_tracepoint(program_fd, wanted.target)
+    if wanted.kind == "tracepoint":
+        return syscalls.open_tracepoint(program_fd, _tracepoint_id(wanted.target))
+    cgroup_fd = os.open(wanted.target, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return syscalls.link_to_cgroup(program_fd, cgroup_fd, _CGROUP_TYPES[wanted.kind])
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise ProviderLost(
+                f"no program can be attached to {wanted.target}: not permitted, or one without ALLOW_MULTI is there"
+            ) from None
+        raise
+    finally:
+        os.close(cgroup_fd)
+
+
+def _tracepoint_id(target: str) -> int:
+    category, _, name = target.partition(":")
+    for tracefs in _TRACEFS:
+        path = tracefs / "events" / category / name / "id"
+        if path.exists():
+            return int(path.read_text())
+    raise ProviderLost(f"the kernel has no tracepoint {target}, or tracefs is not mounted at {_TRACEFS[0]}")

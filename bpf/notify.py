@@ -1,0 +1,27 @@
+"""Messages to systemd (sd_notify(3)) and the period of its watchdog."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from typing import Optional
+
+
+def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Send lines such as ``READY=1`` to the service manager, if there is one that listens."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+        sender.setblocking(False)
+        sender.sendto(message.encode(), address)
+
+
+def watchdog_period_s(environment: Mapping[str, str] = os.environ) -> Optional[float]:
+    """Half the time after which systemd takes the service for hung; None without a watchdog."""
+    micros = environment.get("WATCHDOG_USEC", "")
+    return int(micros) / 2e6 if micros.isdigit() and int(micros) > 0 else None

@@ -1,0 +1,145 @@
+"""What the observer is told when it starts: JSON on the command line, or in a file that it reads again on SIGHUP."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from policies.affinity.graph import GraphSettings
+
+PROVIDERS = ("auto", "ebpf", "sock_diag", "declared", "replay")
+WITHIN = ("node", "namespace", "owner")
+
+
+class BadOptions(Exception):
+    """The observer cannot start with these. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """See the options ``affinity.*``; the rest says where things are. "" = not there, not wanted.
+
+    ``runtime_sockets``: the first that answers names the containers. ``state_file``: where the graph is kept.
+    ``python``: the interpreter that has bcc. ``reload``: a command that prints these options anew.
+    """
+
+    socket: str = "/var/run/cri-resmgr/affinity.sock"
+    listen: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    provider: str = "auto"
+    replay: str = ""
+    replay_speed: float = 1.0
+    interval_s: float = 10.0
+    half_life_s: float = 66.0
+    message_lines: float = 30.0
+    least_weight: float = 1000.0
+    least_share: float = 0.01
+    most_weight: float = 10_000_000.0
+    within: str = "node"
+    runtime_sockets: tuple[str, ...] = ()
+    cgroup_root: str = "/sys/fs/cgroup"
+    proc: str = "/proc"
+    sysfs: str = "/sys"
+    state_file: str = "/var/lib/cri-resmgr/observer/graph.json"
+    python: str = "/usr/bin/python3"
+    reload: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> GraphSettings:
+        """What the graph is made with."""
+        return GraphSettings(
+            self.half_life_s,
+            self.message_lines,
+            self.least_weight,
+            self.least_share,
+            self.most_weight,
+            self.within,
+        )
+
+    def live_part_of(self, newer: Options) -> Options:
+        """These with what of ``newer`` needs no restart."""
+        names = (*(field.name for field in fields(GraphSettings)), "interval_s")
+        return replace(self, **{name: getattr(newer, name) for name in names})
+
+
+def read_options(argument: str) -> Options:
+    """Options from ``JSON`` or ``@FILE``; those that are absent have their defaults.
+
+    :raises BadOptions: one sentence that names the option, its value and what was expected.
+    """
+    text, place = argument, "--options"
+    if argument.startswith("@"):
+        place = argument[1:]
+        try:
+            with open(place, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadOptions(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return parse_options(text, place)
+
+
+def parse_options(text: str, place: str) -> Options:
+    """Options from JSON. :raises BadOptions: as ``read_options``."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise BadOptions(f"{place}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadOptions(f"{place}: expected a JSON object")
+    known = {field.name: field.default for field in fields(Options)}
+    unknown = sorted(document.keys() - known.keys())
+    if unknown:
+        raise BadOptions(f"{place}: there is no option {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    values = {
+        name: _read(name, value, known[name], place) for name, value in document.items() if value is not None
+    }
+    options = Options(**values)
+    _check(options, place)
+    return options
+
+
+def _read(name: str, value: Any, default: Any, place: str) -> Any:
+    if isinstance(default, str):
+        if isinstance(value, str):
+            return value
+        raise BadOptions(f"{place}, {name}: {json.dumps(value)} is not a string")
+    if isinstance(default, tuple):
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            return tuple(value)
+        raise BadOptions(f"{place}, {name}: {json.dumps(value)} is not a list of strings")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and 0 <= value < float("inf"):
+        return float(value)
+    raise BadOptions(f"{place}, {name}: {json.dumps(value)} is not a number of 0 or more")
+
+
+def _check(options: Options, place: str) -> None:
+    for name, allowed in (("provider", PROVIDERS), ("within", WITHIN)):
+        if getattr(options, name) not in allowed:
+            raise BadOptions(
+                f"{place}, {name}: {getattr(options, name)!r} is not one of {', '.join(allowed)}"
+            )
+    for name in ("interval_s", "half_life_s", "replay_speed"):
+        if getattr(options, name) <= 0:
+            raise BadOptions(f"{place}, {name}: {getattr(options, name):g} is not more than 0")
+    if not options.socket:
+        raise BadOptions(f"{place}, socket: a path is needed")
+    if options.provider == "replay" and not options.replay:
+        raise BadOptions(f"{place}, replay: provider replay needs the name of a file of samples")
+    if options.listen:
+        _check_listen(options, place)
+
+
+def _check_listen(options: Options, place: str) -> None:
+    """Over TCP the service is never without certificates: it tells who talks to whom."""
+    host, colon, port = options.listen.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise BadOptions(f"{place}, listen: {options.listen!r} is not HOST:PORT")
+    for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+        if not getattr(options, name):
+            raise BadOptions(
+                f"{place}, {name}: serving {options.listen} needs it; TCP is with mutual TLS only"
+            )

@@ -1,0 +1,275 @@
+"""The observer's main loop: a sample every interval, into the graph, out to those who watch.
+
+Looking takes its time (files of /proc, sockets, maps) and is done in a thread; the graph is touched by the event
+loop only. Nothing that goes wrong with a sample ends the service: the ladder goes down, or the sample is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Optional
+
+from bpf.attribution import Attribution
+from bpf.graph_file import GraphFile
+from bpf.identities import Identities
+from bpf.ladder import Ladder
+from bpf.log import log
+from bpf.notify import notify, watchdog_period_s
+from bpf.options import BadOptions, Options, parse_options, read_options
+from bpf.presence import Peers, wakers, with_presence
+from bpf.providers import Owners
+from bpf.replay import ReplayProvider, identity_of_name
+from bpf.samples import Flow, ProviderLost, Sample
+from bpf.server import AffinityService, Listener
+from cri_api import affinity_pb2 as pb
+from policies.affinity.graph import Graph, Identity
+
+SAVE_EVERY_S = 60.0
+RELOAD_TIMEOUT_S = 10.0
+_PAGE_BYTES = 4096
+
+
+def now() -> float:
+    """CLOCK_BOOTTIME: the graph must not think that a suspended machine was idle for a second."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Observer:
+    """One observer. ``ladder`` is open; ``attribution`` None: nobody looks at cgroups (replay, declared)."""
+
+    def __init__(
+        self,
+        options: Options,
+        argument: str,
+        ladder: Ladder,
+        attribution: Optional[Attribution],
+        owners: Optional[Owners],
+    ) -> None:
+        self._options = options
+        self._argument = argument
+        self._ladder = ladder
+        self._attribution = attribution
+        self._owners = owners
+        self._identities = Identities(options.runtime_sockets)
+        self._graph = Graph(options.graph)
+        self._file = GraphFile(options.state_file, options.proc)
+        self._service = AffinityService(self._graph, self._status, options.sysfs)
+        self._last = Sample(now(), 0.0)
+        self._saved_s = now()
+        self._problem = ""
+        self._stop = asyncio.Event()
+
+    async def run(self, listener: Listener) -> None:
+        """Serve until SIGTERM or SIGINT; then leave nothing behind but the graph in its file."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        reloads: set[asyncio.Task[None]] = set()
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._start_reload(reloads))
+        complaint = self._file.restore(self._graph, now())
+        if complaint:
+            log("warning", "state set aside", reason=complaint)
+        watchdog = asyncio.create_task(self._feed_watchdog())
+        try:
+            await listener.start(self._service)
+            notify(f"READY=1\nSTATUS={self._sentence()}")
+            _give_back_memory()
+            await self._sample_until_stopped()
+        finally:
+            notify("STOPPING=1")
+            watchdog.cancel()
+            for task in reloads:
+                task.cancel()
+            await listener.close()
+            await asyncio.to_thread(self._ladder.close)
+            self._save(now())
+
+    # ------------------------------------------------------------------ sampling
+
+    async def _sample_until_stopped(self) -> None:
+        due_s = now()
+        while not self._stop.is_set():
+            # From the time that was due, not from now: no drift. Samples that were missed are not made up for.
+            due_s += self._options.interval_s
+            if due_s < now():
+                due_s = now() + self._options.interval_s
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - now()))
+                return
+            await self._take_sample()
+
+    async def _take_sample(self) -> None:
+        at_s = now()
+        try:
+            sample, ended = await asyncio.to_thread(self._look, at_s)
+            self._problem = ""
+        except (ProviderLost, OSError) as error:
+            # The next sample may be better; until then the graph stays as it is.
+            self._problem = f"the last sample failed: {error}"
+            log("error", "sample failed", reason=error)
+            self._service.announce()
+            return
+        # A provider that cannot say how long it looked has looked since the sample before.
+        seconds = sample.seconds if sample.seconds > 0 else at_s - self._last.at_s
+        seen = {end for flow in sample.flows for end in (flow.a, flow.b)}
+        gone = await self._identities.refresh(seen, at_s)
+        self._graph.forget(gone | ended)
+        flows = self._named(sample.flows)
+        self._graph.observe(seconds, flows, self._known(flows))
+        self._last = Sample(at_s, seconds, (), sample.counters)
+        self._service.announce()
+        notify(f"STATUS={self._sentence()}")
+        if at_s - self._saved_s >= SAVE_EVERY_S:
+            self._save(at_s)
+
+    def _look(self, at_s: float) -> tuple[Sample, frozenset[str]]:
+        """In a thread: a sample whose wakes are explained, and the containers that have ended."""
+        ended = self._owners.refresh() if self._owners is not None else frozenset()
+        sample = self._ladder.sample(at_s)
+        return replace(sample, flows=with_presence(sample.flows, self._peers(sample.flows))), ended
+
+    def _peers(self, flows: Iterable[Flow]) -> Peers:
+        """Who of those that wake each other for no reason seen in bytes shares a socket or memory."""
+        among = wakers(flows)
+        if self._attribution is None or not among:
+            return Peers()
+        from bpf.shared_memory import find_memory_peers
+        from bpf.unix_peers import find_unix_peers
+
+        try:
+            unix = find_unix_peers(self._attribution, among)
+        except OSError as error:
+            log("warning", "unix sockets not seen", reason=error)
+            unix = frozenset()
+        return Peers(unix, find_memory_peers(self._attribution, among))
+
+    def _named(self, flows: Iterable[Flow]) -> list[Flow]:
+        """The flows with names of containers (of replays) turned into ids."""
+        resolve = self._identities.resolve
+        return [replace(flow, a=resolve(flow.a), b=resolve(flow.b)) for flow in flows]
+
+    def _known(self, flows: Iterable[Flow]) -> dict[str, Identity]:
+        """All identities: the runtime's, those of a replay's file, and those that a name itself tells."""
+        known = dict(self._identities.by_id)
+        provider = self._ladder.provider
+        if not isinstance(provider, ReplayProvider):
+            return known
+        for name in {end for flow in flows for end in (flow.a, flow.b)} | provider.endpoints.keys():
+            identity = (
+                provider.endpoints.get(name) or self._graph.endpoints.get(name) or identity_of_name(name)
+            )
+            if identity is not None:
+                known.setdefault(name, identity)
+        for name, identity in self._graph.endpoints.items():
+            if "/" in name and self._identities.resolve(name) == name:
+                known.setdefault(name, identity)
+        return known
+
+    # ------------------------------------------------------------------ what is told
+
+    def _status(self) -> pb.Status:
+        provider = self._ladder.provider
+        problems = [text for text in (self._problem, self._identities.problem) if text]
+        return pb.Status(
+            provider=provider.name,
+            detail="; ".join([provider.detail, *problems]),
+            refused=self._ladder.refused,
+            counters=dict(self._last.counters),
+            sample_s=self._last.seconds,
+            sampled_at_s=self._last.at_s,
+            resident_bytes=_resident_bytes(),
+            observed_s=self._graph.observed_s,
+            half_life_s=self._graph.settings.half_life_s,
+        )
+
+    def _sentence(self) -> str:
+        return f"sees by {self._ladder.provider.name}, {len(self._graph.edges)} edges"
+
+    async def _feed_watchdog(self) -> None:
+        period_s = watchdog_period_s()
+        while period_s is not None:
+            notify("WATCHDOG=1")
+            await asyncio.sleep(period_s)
+
+    def _save(self, at_s: float) -> None:
+        self._saved_s = at_s
+        try:
+            self._file.save(self._graph, at_s)
+        except OSError as error:
+            log("error", "graph not saved", reason=error)
+        _trim()
+
+    # ------------------------------------------------------------------ reload
+
+    def _start_reload(self, reloads: set[asyncio.Task[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    async def _reload(self) -> None:
+        """Read the options again; what cannot change while running is named."""
+        try:
+            newer = await self._newer_options()
+        except BadOptions as error:
+            log("error", "reload failed", reason=error)
+            return
+        self._options = self._options.live_part_of(newer)
+        self._graph.settings = self._options.graph
+        self._graph.refresh()
+        self._service.announce()
+        if newer != self._options:
+            log("warning", "some options need a restart of the observer")
+        log("info", "reloaded")
+
+    async def _newer_options(self) -> Options:
+        if self._argument.startswith("@"):
+            return read_options(self._argument)
+        if not self._options.reload:
+            raise BadOptions("the options were given as text, not as @FILE: there is nothing to read again")
+        return parse_options(await _output_of(self._options.reload), self._options.reload[0])
+
+
+async def _output_of(command: tuple[str, ...]) -> str:
+    """What a command prints. :raises BadOptions: it fails, and what it says about that."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise BadOptions(f"{command[0]} cannot be run: {error.strerror}") from None
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), RELOAD_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()
+        raise BadOptions(f"{command[0]} has not answered within {RELOAD_TIMEOUT_S:g} s") from None
+    if process.returncode:
+        raise BadOptions(errors.decode(errors="replace").strip() or f"{command[0]} failed")
+    return output.decode(errors="replace")
+
+
+def _give_back_memory() -> None:
+    """What was needed only to start; the rest is never looked at again by the garbage collector."""
+    gc.collect()
+    _trim()
+    gc.freeze()
+
+
+def _trim() -> None:
+    """Free memory that malloc keeps is counted as ours: 1 MB after a busy minute."""
+    with contextlib.suppress(AttributeError):  # musl has none
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,1 @@
+/* bcc brings what it needs of it. */

@@ -1,0 +1,264 @@
+"""bpf(2) and perf_event_open(2) by ctypes: links, maps and what the kernel says of programs. <linux/bpf.h>.
+
+Only this module knows numbers and layouts. Failures are OSErrors that name the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_BPF = {"x86_64": 321, "ppc64le": 361, "s390x": 351}
+_PERF_EVENT_OPEN = {"x86_64": 298, "ppc64le": 319, "s390x": 331}
+#: aarch64, riscv64 and loongarch64 share one table (asm-generic/unistd.h).
+_BPF_GENERIC, _PERF_EVENT_OPEN_GENERIC = 280, 241
+
+_MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY = 1, 2, 3, 4
+_PROG_DETACH, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 13, 15, 16
+_RAW_TRACEPOINT_OPEN, _LOOKUP_AND_DELETE_BATCH, _LINK_CREATE = 17, 25, 28
+CGROUP_INGRESS, CGROUP_EGRESS = 0, 1
+
+#: The kernel takes a shorter union bpf_attr than its own, and a longer one if the rest is zero.
+_ATTRIBUTES_BYTES = 128
+_PERF_TYPE_TRACEPOINT = 2
+_PERF_IOC_ENABLE, _PERF_IOC_SET_BPF = 0x2400, 0x40042408
+#: Entries fetched in one call of a batch: 1,024 of 64 bytes are cheap to keep, and four calls are a full map.
+_BATCH = 1024
+#: ENOTSUPP is the kernel's own number; EINVAL comes from kernels that do not know the command (before 5.6).
+_NO_BATCH = (524, errno.EINVAL, errno.EOPNOTSUPP)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """A loaded program. The last two grow only while kernel.bpf_stats_enabled is 1."""
+
+    id: int
+    name: str
+    run_ns: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class MapInfo:
+    """The sizes of a map, in bytes and entries."""
+
+    id: int
+    name: str
+    key_bytes: int
+    value_bytes: int
+    max_entries: int
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    result = int(_libc.syscall(number, *arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def _bpf(command: int, what: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    number = _BPF.get(platform.machine(), _BPF_GENERIC)
+    try:
+        return _syscall(number, command, ctypes.byref(attributes), len(attributes))
+    except OSError as error:
+        raise OSError(error.errno, f"{what}: {error.strerror}") from None
+
+
+def _attributes(layout: str, *values: int) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(struct.pack("=" + layout, *values), _ATTRIBUTES_BYTES)
+
+
+# --- attaching
+
+
+def link_to_cgroup(program_fd: int, cgroup_fd: int, attach_type: int) -> int:
+    """A link between program and cgroup, which lives as long as the descriptor (kernel 5.7)."""
+    return _bpf(_LINK_CREATE, "BPF_LINK_CREATE", _attributes("IIII", program_fd, cgroup_fd, attach_type, 0))
+
+
+def open_raw_tracepoint(program_fd: int, name: str) -> int:
+    """Attach to a raw tracepoint for as long as the descriptor lives."""
+    text = ctypes.create_string_buffer(name.encode())
+    attributes = _attributes("QI", ctypes.addressof(text), program_fd)
+    return _bpf(_RAW_TRACEPOINT_OPEN, f"BPF_RAW_TRACEPOINT_OPEN {name}", attributes)
+
+
+def open_tracepoint(program_fd: int, tracepoint_id: int) -> int:
+    """Attach to the tracepoint with this number (tracefs, events/CATEGORY/NAME/id), by a perf event on all CPUs."""
+    number = _PERF_EVENT_OPEN.get(platform.machine(), _PERF_EVENT_OPEN_GENERIC)
+    # struct perf_event_attr, version 0: type, size, config, sample_period, sample_type, read_format, flags, ...
+    attributes = struct.pack("=IIQQQQQII", _PERF_TYPE_TRACEPOINT, 64, tracepoint_id, 1, 0, 0, 0, 1, 0)
+    buffer = ctypes.create_string_buffer(attributes, 64)
+    close_on_exec = 8
+    event = _syscall(number, ctypes.byref(buffer), -1, 0, -1, close_on_exec)
+    try:
+        fcntl.ioctl(event, _PERF_IOC_SET_BPF, program_fd)
+        fcntl.ioctl(event, _PERF_IOC_ENABLE, 0)
+    except OSError:
+        os.close(event)
+        raise
+    return event
+
+
+def attached_to_cgroup(cgroup_fd: int, attach_type: int) -> list[int]:
+    """The ids of the programs attached to this very cgroup, by links too."""
+    ids = (ctypes.c_uint32 * 64)()
+    attributes = _attributes("IIIIQI", cgroup_fd, attach_type, 0, 0, ctypes.addressof(ids), len(ids))
+    _bpf(_PROG_QUERY, "BPF_PROG_QUERY", attributes)
+    count = struct.unpack_from("=I", attributes.raw, 24)[0]
+    return list(ids[:count])
+
+
+def detach_from_cgroup(program_fd: int, cgroup_fd: int, attach_type: int) -> None:
+    """Undo an attachment without link.
+
+    :raises OSError: ENOENT where the program is attached by a link, which only its owner ends.
+    """
+    _bpf(_PROG_DETACH, "BPF_PROG_DETACH", _attributes("IIII", cgroup_fd, program_fd, attach_type, 0))
+
+
+def program_by_id(program_id: int) -> int:
+    """A descriptor of a loaded program."""
+    return _bpf(_PROG_GET_FD_BY_ID, "BPF_PROG_GET_FD_BY_ID", _attributes("III", program_id, 0, 0))
+
+
+def program_info(fd: int) -> ProgramInfo:
+    """What the kernel says of a program (struct bpf_prog_info)."""
+    raw = _info(fd, 256)
+    # run_time_ns and run_cnt came with 5.1; older kernels leave them zero.
+    run_ns, runs = struct.unpack_from("=QQ", raw, 192)
+    return ProgramInfo(struct.unpack_from("=I", raw, 4)[0], _name(raw[64:80]), run_ns, runs)
+
+
+def map_info(fd: int) -> MapInfo:
+    """What the kernel says of a map (struct bpf_map_info)."""
+    raw = _info(fd, 128)
+    _, number, key_bytes, value_bytes, entries = struct.unpack_from("=IIIII", raw, 0)
+    return MapInfo(number, _name(raw[24:40]), key_bytes, value_bytes, entries)
+
+
+def _info(fd: int, size: int) -> bytes:
+    buffer = ctypes.create_string_buffer(size)
+    _bpf(_OBJ_GET_INFO, "BPF_OBJ_GET_INFO_BY_FD", _attributes("IIQ", fd, size, ctypes.addressof(buffer)))
+    return buffer.raw
+
+
+def _name(raw: bytes) -> str:
+    return raw.split(b"\0")[0].decode(errors="replace")
+
+
+# --- maps
+
+
+def lookup(fd: int, key: bytes, value_bytes: int) -> bytes:
+    """The value of a key; for a map per CPU ``value_bytes`` is that of all CPUs together.
+
+    :raises OSError: ENOENT where there is none.
+    """
+    key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_bytes)
+    attributes = _attributes("IIQQQ", fd, 0, ctypes.addressof(key_buffer), ctypes.addressof(value), 0)
+    _bpf(_MAP_LOOKUP, "BPF_MAP_LOOKUP_ELEM", attributes)
+    return value.raw
+
+
+def update(fd: int, key: bytes, value: bytes) -> None:
+    """Set the value of a key."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value_buffer = ctypes.create_string_buffer(value, len(value))
+    attributes = _attributes("IIQQQ", fd, 0, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0)
+    _bpf(_MAP_UPDATE, "BPF_MAP_UPDATE_ELEM", attributes)
+
+
+def delete(fd: int, key: bytes) -> None:
+    """Take a key out.
+
+    :raises OSError: ENOENT where there is none.
+    """
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    _bpf(_MAP_DELETE, "BPF_MAP_DELETE_ELEM", _attributes("IIQ", fd, 0, ctypes.addressof(key_buffer)))
+
+
+def keys(fd: int, key_bytes: int) -> list[bytes]:
+    """All keys. Those that come and go meanwhile may be missed or be there twice."""
+    found: list[bytes] = []
+    most = map_info(fd).max_entries
+    following = ctypes.create_string_buffer(key_bytes)
+    before = 0
+    while len(found) < most:
+        attributes = _attributes("IIQQ", fd, 0, before, ctypes.addressof(following))
+        try:
+            _bpf(_MAP_NEXT_KEY, "BPF_MAP_GET_NEXT_KEY", attributes)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return found
+            raise
+        found.append(following.raw)
+        current = ctypes.create_string_buffer(following.raw, key_bytes)
+        before = ctypes.addressof(current)
+    return found
+
+
+def drain(fd: int, key_bytes: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
+    """Take all entries out of a hash map, in batches, or one by one where the kernel has none for it."""
+    try:
+        return list(_drain_batches(fd, key_bytes, value_bytes))
+    except OSError as error:
+        if error.errno not in _NO_BATCH:
+            raise
+    return list(_drain_keys(fd, key_bytes, value_bytes))
+
+
+def _drain_batches(
+    fd: int, key_bytes: int, value_bytes: int, size: int = _BATCH
+) -> Iterator[tuple[bytes, bytes]]:
+    position, following = (
+        ctypes.create_string_buffer(max(key_bytes, 4)),
+        ctypes.create_string_buffer(max(key_bytes, 4)),
+    )
+    started = False
+    while True:
+        key_array, values = (
+            ctypes.create_string_buffer(size * key_bytes),
+            ctypes.create_string_buffer(size * value_bytes),
+        )
+        attributes = _attributes("QQQQIIQQ", ctypes.addressof(position) if started else 0, ctypes.addressof(following),
+                                 ctypes.addressof(key_array), ctypes.addressof(values), size, fd, 0, 0)  # fmt: skip
+        is_last = False
+        try:
+            _bpf(_LOOKUP_AND_DELETE_BATCH, "BPF_MAP_LOOKUP_AND_DELETE_BATCH", attributes)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # a bucket holds more than the batch
+                size *= 2
+                continue
+            if error.errno != errno.ENOENT:
+                raise
+            is_last = True
+        count = struct.unpack_from("=I", attributes.raw, 32)[0]
+        for index in range(count):
+            key = key_array.raw[index * key_bytes : (index + 1) * key_bytes]
+            yield key, values.raw[index * value_bytes : (index + 1) * value_bytes]
+        if is_last:
+            return
+        ctypes.memmove(position, following, len(position))
+        started = True
+
+
+def _drain_keys(fd: int, key_bytes: int, value_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+    for key in keys(fd, key_bytes):
+        try:
+            value = lookup(fd, key, value_bytes)
+            delete(fd, key)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            continue
+        yield key, value

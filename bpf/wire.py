@@ -1,0 +1,100 @@
+"""The graph as messages of affinity.proto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cri_api import affinity_pb2 as pb
+from policies.affinity.floors import Key
+from policies.affinity.graph import Graph, GraphEdge, Identity, OwnerEdge
+from policies.affinity.groups import groups_of
+
+
+def write_graph(graph: Graph, status: pb.Status, least_weight: float) -> pb.Graph:
+    """The whole graph, without edges lighter than ``least_weight``."""
+    return pb.Graph(
+        version=graph.version,
+        status=status,
+        endpoints=_endpoints(graph, graph.edges, graph.endpoints),
+        edges=[_edge(edge) for edge in graph.edges if edge.weight >= least_weight],
+        owner_edges=[_owner_edge(edge) for edge in graph.owner_edges if edge.weight >= least_weight],
+    )
+
+
+def write_whole(graph: Graph, status: pb.Status) -> pb.GraphDelta:
+    """Everything, for a reader that has nothing."""
+    return pb.GraphDelta(
+        version=graph.version,
+        is_whole=True,
+        status=status,
+        endpoints=_endpoints(graph, graph.edges, graph.endpoints),
+        edges=map(_edge, graph.edges),
+        owner_edges=map(_owner_edge, graph.owner_edges),
+    )
+
+
+def write_changes(graph: Graph, status: pb.Status, version: int) -> pb.GraphDelta:
+    """What a reader of ``version`` does not have; everything, if that is too old."""
+    changes = graph.changes_since(version)
+    if changes is None:
+        return write_whole(graph, status)
+    return pb.GraphDelta(
+        version=graph.version,
+        status=status,
+        endpoints=map(_endpoint, changes.endpoints.changed),
+        gone_endpoints=changes.endpoints.gone,
+        edges=map(_edge, changes.edges.changed),
+        gone_edges=map(_key, changes.edges.gone),
+        owner_edges=map(_owner_edge, changes.owners.changed),
+        gone_owner_edges=map(_key, changes.owners.gone),
+    )
+
+
+def write_groups(graph: Graph, least_weight: float) -> pb.Groups:
+    """The groups of the edges of at least ``least_weight``."""
+    groups = groups_of(edge for edge in graph.edges if edge.weight >= least_weight)
+    return pb.Groups(
+        version=graph.version,
+        groups=[
+            pb.Group(members=[_endpoint(graph.identity(end)) for end in group.members], weight=group.weight)
+            for group in groups
+        ],
+    )
+
+
+def _endpoints(graph: Graph, edges: Iterable[GraphEdge], known: Mapping[str, Identity]) -> list[pb.Endpoint]:
+    """All that are known, and those of edges that are not."""
+    ends = {end for edge in edges for end in (edge.a, edge.b)} | known.keys()
+    return [_endpoint(graph.identity(end)) for end in sorted(ends)]
+
+
+def _endpoint(identity: Identity) -> pb.Endpoint:
+    return pb.Endpoint(
+        id=identity.id,
+        pod_uid=identity.pod_uid,
+        namespace=identity.namespace,
+        pod=identity.pod,
+        container=identity.container,
+        owner=identity.owner,
+    )
+
+
+def _edge(edge: GraphEdge) -> pb.Edge:
+    return pb.Edge(
+        a=edge.a,
+        b=edge.b,
+        weight=edge.weight,
+        bytes_ab_per_s=edge.bytes_ab_per_s,
+        bytes_ba_per_s=edge.bytes_ba_per_s,
+        messages_per_s=edge.messages_per_s,
+        kinds=edge.kinds,
+        is_pod_level=edge.is_pod_level,
+    )
+
+
+def _owner_edge(edge: OwnerEdge) -> pb.OwnerEdge:
+    return pb.OwnerEdge(a=edge.a, b=edge.b, weight=edge.weight)
+
+
+def _key(key: Key) -> pb.EdgeKey:
+    return pb.EdgeKey(a=key[0], b=key[1])

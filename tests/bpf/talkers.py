@@ -1,0 +1,187 @@
+"""Two containers that exchange known numbers of bytes, and what the eBPF provider should have seen of it.
+
+The programs run in a ``Talker`` (pods.py), in a cgroup and a network namespace of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bpf.ebpf import EbpfProvider
+from bpf.loader import SYSTEM_PYTHON
+from bpf.samples import Flow
+from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
+
+#: Defined in every talker: servers run in threads, callers return when all is answered and closed.
+PROGRAMS = """
+import os, socket, threading
+
+def read(connection, count):
+    while count:
+        got = len(connection.recv(min(count, 1 << 20)))
+        if not got:
+            return False
+        count -= got
+    return True
+
+def answer(connection, request, response):
+    with connection:
+        while read(connection, request):
+            connection.sendall(bytes(response))
+
+def serve_tcp(family, address, port, request, response):
+    listener = socket.create_server((address, port), family=family, backlog=1024)
+    def accept():
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=answer, args=(connection, request, response), daemon=True).start()
+    threading.Thread(target=accept, daemon=True).start()
+    print(listener.getsockname()[1])
+
+def call_tcp(address, port, request, response, count, connections=1):
+    for _ in range(connections):
+        with socket.create_connection((address, port), timeout=30) as connection:
+            for _ in range(count):
+                connection.sendall(bytes(request))
+                assert read(connection, response)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+
+def serve_udp(family, address, port, response):
+    server = socket.socket(family, socket.SOCK_DGRAM)
+    server.bind((address, port))
+    def reply():
+        while True:
+            _, peer = server.recvfrom(65536)
+            if response:
+                server.sendto(bytes(response), peer)
+    threading.Thread(target=reply, daemon=True).start()
+    print(server.getsockname()[1])
+
+def call_udp(family, address, port, request, response, count, connected):
+    with socket.socket(family, socket.SOCK_DGRAM) as caller:
+        caller.settimeout(30)
+        if connected:
+            caller.connect((address, port))
+        for _ in range(count):
+            caller.send(bytes(request)) if connected else caller.sendto(bytes(request), (address, port))
+            if response:
+                caller.recv(65536)
+
+def serve_unix(path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    def accept():
+        answer(listener.accept()[0], 10, 10)
+    threading.Thread(target=accept, daemon=True).start()
+
+def call_unix(path, count):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        for _ in range(count):
+            connection.sendall(bytes(10))
+            assert read(connection, 10)
+"""
+
+
+def missing() -> str:
+    """Why eBPF cannot be tested here, "" if it can."""
+    if not (UNIFIED / "cgroup.controllers").exists():
+        return "needs cgroup v2 at /sys/fs/cgroup/unified and root"
+    try:
+        found = subprocess.run([SYSTEM_PYTHON, "-c", "import bcc"], capture_output=True, check=False)
+    except FileNotFoundError:
+        return f"needs {SYSTEM_PYTHON}"
+    return "" if found.returncode == 0 else f"needs bcc for {SYSTEM_PYTHON} (python3-bpfcc)"
+
+
+needs_bcc = pytest.mark.skipif(bool(missing()), reason=missing() or "bcc is here")
+
+
+class Stage:
+    """A client and a server in two pods (or one), a provider that knows them as "client" and "server"."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.names: dict[int, str] = {}
+        #: Unique to this test: others make networks at the same time.
+        self.net = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
+        self.net6 = f"fd{secrets.token_hex(1)}:{secrets.token_hex(2)}"
+
+    def resolve(self, cgroup_id: int) -> str:
+        """All cgroups but ours are the host's."""
+        return self.names.get(cgroup_id, "")
+
+    def provider(self, **options: Any) -> EbpfProvider:
+        return EbpfProvider(self.resolve, **options)
+
+    def start(self, name: str, netns: str = "", pod: str = "") -> Talker:
+        """A container with the test programs in it."""
+        pod, container = pod or pod_uid(), container_id()
+        talker = self.host.start(container, pod, netns)
+        line = next(
+            line for line in Path(f"/proc/{talker.pid}/cgroup").read_text().splitlines() if line[:3] == "0::"
+        )
+        self.names[(UNIFIED / line[4:]).stat().st_ino] = name
+        talker.do(PROGRAMS)
+        return talker
+
+    def bridged(self) -> tuple[Talker, Talker]:
+        """Client at .2 and server at .3 of one bridge."""
+        bridge = self.host.bridge(f"{self.net}.1/24", f"{self.net6}::1/64")
+        talkers = []
+        for number, name in ((2, "client"), (3, "server")):
+            netns = self.host.namespace()
+            self.host.join(netns, bridge, f"{self.net}.{number}/24", f"{self.net}.1")
+            self.host.run(f"ip -n {netns} addr add {self.net6}::{number}/64 dev eth0 nodad")
+            talkers.append(self.start(name, netns))
+        return talkers[0], talkers[1]
+
+    def one_pod(self) -> tuple[Talker, Talker]:
+        """Two containers of one pod: they share its loopback."""
+        netns, pod = self.host.namespace(), pod_uid()
+        return self.start("client", netns, pod), self.start("server", netns, pod)
+
+    def routed(self) -> tuple[Talker, Talker]:
+        """Client at .2 and server at .130, each on a network of its own: all goes through the host."""
+        talkers = []
+        for first, name in ((0, "client"), (128, "server")):
+            netns = self.host.namespace()
+            outside = f"v{netns}"[:15]
+            self.host.run(
+                f"ip link add {outside} type veth peer name eth0 netns {netns}; "
+                f"ip addr add {self.net}.{first + 1}/25 dev {outside}; ip link set {outside} up; "
+                f"ip -n {netns} addr add {self.net}.{first + 2}/25 dev eth0; ip -n {netns} link set eth0 up; "
+                f"ip -n {netns} route add default via {self.net}.{first + 1}"
+            )
+            talkers.append(self.start(name, netns))
+        return talkers[0], talkers[1]
+
+    def service(self, protocol: str, masquerade: bool = False) -> str:
+        """The address of a service (as kube-proxy makes it) whose port 80 is the routed server's 8080."""
+        # In a range of its own, which only the rule knows.
+        virtual = f"10.99{self.net[self.net.rindex('.') :]}.{1 + secrets.randbelow(250)}"
+        server = f"{self.net}.130"
+        rules = [f"PREROUTING -d {virtual} -p {protocol} --dport 80 -j DNAT --to-destination {server}:8080"]
+        if masquerade:
+            rules.append(f"POSTROUTING -d {server} -p {protocol} --dport 8080 -j MASQUERADE --random")
+        for rule in rules:
+            self.host.run_on_close(f"iptables -w -t nat -D {rule}")
+            self.host.run(f"iptables -w -t nat -A {rule}")
+        return virtual
+
+
+def between(flows: tuple[Flow, ...], kind: str, a: str = "client", b: str = "server") -> tuple[int, int]:
+    """Bytes from a to b and back, over ``kind``."""
+    there = back = 0
+    for flow in flows:
+        if flow.kind == kind and {flow.a, flow.b} == {a, b}:
+            there += flow.bytes_ab if flow.a == a else flow.bytes_ba
+            back += flow.bytes_ba if flow.a == a else flow.bytes_ab
+    return there, back

@@ -1,0 +1,178 @@
+"""Bytes of connections on every path between two containers, on the real kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bpf.pods import Host
+from tests.bpf.talkers import Stage, between, needs_bcc
+
+pytestmark = needs_bcc
+
+#: (requests on a connection, connections, request bytes, response bytes): short ones end before the program keeps
+#: anything at the socket, long ones are added up while they last.
+SHORT, MANY_SHORT, LONG, BULK = (
+    (1, 1, 100, 5000),
+    (2, 50, 700, 300),
+    (500, 1, 100, 900),
+    (4, 1, 100, 20_000_000),
+)
+ON_TCP = 0.01
+ON_UDP = 0.05
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    host = Host()
+    try:
+        yield Stage(host)
+    finally:
+        host.close()
+
+
+def assert_tcp(stage: Stage, ends: tuple, address: str, port: int, load: tuple[int, int, int, int]) -> None:  # type: ignore[type-arg]
+    """Make the calls while a provider looks on, and compare."""
+    client, _ = ends
+    count, connections, request, response = load
+    provider = stage.provider()
+    try:
+        client.do(f"call_tcp({address!r}, {port}, {request}, {response}, {count}, {connections})")
+        sample = provider.sample(0.0)
+    finally:
+        provider.close()
+    calls = count * connections
+    assert between(sample.flows, "tcp") == (
+        pytest.approx(calls * request, rel=ON_TCP, abs=2),
+        pytest.approx(calls * response, rel=ON_TCP, abs=2),
+    )
+
+
+@pytest.mark.parametrize("load", [SHORT, MANY_SHORT, LONG, BULK], ids=["short", "many short", "long", "bulk"])
+def test_tcp_over_a_bridge_counts_what_the_programs_sent(
+    stage: Stage, load: tuple[int, int, int, int]
+) -> None:
+    client, server = stage.bridged()
+    port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, {load[2]}, {load[3]})"))
+    assert_tcp(stage, (client, server), f"{stage.net}.3", port, load)
+
+
+@pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
+def test_tcp_over_ipv6_counts_what_the_programs_sent(stage: Stage, load: tuple[int, int, int, int]) -> None:
+    client, server = stage.bridged()
+    port = int(server.do(f"serve_tcp(socket.AF_INET6, '{stage.net6}::3', 0, {load[2]}, {load[3]})"))
+    assert_tcp(stage, (client, server), f"{stage.net6}::3", port, load)
+
+
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
+@pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
+def test_tcp_over_a_pods_loopback_counts_what_the_programs_sent(
+    stage: Stage, family: str, address: str, load: tuple[int, int, int, int]
+) -> None:
+    client, server = stage.one_pod()
+    port = int(server.do(f"serve_tcp(socket.{family}, '{address}', 0, {load[2]}, {load[3]})"))
+    assert_tcp(stage, (client, server), address, port, load)
+
+
+@pytest.mark.parametrize("masquerade", [False, True], ids=["DNAT", "DNAT and MASQUERADE --random"])
+@pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
+def test_tcp_through_nat_counts_what_the_programs_sent(
+    stage: Stage, masquerade: bool, load: tuple[int, int, int, int]
+) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.130', 8080, {load[2]}, {load[3]})")
+    assert_tcp(stage, (client, server), stage.service("tcp", masquerade), 80, load)
+
+
+def test_a_storm_of_a_thousand_connections_loses_none(stage: Stage) -> None:
+    load = (1, 1000, 100, 1000)
+    client, server = stage.bridged()
+    port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, {load[2]}, {load[3]})"))
+    assert_tcp(stage, (client, server), f"{stage.net}.3", port, load)
+
+
+@pytest.mark.parametrize("masquerade", [False, True], ids=["DNAT", "DNAT and MASQUERADE --random"])
+def test_a_connection_older_than_the_observer_counts_from_then_on(stage: Stage, masquerade: bool) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.130', 8080, 100, 400)")
+    address = stage.service("tcp", masquerade)
+    client.do(f"c = socket.create_connection(('{address}', 80), timeout=30)")
+    ask = "for _ in range({}):\n    c.sendall(bytes(100)); assert read(c, 400)\n"
+    client.do(ask.format(200))
+    provider = stage.provider()
+    try:
+        client.do(ask.format(1000) + "c.close()")
+        flows = provider.sample(0.0).flows
+    finally:
+        provider.close()
+    assert between(flows, "tcp") == (pytest.approx(100_000, rel=0.02), pytest.approx(400_000, rel=0.02))
+
+
+def test_traffic_of_a_connection_that_stays_open_is_seen_while_it_does(stage: Stage) -> None:
+    client, server = stage.bridged()
+    port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, 100, 400)"))
+    provider = stage.provider()
+    try:
+        client.do(f"c = socket.create_connection(('{stage.net}.3', {port}), timeout=30)")
+        client.do("for _ in range(2000):\n    c.sendall(bytes(100)); assert read(c, 400)\n")
+        flows = provider.sample(0.0).flows
+    finally:
+        provider.close()
+    assert between(flows, "tcp") == (pytest.approx(200_000, rel=ON_TCP), pytest.approx(800_000, rel=ON_TCP))
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
+@pytest.mark.parametrize("count", [1, 5, 300])
+@pytest.mark.parametrize("path", ["bridge", "IPv6", "loopback", "DNAT"])
+def test_udp_counts_what_the_programs_sent(stage: Stage, path: str, count: int, connected: bool) -> None:
+    client, server = (
+        stage.one_pod() if path == "loopback" else stage.routed() if path == "DNAT" else stage.bridged()
+    )
+    listen = {"bridge": f"{stage.net}.3", "IPv6": f"{stage.net6}::3", "loopback": "127.0.0.1"}
+    address = listen.get(path, f"{stage.net}.130")
+    family = "socket.AF_INET6" if path == "IPv6" else "socket.AF_INET"
+    port = int(server.do(f"serve_udp({family}, {address!r}, {8080 if path == 'DNAT' else 0}, 500)"))
+    if path == "DNAT":
+        address, port = stage.service("udp"), 80
+    provider = stage.provider()
+    try:
+        client.do(f"call_udp({family}, {address!r}, {port}, 100, 500, {count}, {connected})")
+        flows = provider.sample(0.0).flows
+    finally:
+        provider.close()
+    assert between(flows, "udp") == (
+        pytest.approx(count * 100, rel=ON_UDP),
+        pytest.approx(count * 500, rel=ON_UDP),
+    )
+
+
+@pytest.mark.parametrize("path", ["bridge", "DNAT"])
+def test_udp_to_a_server_that_never_answers_counts(stage: Stage, path: str) -> None:
+    client, server = stage.routed() if path == "DNAT" else stage.bridged()
+    address = f"{stage.net}.130" if path == "DNAT" else f"{stage.net}.3"
+    port = int(server.do(f"serve_udp(socket.AF_INET, {address!r}, 8080, 0)"))
+    if path == "DNAT":
+        address, port = stage.service("udp"), 80
+    provider = stage.provider()
+    try:
+        client.do(f"call_udp(socket.AF_INET, {address!r}, {port}, 100, 0, 20, False)")
+        flows = provider.sample(0.0).flows
+    finally:
+        provider.close()
+    assert between(flows, "udp") == (2000, 0)
+
+
+def test_loopback_addresses_of_two_pods_are_not_taken_for_each_other(stage: Stage) -> None:
+    first = stage.start("first", stage.host.namespace())
+    second = stage.start("second", stage.host.namespace())
+    for talker in (first, second):
+        talker.do("serve_udp(socket.AF_INET, '127.0.0.1', 5353, 10)")
+    provider = stage.provider()
+    try:
+        for talker in (first, second):
+            talker.do("call_udp(socket.AF_INET, '127.0.0.1', 5353, 100, 10, 10, False)")
+        flows = provider.sample(0.0).flows
+    finally:
+        provider.close()
+    assert [flow for flow in flows if flow.kind == "udp"] == []
