@@ -14,7 +14,9 @@ from typing import Any, Callable, Optional, Union
 
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket
 from cri_proxy.core.host import EngineOptions, Host
-from policies.affinity.declared import Combined, peers_of
+from policies.affinity.declared import Combined, declared_weights, peers_of
+from policies.affinity.observed import Observed, Peer, owner_of_container, pull_of
+from policies.affinity.traffic import Traffic
 from policies.cpus import NO_CPUS
 from policies.model import Affinity, Container, Pod, wanted_milli
 from policies.node import Node, Resident
@@ -42,6 +44,8 @@ class Books:
         self.policy = policy
         self.options = options
         self.affinity = affinity
+        #: Who talks to whom, as the observer has last said; no record of the engine's own.
+        self.observed = Observed(Traffic())
         self.grants: dict[str, Grant] = {}
         self.tickets: dict[str, Ticket] = {}
         self.pods: dict[str, Pod] = {}
@@ -58,6 +62,8 @@ class Books:
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
+        #: Keys of grants by the workload their containers are replicas of.
+        self.replicas: dict[str, set[str]] = {}
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
         self.refreshed: Pools = (id(self.node), self.node.shared, self.node.claims)
@@ -79,8 +85,11 @@ class Books:
         container = grant.container
         if known is not None and known.container is container:
             return
+        if known is not None:  # what was found out about it may tell another owner
+            discard(self.replicas, owner_of_container(known.container), grant.key)
         self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
         self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
+        self.replicas.setdefault(owner_of_container(container), set()).add(grant.key)
 
     def drop(self, key: str) -> None:
         container = self.grants[key].container
@@ -88,6 +97,7 @@ class Books:
         self._unbook(key)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)
+        discard(self.replicas, owner_of_container(container), key)
 
     def _unbook(self, key: str) -> None:
         if key in self.node.residents:
@@ -131,12 +141,26 @@ class Books:
             if len(left) < len(ticket.replaces):
                 self.put_ticket(replace(ticket, replaces=left))
 
-    def pull(self, container: Container) -> Optional[Affinity]:
-        """What draws a container to others: the traffic that was seen, and what annotations declare; None = nothing."""
-        declared = peers_of(self.node, container, self.policy.settings)
-        if self.affinity is None or declared is None:
-            return self.affinity or declared
-        return Combined(self.affinity, declared)
+    def pull(self, container: Container, key: str = "") -> Optional[Affinity]:
+        """What draws a container to others: the traffic that was seen, and what annotations declare; None = nothing.
+
+        ``key``: its key in the books, where it was in them before.
+        """
+        peers = self.peers(container, key)
+        if not peers:
+            known: Optional[Affinity] = peers_of(self.node, container, self.policy.settings)
+        else:
+            declared = declared_weights(self.node, container, self.policy.settings)
+            known = pull_of(self.node, peers, declared, self.options.declared_weight)
+        if self.affinity is None or known is None:
+            return self.affinity or known
+        return Combined(self.affinity, known)
+
+    def peers(self, container: Container, key: str = "") -> tuple[Peer, ...]:
+        """Those in the books that a container talks to, or will by what is known of its owner; the strongest first."""
+        if not self.options.use_traffic:
+            return ()
+        return self.observed.peers(self.node, self.replicas, container, key)
 
     @contextmanager
     def without(self, keys: Iterable[str]) -> Iterator[None]:

@@ -190,6 +190,8 @@ def engine_options(config: Config) -> EngineOptions:
         unmanaged_handlers=config["placement.unmanaged_handlers"],
         max_moves=config["placement.max_moves"],
         move_exclusive=config["placement.move_exclusive"],
+        use_traffic=config["affinity.enabled"],
+        declared_weight=config["affinity.declared_weight"],
     )
 
 

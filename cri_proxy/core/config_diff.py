@@ -7,7 +7,7 @@ then rehosted, as at a reload. So it moves what a reload would move, and nothing
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from cri_proxy.core.assemble import make_engine, make_policy
@@ -16,6 +16,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Ticket
 from cri_proxy.core.host import Host
 from cri_proxy.core.settle import has_changed, update_of
+from policies.affinity.traffic import Traffic
 from policies.cpus import format_cpus
 from policies.model import Affinity, Pod
 
@@ -29,6 +30,7 @@ class Records:
     tickets: tuple[Ticket, ...]
     pods: tuple[Pod, ...]
     affinity: Optional[Affinity] = None
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def records_of(engine: Engine) -> Records:
     """The records of an engine as they are now."""
     grants = sorted(engine.grants.values(), key=lambda grant: (grant.since_s, grant.key))
     pods, tickets = engine.pods.values(), engine.tickets.values()
-    return Records(engine.host, tuple(grants), tuple(tickets), tuple(pods), engine.books.affinity)
+    affinity, traffic = engine.books.affinity, engine.traffic
+    return Records(engine.host, tuple(grants), tuple(tickets), tuple(pods), affinity, traffic)
 
 
 def what_would_move(records: Records, running: Config, wanted: Config, host: Host) -> tuple[Shift, ...]:
@@ -59,6 +62,7 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     # 1. An engine that knows what the daemon's knows. What it would put right by itself is no difference.
     trial = make_engine(running, records.host)
     trial.books.affinity = records.affinity
+    trial.set_traffic(records.traffic)
     trial.restore(records.grants, records.tickets, records.pods, (), {})
     before = dict(trial.grants)
     # 2. The reload.

@@ -13,6 +13,7 @@ from cri_proxy.core.books import Books
 from cri_proxy.core.cri import scoped_annotation
 from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.make_room import make_room, relieved
+from cri_proxy.core.peers import with_peers
 from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
 from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Qos, wanted_milli
@@ -98,6 +99,11 @@ def decide(
     again = _same_place(books, container, fence, replaced)
     if again is not None:
         return again, ()
+    decision, given_up = _decide_anew(books, container, fence)
+    return with_peers(books, container, decision), given_up
+
+
+def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Decision, tuple[Grant, ...]]:
     decision = books.policy.place(books.node, container, fence, books.pull(container))
     if decision.fits:
         return relieved(books, container, decision), ()
@@ -182,7 +188,7 @@ def resized(
     with books.without([old.key]):
         if not same_wish or not stay.cpus:
             decision = books.policy.place(
-                books.node, container, fence, books.pull(container), stay.home or None, stay
+                books.node, container, fence, books.pull(container, old.key), stay.home or None, stay
             )
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)

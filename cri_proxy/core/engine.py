@@ -15,12 +15,14 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.core import interventions, requests
+from cri_proxy.core import interventions, moves, requests
 from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
-from cri_proxy.core.grants import Admission, Grant, Life, Plan, Record, Stance, Ticket, Update
+from cri_proxy.core.grants import Admission, Grant, Life, Move, Plan, Record, Stance, Ticket, Update
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.quota import lifts_to_end
 from cri_proxy.core.settle import grown, put_and_settle, refresh, refreshed
+from policies.affinity.observed import Observed
+from policies.affinity.traffic import Traffic
 from policies.cpus import NO_CPUS
 from policies.model import (
     Affinity,
@@ -113,6 +115,15 @@ class Engine:
     def version(self) -> int:
         """Grows with every change."""
         return self.books.version
+
+    @property
+    def traffic(self) -> Traffic:
+        """Who talks to whom, as it was last said."""
+        return self.books.observed.traffic
+
+    def set_traffic(self, traffic: Traffic) -> None:
+        """Decide by this picture of the traffic from now on. Nobody is moved by it, and nothing is written down."""
+        self.books.observed = Observed(traffic)
 
     @property
     def longest_create_s(self) -> float:
@@ -284,8 +295,20 @@ class Engine:
 
     @_transition
     def apply(self, plan: Plan) -> tuple[Update, ...]:
-        """Carry out the moves of a plan that still hold; the others are dropped."""
-        return interventions.apply(self.books, plan)
+        """Carry out the moves of a plan that still hold; the others are dropped.
+
+        The updates are in an order in which no domain is fuller than it must be: send them in it.
+        """
+        return moves.apply(self.books, plan)
+
+    @_transition
+    def take_back(self, move: Move, why: str = "") -> tuple[Update, ...]:
+        """Undo one move of a plan (the runtime refused it, containers wait for CPUs), if the place before still holds.
+
+        ``move``: as ``plan_of`` has made it. Returns its update, and those of others whose CPUs come or go; nothing
+        if it is elsewhere by now, or its old place is taken.
+        """
+        return moves.take_back(self.books, move, why)
 
     # ------------------------------------------------------------------ the node, and what was found out about it
 

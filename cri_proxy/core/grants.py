@@ -173,21 +173,27 @@ class Seen:
 
 @dataclass(frozen=True)
 class Move:
-    """One step of a plan: the container's new home and level."""
+    """One step of a plan: the container's new home and level. ``was``: the placement it had when the plan was made."""
 
     id: str
     home: frozenset[int]
     level: str
     why: str = ""
+    was: Optional[Placement] = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Moves that were worked out from the engine's state of ``version``."""
+    """Moves that were worked out from the engine's state of ``version``, in the order in which to make them.
+
+    ``at_s``: when they are made, for the records. ``move_exclusive``: containers that own CPUs may be moved as well.
+    """
 
     version: int
     moves: tuple[Move, ...] = field(default_factory=tuple)
     why: str = ""
+    at_s: float = 0.0
+    move_exclusive: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,3 +39,6 @@ class EngineOptions:
     #: Containers that may be moved so that one fits; whether also those that own CPUs.
     max_moves: int = 4
     move_exclusive: bool = False
+    #: Whether traffic that was seen draws containers to each other; what a declared weight of 1 counts beside it.
+    use_traffic: bool = True
+    declared_weight: float = 10_000.0

@@ -1,4 +1,4 @@
-"""What people and plans do to places: release a container, manage it, move it. Parts of the engine's transitions."""
+"""What people do to places: release a container, manage it. Parts of the engine's transitions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.core.books import Books
-from cri_proxy.core.decide import still_holds
-from cri_proxy.core.grants import Grant, Life, Plan, Stance, Update
-from cri_proxy.core.settle import (
-    effective,
-    give_places,
-    has_changed,
-    keep_memory,
-    memory_for,
-    placed,
-    refreshed,
-    update_of,
-)
+from cri_proxy.core.grants import Grant, Life, Stance, Update
+from cri_proxy.core.peers import with_peers
+from cri_proxy.core.settle import give_places, placed, refreshed
 from policies.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
@@ -61,7 +52,9 @@ def manage(books: Books, container_id: str) -> tuple[Update, ...]:
     if grant.stance in (Stance.PLACED, Stance.KUBELET):
         return ()
     with books.without([container_id]):
-        decision = books.policy.place(books.node, grant.container, grant.fence, books.pull(grant.container))
+        pull = books.pull(grant.container, container_id)
+        decision = books.policy.place(books.node, grant.container, grant.fence, pull)
+        decision = with_peers(books, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return ()
     was = {key: books.grants[key] for key in decision.others}
@@ -73,26 +66,3 @@ def manage(books: Books, container_id: str) -> tuple[Update, ...]:
     place = books.grants[container_id].placement
     own = Update(container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command")
     return (*(u for u in others if u.shrink), own, *(u for u in others if not u.shrink))
-
-
-def apply(books: Books, plan: Plan) -> tuple[Update, ...]:
-    """``Engine.apply``."""
-    stale = plan.version != books.version
-    updates = []
-    for move in plan.moves:
-        grant = books.grants.get(move.id)
-        if grant is None or grant.stance is not Stance.PLACED or grant.exclusive or grant.life is Life.HELD:
-            continue
-        placement = replace(grant.placement, home=move.home, level=move.level)
-        cpus = effective(books, placement, grant.fence)
-        with books.without([grant.key]):
-            if not cpus or (stale and not still_holds(books, placement, grant.container, grant.fence)):
-                continue
-            memory = memory_for(books, cpus, grant.container, grant.fence)
-        placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
-        placement = keep_memory(books, grant.placement, placement, grant.fence)
-        moved = replace(grant, placement=placement, displaced=None, why=move.why or plan.why)
-        books.put(moved)
-        if has_changed(grant, moved) and grant.life is not Life.CREATING:
-            updates.append(update_of(grant, moved))
-    return tuple(updates)

@@ -150,7 +150,7 @@ def _placed_around(books: Books, newcomer: Resident, movers: Iterable[Grant]) ->
             for grant in movers:
                 try:
                     anew = books.policy.place(
-                        books.node, grant.container, grant.fence, books.pull(grant.container)
+                        books.node, grant.container, grant.fence, books.pull(grant.container, grant.key)
                     )
                 except (PlacementRefused, BudgetSpent):
                     continue

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from cri_proxy.core.affinity_text import status_lines
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Record, Stance
+from cri_proxy.core.peers import peer_rows, peer_text
 from policies.cpus import format_cpus
 from policies.node import Node
 
@@ -164,6 +166,7 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
         {"node": n, "charged_bytes": node.memory_charged(n), "total_bytes": node.topology.memory_bytes(n)}
         for n in sorted(grant.placement.mems or node.topology.nodes_of(grant.cpus))
     ]
+    row["peers"] = peer_rows(engine.books, grant)
     return row
 
 
@@ -208,6 +211,7 @@ def explain_text(document: dict[str, Any]) -> str:
             lines.append(
                 f"  memory of node {memory['node']}: {memory['charged_bytes'] / 2**30:.1f} of {total} charged"
             )
+        lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
     if document["history"]:
         lines.append("decisions:")
     for row in document["history"]:
@@ -267,6 +271,7 @@ def status_text(document: dict[str, Any]) -> str:
         for who in document["distrusted"]:
             lines.append(f"  untouched  {who} (pod uid/container): failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
+    lines += status_lines(document.get("affinity", {}))
     lines.append(
         f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting"
     )

@@ -252,7 +252,7 @@ def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
     with books.without([grant.key]):
         try:
             return books.policy.place(
-                books.node, grant.container, grant.fence, books.pull(grant.container), was
+                books.node, grant.container, grant.fence, books.pull(grant.container, grant.key), was
             )
         except (PlacementRefused, BudgetSpent):
             return None

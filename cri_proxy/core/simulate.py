@@ -27,7 +27,6 @@ __all__ = ["BadScenario", "read_scenario", "run_simulation", "simulate"]
 
 #: One sample of the observer.
 TRAFFIC_S = 10.0
-NO_PLANNER = "no planner in this version: nothing moves"
 
 Line = dict[str, Any]
 LoadConfig = Callable[[str], Config]
@@ -177,10 +176,11 @@ class Simulation:
         for edge in step["edges"]:
             self._known(step, "edges", edge.a)
             self._known(step, "edges", edge.b)
-        return Answer(_join(NO_PLANNER, _told(self._shell.pass_time(TRAFFIC_S))))
+        found = self._shell.pass_time(TRAFFIC_S, step["edges"])
+        return Answer(_join(f"{TRAFFIC_S:g} s of traffic were seen", _told(found)))
 
     def _rebalance(self, step: Step) -> Answer:
-        return Answer(NO_PLANNER)
+        return Answer(self._shell.rebalance())
 
     def _restart(self, step: Step) -> Answer:
         told, found = self._shell.restart(step["state"])

@@ -30,7 +30,9 @@ from cri_proxy.core.grants import Admission, Grant, Stance, Update
 from cri_proxy.core.hints import counted, hints_by_address
 from cri_proxy.core.host import Host
 from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
+from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process, Runtime
+from cri_proxy.core.simulated_observer import SimulatedObserver, rebalance
 from cri_proxy.core.snapshot import UnreadableRecord, read_record, write_record
 from policies.model import BudgetSpent, PlacementRefused, Pod
 from policies.topology import Topology, TopologyData
@@ -56,6 +58,7 @@ class SimulatedShell:
         self.config = config
         self.machine = Machine(Topology(topology))
         self.runtime = Runtime()
+        self.observer = SimulatedObserver(config)
         self.engine = make_engine(config, self._host())
         self.now_s = 0.0
         self.touched: set[str] = set()
@@ -239,17 +242,29 @@ class SimulatedShell:
         self.send(found.updates)
         return found
 
-    def pass_time(self, seconds: float) -> Resync:
-        """Let time pass, and look what has become of everything."""
+    def pass_time(self, seconds: float, edges: Iterable[Edge] = ()) -> Resync:
+        """Let time pass, in which containers have talked, and look what has become of everything."""
         self.now_s += seconds
         found = self.look()
         if self.active:
             self.send(self.engine.tick(self.now_s))
+        self.observer.observe(seconds, edges, self.runtime.containers)
+        self.observer.tell(self.engine)
         return found
+
+    def rebalance(self) -> str:
+        """Plan, and carry it out; returns what came of it in words."""
+        if not self.enforcing:
+            return f"mode {self.mode}: nothing is moved"
+        updates, why = rebalance(self.engine, self.config, self.now_s)
+        self.send(updates)
+        return why
 
     def rehost(self, config: Config, topology: Topology) -> None:
         """The configuration or the machine has changed."""
         self.config, self.machine = config, replace(self.machine, topology=topology)
+        self.observer.configure(config)
+        self.observer.tell(self.engine)
         self.send(self.engine.rehost(self._host(), make_policy(config, topology), engine_options(config)))
 
     def _host(self) -> Host:
@@ -285,6 +300,7 @@ class SimulatedShell:
         if state == "corrupt":
             self._store = {key: text[:-1] for key, text in self._store.items()} or {("grant", ""): ""}
         self.engine = make_engine(self.config, self._host())
+        self.observer.tell(self.engine)
         told = f"the state was {state}"
         try:
             self.send(self._restore(self.engine))

@@ -1,0 +1,51 @@
+"""What of the configuration says when containers are moved by plans, and what that may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cri_proxy.core.config import Config
+from policies.affinity.problem import PlanSettings
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class AffinitySettings:
+    """The options of the ``affinity`` section that the daemon reads. ``is_automatic``: plans are made by themselves."""
+
+    enabled: bool = True
+    declared_weight: float = 10_000.0
+    is_automatic: bool = True
+    interval_s: float = 60.0
+    hysteresis: float = 0.1
+    moves_per_minute: int = 10
+    minimum_age_s: float = 60.0
+    move_exclusive: bool = False
+    most_memory_bytes: int = 8 * GIB
+    pressure_guard: bool = True
+    l3_ns: float = 84.0
+    slit_ns: float = 4.1
+
+    @property
+    def plan(self) -> PlanSettings:
+        """What the planner reads of it."""
+        return PlanSettings(hysteresis=self.hysteresis, max_migrated_bytes=self.most_memory_bytes)
+
+
+def affinity_settings(config: Config) -> AffinitySettings:
+    """The settings of a configuration."""
+    return AffinitySettings(
+        enabled=config["affinity.enabled"],
+        declared_weight=config["affinity.declared_weight"],
+        is_automatic=config["affinity.rebalance"] == "auto",
+        interval_s=config["affinity.rebalance_interval"],
+        hysteresis=config["affinity.hysteresis"],
+        moves_per_minute=config["affinity.moves_per_minute"],
+        minimum_age_s=config["affinity.minimum_age"],
+        move_exclusive=config["affinity.move_exclusive"],
+        most_memory_bytes=config["affinity.most_memory_moved"] * GIB,
+        pressure_guard=config["affinity.pressure_guard"],
+        l3_ns=config["affinity.l3_distance"],
+        slit_ns=config["affinity.slit_distance"],
+    )

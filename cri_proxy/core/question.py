@@ -1,0 +1,27 @@
+"""What the planner is asked, with what is needed to understand its answer. Frozen, and can be sent to a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.affinity.problem import Problem
+from policies.model import Placement
+
+
+@dataclass(frozen=True)
+class Question:
+    """Made by ``question_of`` at ``at_s`` from the engine's state of ``version``.
+
+    The planner needs ``problem`` alone. ``paths``: namespace/pod/container by the vertices' keys; ``was``: the
+    placements of those that may be moved; ``homes``: the CPUs of the sites; ``rates``: bytes a second by pair.
+    """
+
+    version: int
+    at_s: float
+    problem: Problem
+    paths: Mapping[str, str] = field(default_factory=dict)
+    was: Mapping[str, Placement] = field(default_factory=dict)
+    homes: tuple[frozenset[int], ...] = ()
+    rates: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    move_exclusive: bool = False
