@@ -4,8 +4,10 @@ RUNTIME ?= demo
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
+# What the tests of real traffic need besides.
+TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
 
-.PHONY: help setup proto demo test test-long lint e2e bench bench-placement run docs clean
+.PHONY: help setup proto demo demo-affinity test test-long lint e2e bench bench-placement bench-observer bench-affinity run docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,16 +24,19 @@ proto: setup ## Make the protobuf modules (cri_api/*_pb2.py)
 demo: setup ## The main job in one look; RUNTIME=containerd: with a private real containerd (root)
 	@$(if $(filter containerd,$(RUNTIME)),tools/debian-packages $(DEBIAN) &&,) $(BIN)/python -m demo --runtime $(RUNTIME)
 
+demo-affinity: setup ## Containers that talk come together: the graph, the plan, the placement after
+	@$(BIN)/python -m demo.affinity
+
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
 	$(BIN)/python -m pytest
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long
 
 e2e: setup ## Only the tests on a real containerd (root)
-	@tools/debian-packages $(DEBIAN)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
 	$(BIN)/python -m pytest tests/e2e
 
 lint: setup ## ruff, mypy --strict, import rules
@@ -46,6 +51,14 @@ bench: setup ## Added latency and decision time, measured side by side
 
 bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
 	$(BIN)/python -m bench.placement
+
+bench-observer: setup ## What seeing traffic costs nginx and wrk, and the observer itself (root)
+	@tools/debian-packages nginx wrk python3-bpfcc
+	$(BIN)/python -m bench.observer_cost
+
+bench-affinity: setup ## Plans against the optimum and others, their time, and how much moves
+	$(BIN)/python -c "import scipy" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m bench.affinity
 
 docs: setup ## Write docs/configuration.md from the option table
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
+import os
 import sys
+import types
 
 from bpf.options import BadOptions, Options, read_options
 
@@ -37,6 +40,13 @@ def _stay_small(options: Options) -> None:
     if not options.listen:
         # asyncio and grpclib do without it where it cannot be imported.
         sys.modules["ssl"] = None  # type: ignore[assignment]
+    if importlib.util.find_spec("google._upb") and not os.environ.get(
+        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+    ):
+        # protobuf in Python, with pickle and datetime: 1.2 MB that generated code imports and, where protobuf is
+        # the one in C, never uses.
+        name = "google.protobuf.internal.python_message"
+        sys.modules.setdefault(name, types.ModuleType(name))
 
 
 def _run(options: Options, argument: str) -> int:

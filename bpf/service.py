@@ -23,7 +23,8 @@ from bpf.ladder import Ladder
 from bpf.log import log
 from bpf.notify import notify, watchdog_period_s
 from bpf.options import BadOptions, Options, parse_options, read_options
-from bpf.presence import Peers, wakers, with_presence
+from bpf.peer_search import PeerSearch
+from bpf.presence import Peers, with_presence
 from bpf.providers import Owners
 from bpf.replay import ReplayProvider, identity_of_name
 from bpf.samples import Flow, ProviderLost, Sample
@@ -57,6 +58,7 @@ class Observer:
         self._ladder = ladder
         self._attribution = attribution
         self._owners = owners
+        self._search = PeerSearch(self._find_peers)
         self._identities = Identities(options.runtime_sockets)
         self._graph = Graph(options.graph)
         self._file = GraphFile(options.state_file, options.proc)
@@ -133,12 +135,11 @@ class Observer:
         """In a thread: a sample whose wakes are explained, and the containers that have ended."""
         ended = self._owners.refresh() if self._owners is not None else frozenset()
         sample = self._ladder.sample(at_s)
-        return replace(sample, flows=with_presence(sample.flows, self._peers(sample.flows))), ended
+        return replace(sample, flows=with_presence(sample.flows, self._search.peers_of(sample.flows))), ended
 
-    def _peers(self, flows: Iterable[Flow]) -> Peers:
-        """Who of those that wake each other for no reason seen in bytes shares a socket or memory."""
-        among = wakers(flows)
-        if self._attribution is None or not among:
+    def _find_peers(self, among: frozenset[str]) -> Peers:
+        """Which of these share a socket or memory."""
+        if self._attribution is None:
             return Peers()
         from bpf.shared_memory import find_memory_peers
         from bpf.unix_peers import find_unix_peers

@@ -9,7 +9,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ def _syscall(number: int, *arguments: object) -> int:
 
 
 def _bpf(command: int, what: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
-    number = _BPF.get(platform.machine(), _BPF_GENERIC)
+    number = _BPF.get(os.uname().machine, _BPF_GENERIC)
     try:
         return _syscall(number, command, ctypes.byref(attributes), len(attributes))
     except OSError as error:
@@ -94,7 +93,7 @@ def open_raw_tracepoint(program_fd: int, name: str) -> int:
 
 def open_tracepoint(program_fd: int, tracepoint_id: int) -> int:
     """Attach to the tracepoint with this number (tracefs, events/CATEGORY/NAME/id), by a perf event on all CPUs."""
-    number = _PERF_EVENT_OPEN.get(platform.machine(), _PERF_EVENT_OPEN_GENERIC)
+    number = _PERF_EVENT_OPEN.get(os.uname().machine, _PERF_EVENT_OPEN_GENERIC)
     # struct perf_event_attr, version 0: type, size, config, sample_period, sample_type, read_format, flags, ...
     attributes = struct.pack("=IIQQQQQII", _PERF_TYPE_TRACEPOINT, 64, tracepoint_id, 1, 0, 0, 0, 1, 0)
     buffer = ctypes.create_string_buffer(attributes, 64)

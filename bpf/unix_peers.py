@@ -32,40 +32,49 @@ def find_unix_peers(
 
     :raises OSError: a network namespace may not be entered.
     """
+    # 1. The processes, and one of each network namespace.
     wanted = [container for container in attribution.containers if among is None or container in among]
-    owners: dict[int, set[str]] = {}
+    processes = [(container, pid) for container in wanted for pid in attribution.pids_of(container)]
     namespaces: dict[int, int] = {}
-    left = most_descriptors
-    for container in wanted:
-        for pid in attribution.pids_of(container):
-            number = namespace_of(attribution.proc, pid)
-            if number is None or left <= 0:
-                continue
+    for _, pid in processes:
+        number = namespace_of(attribution.proc, pid)
+        if number is not None:
             namespaces.setdefault(number, pid)
-            for inode in socket_inodes(attribution.proc, pid, left):
-                owners.setdefault(inode, set()).add(container)
-                left -= 1
-    found: set[Pair] = set()
+    # 2. The sockets that have a peer. Only these are remembered below: a server may have 10,000 others.
+    peers: dict[int, int] = {}
     for pid in namespaces.values():
-        found |= _pairs_in(attribution.proc, pid, owners)
-    return frozenset(found)
+        peers.update(_peers_in(attribution.proc, pid))
+    if not peers:
+        return frozenset()
+    # 3. Who has them open.
+    ends = peers.keys() | set(peers.values())
+    owners: dict[int, set[str]] = {}
+    left = most_descriptors
+    for container, pid in processes:
+        for inode in socket_inodes(attribution.proc, pid, max(left, 0)):
+            left -= 1
+            if inode in ends:
+                owners.setdefault(inode, set()).add(container)
+    return frozenset(
+        pair(a, b)
+        for inode, peer in peers.items()
+        for a in owners.get(inode, ())
+        for b in owners.get(peer, ())
+        if a != b
+    )
 
 
-def _pairs_in(proc: str, pid: int, owners: dict[int, set[str]]) -> set[Pair]:
-    """The pairs whose sockets were made in the network namespace of a process."""
-    found: set[Pair] = set()
+def _peers_in(proc: str, pid: int) -> dict[int, int]:
+    """The peers of the unix sockets that were made in the network namespace of a process; by inode."""
     diag = None
     with suppress(FileNotFoundError, ProcessLookupError):
         diag = _diag_in(proc, pid)
     if diag is None:
-        return found
+        return {}
     try:
-        for listed in diag.unix():
-            for a in owners.get(listed.inode, ()):
-                found.update(pair(a, b) for b in owners.get(listed.peer, ()) if a != b)
+        return {listed.inode: listed.peer for listed in diag.unix() if listed.peer}
     finally:
         diag.close()
-    return found
 
 
 def _diag_in(proc: str, pid: int) -> SockDiag:

@@ -10,12 +10,16 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional
+from typing import Any, Optional
 
 import click
 
 from cri_api.control import ControlError
 from cri_proxy.arguments import RunByDefault
+from cri_proxy.cli_affinity import affinity, rebalance
+from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
+from cri_proxy.cli_kubelet import kubelet
+from cri_proxy.cli_observer import observer
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_diff import diff_text
 from cri_proxy.core.picture import draw_topology
@@ -29,15 +33,6 @@ from cri_proxy.shell.sysfs import SysfsError, read_sysfs
 from cri_proxy.version import VERSION
 from policies.topology import BadTopology, Topology, TopologyData
 from policies.topology_json import read_topology, write_topology
-
-
-def _fail(sentence: str, hint: str = "") -> NoReturn:
-    click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
-    sys.exit(1)
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2, sort_keys=False))
 
 
 @click.group(cls=RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,30 +49,9 @@ def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     ctx.obj = control_socket
 
 
-def _control_socket() -> Path:
-    given: Optional[Path] = click.get_current_context().find_root().obj
-    if given is not None:
-        return given
-    return Path(settings.load_or_last(settings.Files()).config["control.socket"])
+for command in (affinity, rebalance, observer, kubelet):
+    cli.add_command(command)
 
-
-def _ask(command: str, arguments: Optional[dict[str, Any]] = None) -> Any:
-    try:
-        return ask(_control_socket(), command, arguments)
-    except DaemonAbsent as error:
-        _fail(str(error), error.hint)
-    except ControlError as error:
-        _fail(str(error))
-
-
-def _show(document: Any, as_json: bool, text: Callable[[Any], str]) -> None:
-    if as_json:
-        _print_json(document)
-    else:
-        click.echo(text(document))
-
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _file = click.Path(path_type=Path)
 
 
@@ -125,7 +99,7 @@ def run(
         config = settings.load_or_last(files).config
         for path in (config["relay.socket"], config["control.socket"]):
             if is_served(Path(path)):
-                _fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
+                fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
         click.echo(f"state {_set_aside(config)}")
         return
     from cri_proxy.daemon import RunOptions, main
@@ -137,22 +111,22 @@ def _set_aside(config: Config) -> str:
     try:
         return Store(Path(config["state.directory"])).set_aside()
     except OSError as error:
-        _fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
+        fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
 
 
 @cli.command()
-@_json_option
+@json_option
 def status(as_json: bool) -> None:
     """Is all well? Mode, runtime, containers, and every reason why not."""
-    _show(_ask("status"), as_json, status_text)
+    show_document(ask_daemon("status"), as_json, status_text)
 
 
 @cli.command()
 @click.argument("mode", required=False, type=click.Choice(["enforce", "observe", "off"]))
-@_json_option
+@json_option
 def mode(mode: Optional[str], as_json: bool) -> None:
     """Show or set the mode: enforce, observe (decide, change nothing) or off (bytes only)."""
-    _show(_ask("mode", {"mode": mode} if mode else {}), as_json, _mode_text)
+    show_document(ask_daemon("mode", {"mode": mode} if mode else {}), as_json, _mode_text)
 
 
 def _mode_text(found: Mapping[str, str]) -> str:
@@ -162,42 +136,42 @@ def _mode_text(found: Mapping[str, str]) -> str:
 
 
 @cli.command()
-@_json_option
+@json_option
 def placements(as_json: bool) -> None:
     """Where every container runs."""
-    _show(_ask("placements"), as_json, placements_text)
+    show_document(ask_daemon("placements"), as_json, placements_text)
 
 
 @cli.command()
 @click.argument("container")
-@_json_option
+@json_option
 def explain(container: str, as_json: bool) -> None:
     """Why a container is where it is. CONTAINER: an id or its beginning, or namespace/pod/container."""
-    _show(_ask("explain", {"container": container}), as_json, explain_text)
+    show_document(ask_daemon("explain", {"container": container}), as_json, explain_text)
 
 
 @cli.command()
 def metrics() -> None:
     """Print the metrics as Prometheus text."""
-    click.echo(_ask("metrics"), nl=False)
+    click.echo(ask_daemon("metrics"), nl=False)
 
 
 @cli.command()
 @click.argument("container", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every container.")
 @click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
-@_json_option
+@json_option
 def release(container: Optional[str], everything: bool, config_file: Optional[Path], as_json: bool) -> None:
     """Give containers the CPUs and memory they would have without us; works with the daemon down, too."""
     if everything == bool(container):
         raise click.UsageError("name one container, or say --all")
     try:
-        document = ask(_control_socket(), "release", {"container": container, "all": everything})
+        document = ask(control_socket(), "release", {"container": container, "all": everything})
     except DaemonAbsent:
         document = _release_offline(container, config_file)
     except ControlError as error:
-        _fail(str(error))
-    _show(document, as_json, _updates_text)
+        fail(str(error))
+    show_document(document, as_json, _updates_text)
     if not all(update["done"] for update in document["updates"]):
         sys.exit(1)
 
@@ -214,9 +188,9 @@ def _release_offline(container: Optional[str], config_file: Optional[Path]) -> A
     try:
         return asyncio.run(release(config, container, logs.set_up("warning", "console")))
     except (NotOne, NoRuntime, NoMachine) as error:
-        _fail(str(error))
+        fail(str(error))
     except grpc.aio.AioRpcError as error:
-        _fail(f"the runtime does not answer: {error.details()}")
+        fail(f"the runtime does not answer: {error.details()}")
 
 
 def _updates_text(document: Mapping[str, Any]) -> str:
@@ -233,28 +207,28 @@ def _not_done(update: Mapping[str, Any]) -> str:
 
 @cli.command()
 @click.argument("container")
-@_json_option
+@json_option
 def adopt(container: str, as_json: bool) -> None:
     """Take a container under management that is not: place it now."""
-    _show(_ask("adopt", {"container": container}), as_json, _updates_text)
+    show_document(ask_daemon("adopt", {"container": container}), as_json, _updates_text)
 
 
 @cli.command("reset-policy")
 @click.option("--replace", is_flag=True, help="Also place every container anew, and print the moves.")
 @click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
-@_json_option
+@json_option
 def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> None:
     """Set the state aside and adopt what runs, moving nothing."""
     try:
-        document = ask(_control_socket(), "reset-policy", {"replace": replace})
+        document = ask(control_socket(), "reset-policy", {"replace": replace})
     except DaemonAbsent as error:
         if replace:
-            _fail(str(error), error.hint)
+            fail(str(error), error.hint)
         config = settings.load_or_last(settings.Files(config=config_file)).config
         document = {"state": _set_aside(config), "updates": [], "containers": 0}
     except ControlError as error:
-        _fail(str(error))
-    _show(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")
+        fail(str(error))
+    show_document(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")
 
 
 # ---------------------------------------------------------------------- without the daemon
@@ -263,7 +237,7 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
 @cli.command()
 @click.option("--sysfs", type=_file, help="Read this sysfs tree or JSON topology instead.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
-@_json_option
+@json_option
 def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
     """Draw the machine: sockets, NUMA nodes, L3 slices, CPUs, memory, distances.
 
@@ -271,7 +245,7 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
     """
     data = _read_machine(sysfs) if sysfs is not None else _daemons_machine()
     if as_json:
-        _print_json(write_topology(data))
+        print_json(write_topology(data))
     else:
         drawn = draw_topology(Topology(data), ascii=ascii_only)
         try:
@@ -283,7 +257,7 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
 
 def _daemons_machine() -> TopologyData:
     try:
-        return read_topology(ask(_control_socket(), "topology"))
+        return read_topology(ask(control_socket(), "topology"))
     except (DaemonAbsent, ControlError):
         return _read_machine(Path("/sys"))
 
@@ -300,9 +274,9 @@ def _read_machine(source: Path) -> TopologyData:
             data = read_topology(json.loads(source.read_text()))
         Topology(data)
     except (SysfsError, BadTopology, ValueError) as error:
-        _fail(str(error) if str(source) in str(error) else f"{source}: {error}")
+        fail(str(error) if str(source) in str(error) else f"{source}: {error}")
     except OSError as error:
-        _fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")
+        fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")
     return data
 
 
@@ -369,11 +343,11 @@ def check(file: Path, diff: bool) -> None:
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{file}: good")
     if diff:
-        click.echo(diff_text(_ask("config-diff", {"name": str(file.resolve()), "text": source.text})))
+        click.echo(diff_text(ask_daemon("config-diff", {"name": str(file.resolve()), "text": source.text})))
 
 
 @config.command()
-@_json_option
+@json_option
 @click.option(
     "--config", "config_file", type=_file, help="Show what this file would give, without asking the daemon."
 )
@@ -383,11 +357,11 @@ def show(as_json: bool, config_file: Optional[Path]) -> None:
         try:
             shown = _load_config(config_file).show()
         except BadConfig as error:
-            _fail(str(error))
+            fail(str(error))
         rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
     else:
-        rows = _ask("config")
-    _show(rows, as_json, _config_text)
+        rows = ask_daemon("config")
+    show_document(rows, as_json, _config_text)
 
 
 def _config_text(rows: Any) -> str:

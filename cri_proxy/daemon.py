@@ -18,6 +18,8 @@ from typing import Any, Optional
 
 from cri_proxy.core.config import BadConfig
 from cri_proxy.shell import logs, settings
+from cri_proxy.shell.affinity import AffinityController
+from cri_proxy.shell.affinity_client import AffinityClient
 from cri_proxy.shell.assembly import Assembly, read_boot_id
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.commands import Commands
@@ -29,8 +31,10 @@ from cri_proxy.shell.listen import SocketTaken, activated
 from cri_proxy.shell.machine import MachineReader
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.metrics_http import MetricsServer
+from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.notify import notify, watchdog_period_s
 from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.planner_worker import PlannerWorker
 from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.relay import Relay
 from cri_proxy.shell.rounds import Rounds
@@ -161,6 +165,7 @@ class Daemon:
         )
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
         self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._keep_again)
+        self._configure_affinity()
         keeper.on_doubt = self.rounds.look_soon
         keeper.on_pod = self.rounds.note_pod
         self._loaded = loaded
@@ -168,6 +173,16 @@ class Daemon:
         health.note("config", loaded.problem)
         health.warn("config", loaded.warnings)
         health.note("runtime", runtime_problem)
+
+    def _configure_affinity(self) -> None:
+        parts, config = self.parts, self.parts.config
+        self.observer = AffinityClient(
+            Path(config["affinity.socket"]), Path(config["state.directory"]), parts.log
+        )
+        mover = Mover(parts, Path(config["topology.cgroup_root"]))
+        self.affinity = AffinityController(parts, self.observer, PlannerWorker(), mover)
+        self.observer.on_change = self.affinity.follow
+        self.assembly.on_engage = self.affinity.follow
 
     async def _serve(self) -> None:
         """Open the sockets and serve them; from here on calls pass.
@@ -246,6 +261,7 @@ class Daemon:
             await self.control.stop()
         if self.metrics_http is not None:
             await self.metrics_http.stop()
+        await self.affinity.close()
         await parts.keeper.updates.close()
         parts.keeper.save()
         parts.store.checkpoint()
@@ -261,6 +277,8 @@ class Daemon:
         self._spawn(rounds.follow_runtime(lambda: serving.copy_access(Path(parts.runtime.path))))
         self._spawn(rounds.reconcile())
         self._spawn(rounds.read_events())
+        self._spawn(self.observer.run())
+        self._spawn(self.affinity.run())
         self.watch = TopologyWatch(
             parts.machine.signature,
             lambda: self._spawn(self.assembly.follow_machine()),
@@ -342,6 +360,7 @@ class Daemon:
         if parts.keeper.engine is not None:
             await self.assembly.follow_config()
             self._keep()
+        self.affinity.reconfigured()
         self.log.info("configuration loaded", changed=list(changed))
         parts.look.set()
 

@@ -231,7 +231,7 @@ def _decided_by(
             return (
                 "near its pod or its former place"
                 if name == "pod"
-                else f"by {name} ({ours:g}, next {theirs:g})"
+                else f"by {name} ({_number(ours)}, next {_number(theirs)})"
             )
     rivals = [count for ids, count in counts.items() if ids != best.ids]
     if rivals and counts[best.ids] < min(rivals):
@@ -326,6 +326,10 @@ _WORDS = {
 
 def _plain(level: str) -> str:
     return _WORDS[level]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def _count(cpus: int) -> str:

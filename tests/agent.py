@@ -69,6 +69,8 @@ class Agent:
             "topology": {"source": str(source), "cgroup_root": str(self.folder / "cgroup"), "interval": "1h"},
             "kubelet": {"directory": str(self.folder / "kubelet")},
             "reconcile": {"interval": "1h", "poll": "1h"},
+            # No observer of the machine's own is listened to.
+            "affinity": {"socket": str(self.folder / "a.sock")},
         }
         self.write_config(config or {})
 

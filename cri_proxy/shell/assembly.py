@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.books import JournalKey, JournalValue
@@ -41,6 +41,8 @@ class Assembly:
         self._meta: dict[str, str] = {BOOT_KEY: boot_id}
         self._watched: Any = None
         self._lock = asyncio.Lock()
+        #: Called with every engine that is put to work, before it decides anything.
+        self.on_engage: Callable[[Engine], None] = lambda engine: None
         parts.store.everything = self._everything
         root = Path(parts.config["topology.cgroup_root"])
         parts.keeper.devices = self._devices()
@@ -122,6 +124,7 @@ class Assembly:
         if self._watched is not None:
             parts.metrics.unwatch(self._watched)
         self._watched = parts.metrics.watch(engine)
+        self.on_engage(engine)
         parts.keeper.engine = engine
         self._meta[HASH_KEY] = engine.host.topology.hash()
         parts.store.write(engine.drain(), self._meta)

@@ -19,6 +19,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.report import NotOne, domain_rows, explain, find_one, placement_rows
+from cri_proxy.shell.commands_affinity import AffinityCommands
 from cri_proxy.shell.control import Command
 from cri_proxy.shell.keeper import MODES
 from cri_proxy.shell.machine import NoMachine
@@ -52,6 +53,7 @@ class Commands:
             "config": self.config,
             "config-diff": self.config_diff,
             "reset-policy": self.reset_policy,
+            **AffinityCommands(self._daemon).table(),
         }
 
     def _engine(self) -> Engine:
@@ -85,6 +87,7 @@ class Commands:
             },
             "exits": self._exits(),
             "updates_waiting": len(keeper.updates.unsettled),
+            "affinity": daemon.affinity.status(),
             "counters": counters(parts.metrics.registry),
         }
         if keeper.engine is not None:

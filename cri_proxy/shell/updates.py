@@ -19,6 +19,9 @@ from cri_proxy.shell.runtime import Runtime
 
 AT_A_TIME = 8
 
+#: Answers that say nothing about the update itself: the runtime is away, or slow.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
 
 class Updates:
     """The queue of updates to one runtime."""
@@ -31,6 +34,8 @@ class Updates:
         #: The update each container should get, until it has got it.
         self._wanted: dict[str, Update] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
+        #: What the runtime said to the last update of a container, where it was no.
+        self._refusals: dict[str, str] = {}
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         for key in [k for k, t in self._sending.items() if t is task]:
@@ -40,6 +45,10 @@ class Updates:
     def unsettled(self) -> frozenset[str]:
         """Ids of containers whose cpuset is about to change."""
         return frozenset(self._wanted)
+
+    def refusal(self, container_id: str) -> str:
+        """Why the runtime itself has refused what the container should get; "" = it has not."""
+        return self._refusals.get(container_id, "")
 
     def owes_quota(self, container_id: str) -> bool:
         """Whether a container is still to get the CPU quota back that we had taken away."""
@@ -54,6 +63,7 @@ class Updates:
             if waiting is not None and update.give_back is None and not update.placement.lift_quota:
                 update = replace(update, give_back=waiting.give_back)
             self._wanted[update.id] = update
+            self._refusals.pop(update.id, None)
             if update.id not in self._sending:
                 task = asyncio.create_task(self._deliver(update.id))
                 self._sending[update.id] = task
@@ -87,6 +97,7 @@ class Updates:
     def forget(self, container_id: str) -> None:
         """The container is gone, or not ours any more."""
         self._wanted.pop(container_id, None)
+        self._refusals.pop(container_id, None)
 
     async def close(self) -> None:
         """Stop sending."""
@@ -110,6 +121,8 @@ class Updates:
     def _failed(self, update: Update, error: grpc.aio.AioRpcError) -> None:
         self._metrics.updates.labels("failed").inc()
         gone = error.code() is grpc.StatusCode.NOT_FOUND
+        if error.code() not in _AWAY:
+            self._refusals[update.id] = error.details() or error.code().name
         if gone:
             self.forget(update.id)
         self._log.warning("update failed", id=update.id, why=update.why, error=error.details(), gone=gone)

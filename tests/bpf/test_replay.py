@@ -15,7 +15,7 @@ RECORDING = """\
 
 {"at": 30, "flows": [{"a": "web", "b": "db", "kind": "unix", "messages": 7}]}
 {"endpoints": {"web": {"namespace": "shop", "pod": "web-0", "container": "nginx", "labels": {"apps.kubernetes.io/pod-index": "0"}}}}
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture

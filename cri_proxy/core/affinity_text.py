@@ -1,0 +1,264 @@
+"""What people are told of traffic: the graph as a table, groups, plans, and the line in the status. Pure.
+
+A *row* is plain data for JSON; a text is made of rows. Names of containers are ``namespace/pod/container``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.peers import APART, WHERE, bytes_text, where_both
+from policies.affinity.traffic import Edge, Traffic
+
+#: As many edges are shown unless all are asked for.
+SHOWN = 20
+#: Where two containers can be, nearest first.
+NEARNESS = (*(words for _, words in WHERE), APART)
+#: One of them has no place that we know: it is gone, or not a container of this node.
+NOT_KNOWN = "not known"
+
+_EDGE_TITLES = ("CONTAINER", "TALKS TO", "TRAFFIC", "MESSAGES/S", "WEIGHT", "SEEN ON", "WHERE")
+_MOVE_TITLES = ("CONTAINER", "FROM", "TO", "GAIN", "WHY")
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def edge_rows(engine: Engine, edges: Iterable[Edge]) -> list[dict[str, Any]]:
+    """Some edges of the graph, heaviest first, with where both ends are."""
+    ordered = sorted(edges, key=lambda edge: (-abs(edge.weight), edge.a, edge.b))
+    return [_edge_row(engine, edge) for edge in ordered]
+
+
+def _edge_row(engine: Engine, edge: Edge) -> dict[str, Any]:
+    sets = [_cpus(engine, end) for end in (edge.a, edge.b)]
+    return {
+        "a": edge.a,
+        "b": edge.b,
+        "container": endpoint_name(engine, edge.a),
+        "talks_to": endpoint_name(engine, edge.b),
+        "weight": round(edge.weight, 1),
+        "bytes_per_s": round(edge.bytes_per_s, 1),
+        "messages_per_s": round(edge.messages_per_s, 1),
+        "kinds": list(edge.kinds),
+        "pod_level": edge.is_pod_level,
+        "where": where_both(engine.host.topology, *sets) if all(sets) else NOT_KNOWN,
+    }
+
+
+def _cpus(engine: Engine, endpoint: str) -> frozenset[int]:
+    """The CPUs of an endpoint; of a pod those of all its containers."""
+    grant = engine.grants.get(endpoint)
+    if grant is not None:
+        return grant.cpus
+    uid = endpoint.partition("pod:")[2]
+    keys = engine.node.of_pod(uid) if uid else ()
+    return frozenset().union(*(engine.node.residents[key].cpus for key in keys))
+
+
+def endpoint_name(engine: Engine, endpoint: str) -> str:
+    """``namespace/pod/container``; ``namespace/pod`` where only the pod is known; else the id's beginning."""
+    grant = engine.grants.get(endpoint)
+    if grant is not None:
+        return grant.container.path
+    uid = endpoint.partition("pod:")[2]
+    for pod in engine.pods.values() if uid else ():
+        if pod.uid == uid:
+            return f"{pod.namespace}/{pod.name}"
+    return endpoint[: 4 + 13] if uid else endpoint[:13]
+
+
+def owner_rows(traffic: Traffic) -> list[dict[str, Any]]:
+    """What is remembered between workloads, heaviest first: each pair once."""
+    found = [
+        {"a": a, "b": b, "weight": round(weight, 1)}
+        for a, peers in traffic.owners.items()
+        for b, weight in peers.items()
+        if a <= b
+    ]
+    return sorted(found, key=lambda row: (-float(str(row["weight"])), str(row["a"]), str(row["b"])))
+
+
+def nearness_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How much of the traffic crosses what: bytes a second and weight by where both ends are, nearest first."""
+    listed = list(rows)
+    total = sum(row["weight"] for row in listed) or 1.0
+    found = []
+    for where in (*NEARNESS, NOT_KNOWN):
+        there = [row for row in listed if row["where"] == where]
+        if there or where != NOT_KNOWN:
+            weight = sum(row["weight"] for row in there)
+            bytes_per_s = sum(row["bytes_per_s"] for row in there)
+            found.append(
+                {"where": where, "bytes_per_s": bytes_per_s, "weight": weight, "share": weight / total}
+            )
+    return found
+
+
+# ---------------------------------------------------------------------- the graph as text
+
+
+def affinity_text(document: Mapping[str, Any], show_all: bool = False, groups: bool = False) -> str:
+    """``cri-resmgr affinity``: the observer, then the graph or its groups."""
+    lines = observer_lines(document["observer"])
+    edges = document["edges"]
+    remembered = f"{len(document['owner_edges'])} between workloads remembered"
+    lines.append(f"graph      {_count(len(edges), 'edge')} between containers, {remembered}")
+    if document["frozen"]:
+        lines.append(f"           old: {document['frozen']}")
+    lines += [f"           {_nearness_text(row)}" for row in document["nearness"] if row["weight"]]
+    lines.append("")
+    if groups:
+        return "\n".join([*lines, *_group_lines(document["groups"])])
+    shown = edges if show_all else edges[:SHOWN]
+    lines += _edge_table(shown) if shown else ["no traffic between containers is known"]
+    if len(edges) > len(shown):
+        lines.append(f"... and {len(edges) - len(shown)} lighter ones (--all)")
+    if show_all and document["owner_edges"]:
+        lines += ["", "remembered between workloads (cache lines a second, all replicas together):"]
+        lines += [f"  {row['weight']:>12,.0f}  {row['a']} - {row['b']}" for row in document["owner_edges"]]
+    return "\n".join(lines)
+
+
+def observer_lines(observer: Mapping[str, Any]) -> list[str]:
+    """What sees the traffic, how well, and why not better."""
+    if observer.get("problem"):
+        return [f"observer   {observer['problem']}"]
+    lines = [f"observer   {_provider_text(observer)}"]
+    lines += [f"           not used: {sentence}" for sentence in observer.get("refused", ())]
+    counters = {name: value for name, value in sorted(observer.get("counters", {}).items()) if value}
+    if counters:
+        lines.append(f"           {', '.join(f'{name} {value:,}' for name, value in counters.items())}")
+    return lines
+
+
+def _provider_text(observer: Mapping[str, Any]) -> str:
+    text = observer.get("provider") or "not known yet"
+    if observer.get("detail"):
+        text += f": {observer['detail']}"
+    if observer.get("age_s") is not None:
+        text += f"; last sample {observer['age_s']:.0f} s ago"
+    if observer.get("resident_bytes"):
+        text += f"; {observer['resident_bytes'] / 1e6:.1f} MB resident"
+    return text
+
+
+def _nearness_text(row: Mapping[str, Any]) -> str:
+    return f"{row['where']:<{_widest(NEARNESS)}}  {row['share']:>4.0%}  {bytes_text(row['bytes_per_s'])}"
+
+
+def _edge_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        (
+            row["container"],
+            row["talks_to"],
+            bytes_text(row["bytes_per_s"]),
+            f"{row['messages_per_s']:,.0f}",
+            f"{row['weight']:,.0f}",
+            "+".join(row["kinds"]) + (" (pod)" if row["pod_level"] else "") or "-",
+            row["where"],
+        )
+        for row in rows
+    ]
+    return table(_EDGE_TITLES, lines, right=(2, 3, 4))
+
+
+def _group_lines(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not groups:
+        return ["no group of containers is known: no edge matters to both of its ends"]
+    lines = []
+    for number, group in enumerate(groups, 1):
+        lines.append(
+            f"group {number}: {_count(len(group['members']), 'container')}, weight {group['weight']:,.0f}"
+        )
+        lines += [f"  {name}" for name in group["members"]]
+    return lines
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def rebalance_text(document: Mapping[str, Any]) -> str:
+    """``cri-resmgr rebalance``: what was decided and why, the moves, and what became of them."""
+    moves = document["moves"]
+    lines = [document["why"] or "no moves"]
+    lines += [f"note: {sentence}" for sentence in document.get("notes", ())]
+    if moves:
+        lines += ["", *_move_table(moves), ""]
+    if document.get("dry_run"):
+        lines.append("nothing was moved (--dry-run)" if moves else "nothing to move")
+        return "\n".join(lines)
+    lines.append(f"{document['moved']} of {_count(len({m['id'] for m in moves}), 'container')} moved")
+    for row in document.get("failed", ()):
+        lines.append(f"NOT DONE: {row['container']}: {row['error']}")
+    return "\n".join(lines)
+
+
+def _move_table(moves: Iterable[Mapping[str, Any]]) -> list[str]:
+    lines = [(m["container"], m["from"], m["to"], gain_text(m["gain"]), m["why"]) for m in moves]
+    return table(_MOVE_TITLES, lines, right=(3,))
+
+
+def gain_text(cpu_seconds_per_s: float) -> str:
+    """CPU time saved, as a part of one CPU."""
+    return f"{cpu_seconds_per_s * 1000:.1f} mCPU"
+
+
+# ---------------------------------------------------------------------- the status
+
+
+def status_lines(affinity: Mapping[str, Any]) -> list[str]:
+    """The affinity lines of ``cri-resmgr status``."""
+    if not affinity:
+        return []
+    if not affinity["enabled"]:
+        return ["  affinity   off (affinity.enabled)"]
+    observer = affinity["observer"]
+    problem = observer.get("problem")
+    head = problem or f"seen by {_provider_text(observer)}"
+    moving = "nothing moves by itself" if problem else affinity["rebalance"]
+    lines = [
+        f"  affinity   {head}",
+        f"             {_count(affinity['edges'], 'edge')}, {moving}",
+    ]
+    if affinity["guard"]:
+        lines.append(f"             {affinity['guard']}")
+    last = affinity["last_plan"]
+    if last is not None:
+        lines.append(f"             {_last_plan_text(last)}")
+    return lines
+
+
+def _last_plan_text(last: Mapping[str, Any]) -> str:
+    parts = [
+        f"last plan {last['age_s']:.0f} s ago: {last['moved']} of {_count(last['moves'], 'container')} moved"
+    ]
+    if last["taken_back"]:
+        parts.append(f"{last['taken_back']} taken back")
+    return "; ".join([*parts, last["why"]])
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def table(titles: Sequence[str], lines: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Columns as wide as they must be; those of ``right`` are aligned to the right."""
+    rows = [tuple(titles), *map(tuple, lines)]
+    widths = [_widest(column) for column in zip(*rows)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(len, texts))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,369 @@
+"""Affinity in the daemon: the graph goes to the engine, and now and then a plan is made and carried out.
+
+The rules of the pace: a plan every ``affinity.rebalance_interval``, of which as much is done at once as the token
+buckets allow (core/pace.py). The rest of an accepted plan goes on as tokens come, without being weighed again, as
+long as its moves still hold; what a person asks for by ``rebalance`` is done at once. Nothing moves by itself while
+the picture of the traffic is old: without an observer everybody stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any, Optional, Protocol
+
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Plan
+from cri_proxy.core.guard import Bans, forbid
+from cri_proxy.core.pace import Pace
+from cri_proxy.core.rebalance import (
+    AffinitySettings,
+    Question,
+    affinity_settings,
+    describe,
+    plan_of,
+    question_of,
+)
+from cri_proxy.shell.moving import Failed, Mover, Outcome
+from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.planner_worker import PlannerFailed, PlannerWorker
+from cri_proxy.shell.pressure import NOTHING
+from policies.affinity.problem import Proposal
+from policies.affinity.traffic import Traffic
+
+#: Whoever asks for moves takes all that a plan has.
+ALL = 1_000_000
+
+
+class TrafficSource(Protocol):
+    """What is known of the traffic, and who knows it (``AffinityClient``)."""
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class CannotRebalance(Exception):
+    """There can be no plan now. The message is one sentence that says why."""
+
+
+@dataclass
+class Last:
+    """The last plan that was accepted, for the status. ``moves``: as many it had; ``moved``: that stand so far."""
+
+    at_s: float
+    why: str
+    moves: int
+    gain: float
+    moved: int = 0
+    taken_back: int = 0
+
+
+@dataclass
+class _Rest:
+    """An accepted plan that is being carried out."""
+
+    question: Question
+    proposal: Proposal
+    last: Last
+
+
+@dataclass
+class AffinityController:
+    """Affinity of one daemon. ``run`` is the part that goes on by itself."""
+
+    parts: Parts
+    source: TrafficSource
+    planner: PlannerWorker
+    mover: Mover
+    #: Why nothing moves by itself although the configuration says so; "" = it may. By command, until the next start.
+    frozen_by_hand: bool = False
+    last: Optional[Last] = None
+    _bans: Bans = field(default_factory=Bans)
+    _rest: Optional[_Rest] = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _guards: set[asyncio.Task[None]] = field(default_factory=set)
+    #: Set when the next round may be due earlier.
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _pace: Optional[Pace] = None
+    _settings: Optional[AffinitySettings] = None
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def settings(self) -> AffinitySettings:
+        """Those of the configuration in force."""
+        return affinity_settings(self.parts.config)
+
+    def traffic(self) -> Traffic:
+        """The picture that counts: none where affinity is off."""
+        return self.source.traffic if self.parts.config["affinity.enabled"] else Traffic()
+
+    def follow(self, engine: Optional[Engine] = None) -> None:
+        """The graph or the engine is another one: let the engine know what is known now."""
+        engine = engine or self.parts.keeper.engine
+        traffic, metrics = self.traffic(), self.parts.metrics
+        if engine is not None:
+            engine.set_traffic(traffic)
+        metrics.edges.set(len(traffic.listed))
+        metrics.observer_up.set(0 if self.source.status().get("problem") else 1)
+
+    def reconfigured(self) -> None:
+        """The configuration is another one."""
+        self.follow()
+        self._wake.set()
+
+    def freeze(self, frozen: bool) -> None:
+        """Let nothing move by itself, or let it again; a plan that is being carried out stops where it is."""
+        self.frozen_by_hand = frozen
+        self.parts.log.info("rebalancing frozen by command" if frozen else "rebalancing no longer frozen")
+
+    def still(self, settings: AffinitySettings) -> str:
+        """Why nothing moves by itself now; "" = it does."""
+        keeper = self.parts.keeper
+        if not settings.enabled:
+            return "affinity.enabled is off"
+        if not settings.is_automatic:
+            return "affinity.rebalance is manual"
+        if not settings.moves_per_minute:
+            return "affinity.moves_per_minute is 0"
+        if self.frozen_by_hand:
+            return "frozen by command (cri-resmgr rebalance --unfreeze)"
+        if not keeper.enforcing or keeper.engine is None:
+            return f"mode {keeper.mode}" if keeper.engine is not None else "the daemon is degraded"
+        return f"the picture of the traffic is old: {frozen}" if (frozen := self.traffic().frozen) else ""
+
+    # ------------------------------------------------------------------ by itself
+
+    async def run(self) -> None:
+        """Make plans and carry them out until cancelled. A round that fails is logged and shown in the status."""
+        loop = asyncio.get_running_loop()
+        next_at = loop.time() + self.settings.interval_s
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, next_at - loop.time()))
+            if self._wake.is_set():
+                self._wake.clear()
+                next_at = min(next_at, loop.time() + self.settings.interval_s)
+                continue
+            next_at = loop.time() + await self._round_or_note()
+
+    async def _round_or_note(self) -> float:
+        try:
+            wait_s = await self._round()
+        except Exception as error:
+            self.parts.log.error("a round of affinity failed", exc_info=True)
+            self.parts.health.note("affinity", f"containers are not moved: {type(error).__name__}: {error}")
+            return self.settings.interval_s
+        self.parts.health.note("affinity", "")
+        return wait_s
+
+    async def _round(self) -> float:
+        """One plan, or a further part of one; returns the seconds until the next round."""
+        settings, engine = self.settings, self.parts.keeper.active()
+        if engine is not None and settings.pressure_guard and self._rest is None:
+            await self.mover.look(engine)  # also for moves that people ask for
+        if engine is None or self.still(settings):
+            self._rest = None
+            return settings.interval_s
+        pace, now_s = self._paced(settings), self.parts.keeper.clock()
+        if self._rest is None:
+            async with self._lock:
+                await self._plan(engine, settings)
+        if self._rest is not None and pace.allowed(now_s):
+            await self._go_on(engine, self._rest, pace)
+        if self._rest is None:
+            return settings.interval_s
+        return max(1.0, pace.moves.wait_s(1, self.parts.keeper.clock()))
+
+    def _paced(self, settings: AffinitySettings) -> Pace:
+        """The buckets; new ones (full) where the configuration has changed."""
+        if self._pace is None or self._settings != settings:
+            self._pace, self._settings = Pace(settings, self.parts.keeper.clock()), settings
+        return self._pace
+
+    async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
+        """A plan, if one is accepted. A planner that fails is no reason to stop."""
+        try:
+            question, proposal = await self._ask(engine, settings)
+        except PlannerFailed as error:
+            self.parts.metrics.plans.labels("failed").inc()
+            self.parts.log.warning("no plan", why=str(error))
+            self.parts.health.warn("planner", [f"the planner does not work: {error}"])
+            return
+        self.parts.health.warn("planner", [])
+        if proposal is not None and proposal.accepted:
+            self._rest = _Rest(question, proposal, self._accept(proposal))
+
+    async def _ask(self, engine: Engine, settings: AffinitySettings) -> tuple[Question, Optional[Proposal]]:
+        """The question as things are now and the planner's answer; None where nobody talks to anybody."""
+        memory = await self.mover.memory(engine)
+        now_s = self.parts.keeper.clock()
+        question = question_of(engine, self.traffic(), settings, now_s, memory_in_use=memory)
+        if not question.problem.edges:
+            return question, None
+        problem = forbid(question.problem, question.homes, self._bans.at(now_s))
+        began = time.perf_counter()
+        proposal = await self.planner.plan(problem)
+        self.parts.metrics.plan_seconds.observe(time.perf_counter() - began)
+        self.parts.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
+        self.parts.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
+        return question, proposal
+
+    def _accept(self, proposal: Proposal) -> Last:
+        gain = proposal.cost_before - proposal.cost_after
+        self.last = Last(
+            self.parts.keeper.clock(), proposal.why, len({move.key for move in proposal.moves}), gain
+        )
+        return self.last
+
+    async def _go_on(self, engine: Engine, rest: _Rest, pace: Pace) -> None:
+        """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
+        keeper = self.parts.keeper
+        async with self._lock:
+            now_s = keeper.clock()
+            plan = plan_of(engine, rest.question, rest.proposal, pace.allowed(now_s), now_s)
+            if not plan.moves or engine is not keeper.active():
+                self._rest = None
+                return
+            outcome = await self._make(engine, plan, rest.last)
+            pace.spend(len(outcome.made), self._followed_bytes(engine, rest.question, outcome), now_s)
+        if not outcome.made:
+            self._rest = None
+        elif self.settings.pressure_guard:
+            await self._guard(engine, outcome, rest.last)
+
+    # ------------------------------------------------------------------ moves
+
+    async def _make(self, engine: Engine, plan: Plan, last: Last) -> Outcome:
+        outcome = await self.mover.make(engine, plan)
+        last.moved += len(outcome.made)
+        homes = {move.id: move.home for move in plan.moves}
+        for failed in outcome.failed:
+            self._bans.add(failed.id, homes[failed.id], self.parts.keeper.clock())
+        self.parts.log.info(
+            "containers moved", moved=len(outcome.made), refused=len(outcome.failed), why=last.why
+        )
+        return outcome
+
+    async def _guard(self, engine: Engine, outcome: Outcome, last: Last) -> None:
+        """Look whether the moves were a mistake; those that were are not made again for a while."""
+        failed = await self.mover.guard(engine, outcome.made)
+        homes = {move.id: move.home for move in outcome.made}
+        for each in failed:
+            self._bans.add(each.id, homes[each.id], self.parts.keeper.clock())
+        if failed:
+            self._rest = None
+            last.moved -= len(failed)
+            last.taken_back += len(failed)
+
+    @staticmethod
+    def _followed_bytes(engine: Engine, question: Question, outcome: Outcome) -> int:
+        """Memory of those that are in another NUMA node now."""
+        topology = engine.host.topology
+        sizes = {vertex.key: vertex.memory_bytes for vertex in question.problem.vertices}
+        return sum(
+            sizes.get(move.id, 0)
+            for move in outcome.made
+            if move.was is not None and not topology.nodes_of(move.home) <= topology.nodes_of(move.was.cpus)
+        )
+
+    async def rebalance(self, dry_run: bool) -> dict[str, Any]:
+        """What a person asks for: a plan now, and all its moves at once; the token buckets are for what nobody asked for.
+
+        Hysteresis, minimum age and the cost of moves count as always.
+
+        :raises CannotRebalance: there can be none now; says why.
+        """
+        keeper, settings = self.parts.keeper, self.settings
+        engine = keeper.active()
+        if engine is None:
+            raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
+        if not (dry_run or keeper.enforcing):
+            raise CannotRebalance(f"in mode {keeper.mode} nothing is moved; --dry-run shows what would be")
+        async with self._lock:
+            try:
+                question, proposal = await self._ask(engine, settings)
+            except PlannerFailed as error:
+                raise CannotRebalance(str(error)) from None
+            document = self._document(question, proposal, dry_run)
+            if dry_run or proposal is None or not proposal.accepted:
+                return document
+            if engine is not keeper.active():
+                raise CannotRebalance("the engine was replaced meanwhile; ask again")
+            self._rest, last = None, self._accept(proposal)
+            outcome = await self._make(engine, plan_of(engine, question, proposal, ALL, keeper.clock()), last)
+        if settings.pressure_guard and outcome.made:
+            self._watch(engine, outcome, last)
+        failed = [{"id": f.id, "container": f.path, "error": f.error} for f in outcome.failed]
+        return {**document, "moved": len(outcome.made), "failed": failed}
+
+    def _document(self, question: Question, proposal: Optional[Proposal], dry_run: bool) -> dict[str, Any]:
+        traffic = self.traffic()
+        why = proposal.why if proposal is not None else "nobody is known to talk to anybody"
+        return {
+            "accepted": proposal is not None and proposal.accepted,
+            "why": why,
+            "dry_run": dry_run,
+            "cost_before": proposal.cost_before if proposal is not None else 0.0,
+            "cost_after": proposal.cost_after if proposal is not None else 0.0,
+            "moves": [] if proposal is None else list(describe(question, proposal)),
+            "notes": [f"the picture of the traffic is old: {traffic.frozen}"] if traffic.frozen else [],
+            "moved": 0,
+            "failed": [],
+        }
+
+    def _watch(self, engine: Engine, outcome: Outcome, last: Last) -> None:
+        """Guard moves while the person who asked for them has the answer already."""
+        task = asyncio.get_running_loop().create_task(self._guard(engine, outcome, last))
+        self._guards.add(task)
+        task.add_done_callback(self._guards.discard)
+
+    async def close(self) -> None:
+        """End the planner and whatever still looks."""
+        for task in tuple(self._guards):
+            task.cancel()
+        await asyncio.gather(*self._guards, return_exceptions=True)
+        await self.planner.close()
+
+    # ------------------------------------------------------------------ the status
+
+    def status(self) -> dict[str, Any]:
+        """For ``status`` and ``affinity``."""
+        settings, traffic, last = self.settings, self.traffic(), self.last
+        still = self.still(settings)
+        how = f"containers are not moved: {still}" if still else f"a plan every {settings.interval_s:g} s"
+        return {
+            "enabled": settings.enabled,
+            "observer": self.source.status(),
+            "edges": len(traffic.listed),
+            "frozen": traffic.frozen,
+            "rebalance": how,
+            "guard": self._guard_sentence(settings, bool(still)),
+            "last_plan": None
+            if last is None
+            else {
+                "age_s": round(self.parts.keeper.clock() - last.at_s, 1),
+                "why": last.why,
+                "moves": last.moves,
+                "moved": last.moved,
+                "taken_back": last.taken_back,
+                "gain_cpus": last.gain,
+                "is_under_way": self._rest is not None,
+            },
+        }
+
+    def _guard_sentence(self, settings: AffinitySettings, is_still: bool) -> str:
+        if is_still or not self.mover.guarded_by:
+            return ""
+        if not settings.pressure_guard:
+            return "moves are not guarded: affinity.pressure_guard is off"
+        if self.mover.guarded_by == NOTHING:
+            return "moves are not guarded: no container's cgroup tells pressure or throttling"
+        return f"moves are guarded by {self.mover.guarded_by}"
+
+
+__all__ = ["AffinityController", "CannotRebalance", "Failed", "TrafficSource"]

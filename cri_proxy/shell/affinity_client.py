@@ -1,0 +1,212 @@
+"""The daemon's side of the affinity service: follows the observer's graph, and keeps the last one when it is gone.
+
+An observer that is absent, dead, hung or new never moves a container: the picture stays as it was and says why it is
+old (``Traffic.frozen``). It is kept on disk as well, so that a restart of the daemon begins with it. How a new
+observer's graph takes the place of what was known is in policies/affinity/picture.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import grpc
+
+from cri_api import affinity_pb2 as pb
+from policies.affinity.picture import News, Picture
+from policies.affinity.traffic import Edge, Traffic
+
+FILE = "affinity.json"
+SAVE_EVERY_S = 60.0
+FIRST_PAUSE_S = 0.2
+MOST_PAUSE_S = 10.0
+#: An observer that says nothing for so many of its samples hangs; at least so long, if they are short.
+SILENT_SAMPLES = 3
+LEAST_SILENCE_S = 10.0
+#: Before the first sample nobody knows how long one is.
+FIRST_SILENCE_S = 120.0
+_METHOD = "/cri_resmgr.affinity.v1.Affinity/WatchGraph"
+_NEVER_SEEN = "the observer has not answered yet"
+_IS_NEW = (
+    "the observer has just started: until it has looked for a half-life, what was known before counts as well"
+)
+
+
+class AffinityClient:
+    """Follows one observer. ``run()`` goes on until it is cancelled; ``on_change`` is called after every change."""
+
+    def __init__(
+        self, socket: Path, state_directory: Path, log: Any, on_change: Optional[Callable[[], None]] = None
+    ) -> None:
+        self.on_change = on_change
+        self._socket = socket
+        self._file = state_directory / FILE
+        self._log = log
+        self._picture = Picture()
+        self._frozen = _NEVER_SEEN
+        self._status = pb.Status()
+        self._heard_s: Optional[float] = None
+        self._saved_s = time.monotonic()
+        self._is_saved = True
+        self._restore()
+
+    @property
+    def traffic(self) -> Traffic:
+        """The graph as it was told last; ``frozen`` says why it is old."""
+        return self._picture.traffic(self._frozen)
+
+    def status(self) -> dict[str, Any]:
+        """What the observer says of itself, for people; ``problem`` "" = it is there."""
+        told = self._status
+        return {
+            "problem": "" if self._frozen == _IS_NEW else self._frozen,
+            "note": self._frozen,
+            "socket": str(self._socket),
+            "provider": told.provider,
+            "detail": told.detail,
+            "refused": list(told.refused),
+            "counters": dict(told.counters),
+            "sample_s": told.sample_s,
+            "observed_s": told.observed_s,
+            "resident_bytes": told.resident_bytes,
+            "age_s": None if self._heard_s is None else round(time.monotonic() - self._heard_s, 1),
+        }
+
+    async def run(self) -> None:
+        """Follow the observer for ever; connect again, at growing intervals, when it is gone."""
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                heard_s = self._heard_s
+                try:
+                    self._freeze(await self._follow())
+                except Exception:
+                    # A bug of ours costs the graph, never the daemon.
+                    self._log.exception("affinity client failed")
+                    self._freeze("the observer's graph could not be read; see the log")
+                pause_s = FIRST_PAUSE_S if self._heard_s != heard_s else min(2 * pause_s, MOST_PAUSE_S)
+                await asyncio.sleep(pause_s)
+        finally:
+            self._save()
+
+    async def _follow(self) -> str:
+        """Read one stream to its end; returns why it has ended, in a sentence."""
+        # A channel of our own each time: one that has failed waits before it tries again, longer than we would.
+        options = [("grpc.max_receive_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=options) as channel:
+            watch = channel.unary_stream(
+                _METHOD,
+                request_serializer=pb.WatchGraphRequest.SerializeToString,
+                response_deserializer=pb.GraphDelta.FromString,
+            )
+            call = watch(pb.WatchGraphRequest())
+            try:
+                while True:
+                    delta = await asyncio.wait_for(call.read(), self._patience_s())
+                    if delta is grpc.aio.EOF:
+                        return "the observer has ended"
+                    await self._take(delta)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    return f"no observer answers at {self._socket}"
+                return f"the observer refuses: {error.code().name}: {error.details()}"
+            except asyncio.TimeoutError:
+                return f"the observer has said nothing for {self._patience_s():.0f} s"
+            finally:
+                call.cancel()
+
+    def _patience_s(self) -> float:
+        if self._status.sample_s <= 0:
+            return FIRST_SILENCE_S
+        return max(LEAST_SILENCE_S, SILENT_SAMPLES * self._status.sample_s)
+
+    async def _take(self, delta: pb.GraphDelta) -> None:
+        before = self.traffic
+        # In a thread: of 10,000 edges this takes 50 ms, in which calls are to be relayed.
+        if await asyncio.to_thread(_take_into, self._picture, delta):
+            self._is_saved = False
+        self._status.CopyFrom(delta.status)
+        self._heard_s = time.monotonic()
+        self._frozen = _IS_NEW if self._picture.is_waiting else ""
+        self._tell(before)
+        if not self._is_saved and self._heard_s - self._saved_s >= SAVE_EVERY_S:
+            await asyncio.to_thread(self._save)
+
+    def _freeze(self, sentence: str) -> None:
+        before = self.traffic
+        if self._frozen != sentence:
+            self._log.warning("affinity graph frozen", reason=sentence)
+        self._frozen = sentence
+        self._tell(before)
+
+    def _tell(self, before: Traffic) -> None:
+        if self.on_change is None or self.traffic is before:
+            return
+        try:
+            self.on_change()
+        except Exception:
+            self._log.exception("affinity listener failed")
+
+    # ------------------------------------------------------------------ on disk
+
+    def _restore(self) -> None:
+        try:
+            self._picture.restore(json.loads(self._file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._log.warning("affinity graph not read", file=str(self._file), reason=error.strerror)
+        except (ValueError, RecursionError) as error:
+            aside = self._file.with_name(f"{FILE}.bad")
+            with contextlib.suppress(OSError):
+                os.replace(self._file, aside)
+            self._log.warning("affinity graph set aside", file=str(aside), reason=str(error))
+
+    def _save(self) -> None:
+        """As a whole or not at all; what cannot be saved is seen anew by the observer."""
+        if self._is_saved:
+            return
+        self._saved_s, self._is_saved = time.monotonic(), True
+        new = self._file.with_name(f"{FILE}.new")
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(self._picture.state(), file, separators=(",", ":"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self._file)
+        except OSError as error:
+            self._log.warning("affinity graph not saved", file=str(self._file), reason=error.strerror)
+
+
+def _take_into(picture: Picture, delta: pb.GraphDelta) -> bool:
+    return picture.take(read_delta(delta))
+
+
+def read_delta(delta: pb.GraphDelta) -> News:
+    """What the observer says, in our words. Edges without two different ends or a weight are left out."""
+    half_life_s = delta.status.half_life_s
+    return News(
+        edges=tuple(_edge(edge) for edge in delta.edges if edge.a and edge.b and edge.weight > 0),
+        owners={(edge.a, edge.b): edge.weight for edge in delta.owner_edges if edge.weight > 0},
+        gone_edges=tuple((key.a, key.b) for key in delta.gone_edges),
+        gone_owners=tuple((key.a, key.b) for key in delta.gone_owner_edges),
+        is_whole=delta.is_whole,
+        half_lives=delta.status.observed_s / half_life_s if half_life_s > 0 else 1.0,
+    )
+
+
+def _edge(edge: pb.Edge) -> Edge:
+    return Edge(
+        a=edge.a,
+        b=edge.b,
+        weight=edge.weight,
+        bytes_per_s=edge.bytes_ab_per_s + edge.bytes_ba_per_s,
+        messages_per_s=edge.messages_per_s,
+        kinds=tuple(edge.kinds),
+        is_pod_level=edge.is_pod_level,
+    )

@@ -1,0 +1,118 @@
+"""Which of kubelet's places wins is found as kubelet and systemd find it."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pytest
+
+from cri_proxy.core.kubelet_config import BadKubeletFile, Setup, paths_wanted, socket_of, survey
+from tests.kubelet_trees import CONFIG, DROP_IN, FLAGS_ENV, KUBEADM, OLD, RANCHER, TREES, UNIT, flags_env
+
+ALL = {**TREES, **RANCHER}
+ENDPOINTS = {
+    "unix:///run/a.sock": "/run/a.sock",
+    "unix:///var/run/a.sock": "/run/a.sock",
+    "unix:/run/a.sock": "/run/a.sock",
+    "/var/run//a.sock": "/run/a.sock",
+    "unix:////run/a/../a.sock": "/run/a.sock",
+    "/var/lib/a.sock": "/var/lib/a.sock",
+    "": "",
+}
+BROKEN = {
+    "a list": ("- a\n", f"{CONFIG}:1: expected a mapping"),
+    "half a mapping": ("a: 1\nb: [\n", f"{CONFIG}:3: "),
+    "two documents": ("a: 1\n---\nb: 2\n", f"{CONFIG}:2: "),
+    "bytes": ("a: \udcff\n", f"{CONFIG}: "),
+}
+
+
+def found(files: dict[str, str], argv: tuple[str, ...] = ()) -> Setup:
+    everything: dict[str, Optional[str]] = dict(files)
+    everything.update(dict.fromkeys(paths_wanted(everything, argv) - everything.keys()))
+    return survey(everything, argv)
+
+
+def place(setup: Setup) -> str:
+    return setup.winner.place if setup.winner and setup.winner.text else "default"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_place_that_wins_is_found(name: str) -> None:
+    setup = found(ALL[name].files)
+    assert (setup.endpoint, place(setup)) == (ALL[name].endpoint, ALL[name].place)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_file_of_a_host_is_asked_for(name: str) -> None:
+    files: dict[str, Optional[str]] = {}
+    for _ in range(6):
+        for path in paths_wanted(files, ()) - files.keys():
+            folder, star, _ = path.partition("*")
+            inside = [p for p in ALL[name].files if star and p.startswith(folder) and p.endswith(".conf")]
+            files.update({p: ALL[name].files[p] for p in inside})
+            files[path] = ALL[name].files.get(path)
+    assert survey(files).endpoint == ALL[name].endpoint
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_socket_has_one_spelling(endpoint: str) -> None:
+    assert socket_of(endpoint) == ENDPOINTS[endpoint]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_named_with_its_line(name: str) -> None:
+    text, beginning = BROKEN[name]
+    with pytest.raises(BadKubeletFile) as caught:
+        found({**KUBEADM, CONFIG: text})
+    assert str(caught.value).startswith(beginning)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_unit_in_etc_replaces_the_packages() -> None:
+    own = f"[Service]\nExecStart=/usr/bin/kubelet --container-runtime-endpoint={OLD}\n"
+    setup = found({UNIT: KUBEADM[UNIT], "/etc/systemd/system/kubelet.service": own})
+    assert place(setup) == "/etc/systemd/system/kubelet.service:2"
+
+
+def test_a_drop_in_of_the_same_name_in_etc_replaces_the_packages() -> None:
+    own = "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf"
+    setup = found(
+        {**KUBEADM, FLAGS_ENV: flags_env(f"--container-runtime-endpoint={OLD}"), own: "[Service]\n"}
+    )
+    assert place(setup) == "default"
+
+
+def test_the_last_flag_wins_in_the_order_of_the_command_line() -> None:
+    first = flags_env("--container-runtime-endpoint=unix:///run/first.sock")
+    extra = "KUBELET_EXTRA_ARGS=--container-runtime-endpoint=unix:///run/last.sock\n"
+    setup = found({**KUBEADM, FLAGS_ENV: first, "/etc/default/kubelet": extra})
+    assert setup.endpoint == "unix:///run/last.sock"
+
+
+def test_a_flag_that_the_unit_does_not_use_counts_for_nothing() -> None:
+    files = {
+        UNIT: KUBEADM[UNIT],
+        "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--container-runtime-endpoint=/x\n",
+    }
+    assert place(found(files)) == "default"
+
+
+def test_a_commented_flag_counts_for_nothing() -> None:
+    assert "commented" in KUBEADM[DROP_IN]
+    assert place(found(KUBEADM)) == "default"
+
+
+def test_the_running_kubelet_tells_its_configuration_file() -> None:
+    files = {"/opt/k.yaml": f"containerRuntimeEndpoint: {OLD}\ncpuManagerPolicy: static\n"}
+    setup = found(files, ("/opt/kubelet", "--config", "/opt/k.yaml", "--v=2"))
+    assert (place(setup), setup.cpu_manager) == ("/opt/k.yaml:1", "static")
+
+
+def test_flags_that_no_unit_writes_are_known_to_be_so() -> None:
+    setup = found(
+        {UNIT: "[Service]\nExecStart=/opt/start-node.sh\n"},
+        ("kubelet", f"--container-runtime-endpoint={OLD}"),
+    )
+    assert setup.is_wrapped
+    assert setup.running == OLD

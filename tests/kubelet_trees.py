@@ -1,0 +1,165 @@
+"""The ways in which kubelet is configured, as the files of a host: what distributions and kubeadm leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONTAINERD = "unix:///run/containerd/containerd.sock"
+OLD = "unix:///var/run/containerd/containerd.sock"
+UNIT = "/usr/lib/systemd/system/kubelet.service"
+DROP_IN = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
+CONFIG = "/var/lib/kubelet/config.yaml"
+FLAGS_ENV = "/var/lib/kubelet/kubeadm-flags.env"
+INSTANCE = "/var/lib/kubelet/instance-config.yaml"
+
+PACKAGE_UNIT = "[Unit]\nDescription=kubelet\n\n[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n"
+SETTINGS = "apiVersion: kubelet.config.k8s.io/v1beta1\ncgroupDriver: systemd  # as the runtime\nkind: KubeletConfiguration\n"
+
+
+def kubeadm_drop_in(extra_file: str = "/etc/default/kubelet") -> str:
+    return f"""# Note: This dropin only works with kubeadm
+[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--bootstrap-kubeconfig=/etc/b.conf --kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+# --container-runtime-endpoint=unix:///run/commented.sock
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-{extra_file}
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+
+
+KUBEADM = {UNIT: PACKAGE_UNIT, DROP_IN: kubeadm_drop_in(), CONFIG: SETTINGS}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """``files`` by path; ``endpoint`` and ``place`` as found; ``changed``: the files an enable may touch."""
+
+    files: dict[str, str]
+    endpoint: str
+    place: str
+    changed: tuple[str, ...]
+
+
+def flags_env(flags: str) -> str:
+    return f'KUBELET_KUBEADM_ARGS="{flags} --pod-infra-container-image=registry.k8s.io/pause:3.9"\n'
+
+
+TREES = {
+    "kubeadm, flags file": Tree(
+        {**KUBEADM, FLAGS_ENV: flags_env(f"--container-runtime=remote --container-runtime-endpoint={OLD}")},
+        OLD, f"{FLAGS_ENV}:1", (FLAGS_ENV,),
+    ),
+    "kubeadm, flags file, CRLF and no last newline": Tree(
+        {**KUBEADM, FLAGS_ENV: f"# kubeadm\r\nKUBELET_KUBEADM_ARGS='--container-runtime-endpoint {OLD}'"},
+        OLD, f"{FLAGS_ENV}:2", (FLAGS_ENV,),
+    ),
+    "kubeadm, config file": Tree(
+        {**KUBEADM, CONFIG: f"# ours\n{SETTINGS}containerRuntimeEndpoint: {CONTAINERD}   # why\nx: [1, 2]\n"},
+        CONTAINERD, f"{CONFIG}:5", (CONFIG,),
+    ),
+    "kubeadm, config file, quoted, CRLF, no last newline": Tree(
+        {**KUBEADM, CONFIG: f"a: 1\r\n'containerRuntimeEndpoint':  '{CONTAINERD}'"},
+        CONTAINERD, f"{CONFIG}:2", (CONFIG,),
+    ),
+    "kubeadm, instance-config": Tree(
+        {**KUBEADM, CONFIG: f"{SETTINGS}containerRuntimeEndpoint: {OLD}\n",
+         INSTANCE: f"apiVersion: kubelet.config.k8s.io/v1beta1\ncontainerRuntimeEndpoint: {OLD}\n"},
+        OLD, f"{CONFIG}:4", (CONFIG, INSTANCE),
+    ),
+    "drop-in, the flag inline": Tree(
+        {UNIT: PACKAGE_UNIT, "/etc/systemd/system/kubelet.service.d/20-cri.conf":
+         f"[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --v=2 \\\n  --container-runtime-endpoint={OLD} \\\n  --x=y\n"},
+        OLD, "/etc/systemd/system/kubelet.service.d/20-cri.conf:4",
+        ("/etc/systemd/system/kubelet.service.d/20-cri.conf",),
+    ),
+    "drop-in, the flag quoted and continued": Tree(
+        {UNIT: PACKAGE_UNIT, "/etc/systemd/system/kubelet.service.d/20-cri.conf":
+         f'[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  "--container-runtime-endpoint={OLD}" --x="y z"'},
+        OLD, "/etc/systemd/system/kubelet.service.d/20-cri.conf:4",
+        ("/etc/systemd/system/kubelet.service.d/20-cri.conf",),
+    ),
+    "drop-in, an Environment line": Tree(
+        {**KUBEADM, "/etc/systemd/system/kubelet.service.d/0-containerd.conf":
+         f'[Service]\nEnvironment="KUBELET_EXTRA_ARGS=--v=1 --container-runtime-endpoint={OLD}" "A=b"\n'},
+        OLD, "/etc/systemd/system/kubelet.service.d/0-containerd.conf:2",
+        ("/etc/systemd/system/kubelet.service.d/0-containerd.conf",),
+    ),
+    "drop-in, a variable of its own": Tree(
+        {UNIT: "[Service]\nEnvironment=CRI_SOCKET=" + OLD
+         + "\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=${CRI_SOCKET} --v=2\n"},
+        OLD, f"{UNIT}:2", (UNIT,),
+    ),
+    "sysconfig": Tree(
+        {UNIT: PACKAGE_UNIT, DROP_IN: kubeadm_drop_in("/etc/sysconfig/kubelet"), CONFIG: SETTINGS,
+         "/etc/sysconfig/kubelet": f"KUBELET_EXTRA_ARGS=--container-runtime-endpoint={OLD} --v=2\n"},
+        OLD, "/etc/sysconfig/kubelet:1", ("/etc/sysconfig/kubelet",),
+    ),
+    "openEuler's kubernetes-node": Tree(
+        {UNIT: "[Service]\nEnvironmentFile=-/etc/kubernetes/config\nEnvironmentFile=-/etc/kubernetes/kubelet\n"
+         "ExecStart=/usr/bin/kubelet $KUBE_LOGTOSTDERR $KUBELET_ARGS\n",
+         "/etc/kubernetes/config": 'KUBE_LOGTOSTDERR="--logtostderr=true"\n',
+         "/etc/kubernetes/kubelet": '# Add your own!\nKUBELET_ARGS="--cgroup-driver=systemd --fail-swap-on=false"\n'},
+        CONTAINERD, "default", ("/etc/kubernetes/kubelet",),
+    ),
+    "default, with other flags": Tree(
+        {**KUBEADM, "/etc/default/kubelet": '\n# mine\nKUBELET_EXTRA_ARGS="--node-ip=10.0.0.1"'},
+        CONTAINERD, "default", ("/etc/default/kubelet",),
+    ),
+    "default, an empty variable": Tree(
+        {**KUBEADM, "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=\n"},
+        CONTAINERD, "default", ("/etc/default/kubelet",),
+    ),
+    "default, without the variable or a last newline": Tree(
+        {**KUBEADM, "/etc/default/kubelet": "# nothing here"},
+        CONTAINERD, "default", ("/etc/default/kubelet",),
+    ),
+    "config-dir": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config=/etc/k/kubelet.yaml --config-dir=/etc/k/kubelet.d/\n",
+         "/etc/k/kubelet.yaml": f"containerRuntimeEndpoint: {OLD}\n",
+         "/etc/k/kubelet.d/10-a.conf": "containerRuntimeEndpoint: unix:///run/a.sock\n",
+         "/etc/k/kubelet.d/90-b.conf": f'kind: KubeletConfiguration\ncontainerRuntimeEndpoint: "{CONTAINERD}"\n',
+         "/etc/k/kubelet.d/95-c.yaml": "containerRuntimeEndpoint: unix:///run/not-read.sock\n"},
+        CONTAINERD, "/etc/k/kubelet.d/90-b.conf:2", ("/etc/k/kubelet.d/90-b.conf",),
+    ),
+    "flag and config file": Tree(
+        {**KUBEADM, FLAGS_ENV: flags_env(f"--container-runtime-endpoint={OLD}"),
+         CONFIG: f"{SETTINGS}containerRuntimeEndpoint: unix:///run/other.sock\n"},
+        OLD, f"{FLAGS_ENV}:1", (FLAGS_ENV,),
+    ),
+    "nothing set, kubeadm": Tree(KUBEADM, CONTAINERD, "default", ("/etc/default/kubelet",)),
+    "nothing set, config file only": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n", "/etc/k.yaml": f"---\n# mine\n{SETTINGS}"},
+        CONTAINERD, "default", ("/etc/k.yaml",),
+    ),
+    "nothing set, JSON": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config /etc/k.json\n", "/etc/k.json": '{"kind": "K",\n "a": 1}'},
+        CONTAINERD, "default", ("/etc/k.json",),
+    ),
+    "set to nothing": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n",
+         "/etc/k.yaml": 'containerRuntimeEndpoint: ""\nkind: KubeletConfiguration\n'},
+        CONTAINERD, "default", ("/etc/k.yaml",),
+    ),
+    "set to null": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n",
+         "/etc/k.yaml": "containerRuntimeEndpoint:\nkind: KubeletConfiguration\n"},
+        CONTAINERD, "default", ("/etc/k.yaml",),
+    ),
+    "a separate image endpoint": Tree(
+        {**KUBEADM, CONFIG: f"{SETTINGS}containerRuntimeEndpoint: {OLD}\nimageServiceEndpoint: unix:///run/i.sock\n"},
+        OLD, f"{CONFIG}:4", (CONFIG,),
+    ),
+}  # fmt: skip
+#: These start kubelet themselves: nothing is changed, it is said what to type.
+RANCHER = {
+    "k3s": Tree(
+        {"/etc/systemd/system/k3s.service": "[Service]\nExecStart=/usr/local/bin/k3s server\n"},
+        "unix:///run/k3s/containerd/containerd.sock", "default", (),
+    ),
+    "rke2": Tree(
+        {"/etc/rancher/rke2/config.yaml": "kubelet-arg:\n  - v=2\n  - container-runtime-endpoint=unix:///run/x.sock\n"},
+        "unix:///run/x.sock", "/etc/rancher/rke2/config.yaml:3", (),
+    ),
+}  # fmt: skip
