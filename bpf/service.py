@@ -122,9 +122,10 @@ class Observer:
         seconds = sample.seconds if sample.seconds > 0 else at_s - self._last.at_s
         seen = {end for flow in sample.flows for end in (flow.a, flow.b)}
         gone = await self._identities.refresh(seen, at_s)
-        self._graph.forget(gone | ended)
         flows = self._named(sample.flows)
         self._graph.observe(seconds, flows, self._known(flows))
+        # Only now: the last that containers have sent belongs to their owners.
+        self._graph.forget(gone | ended)
         self._last = Sample(at_s, seconds, (), sample.counters)
         self._service.announce()
         notify(f"STATUS={self._sentence()}")
@@ -144,12 +145,14 @@ class Observer:
         from bpf.shared_memory import find_memory_peers
         from bpf.unix_peers import find_unix_peers
 
-        try:
-            unix = find_unix_peers(self._attribution, among)
-        except OSError as error:
-            log("warning", "unix sockets not seen", reason=error)
-            unix = frozenset()
-        return Peers(unix, find_memory_peers(self._attribution, among))
+        found = []
+        for what, find in (("unix sockets", find_unix_peers), ("shared memory", find_memory_peers)):
+            try:
+                found.append(find(self._attribution, among))
+            except OSError as error:
+                log("warning", f"{what} not seen", reason=error)
+                found.append(frozenset())
+        return Peers(*found)
 
     def _named(self, flows: Iterable[Flow]) -> list[Flow]:
         """The flows with names of containers (of replays) turned into ids."""
@@ -191,7 +194,7 @@ class Observer:
         )
 
     def _sentence(self) -> str:
-        return f"sees by {self._ladder.provider.name}, {len(self._graph.edges)} edges"
+        return f"sees by {self._ladder.provider.name}, {self._graph.edge_count} edges"
 
     async def _feed_watchdog(self) -> None:
         period_s = watchdog_period_s()

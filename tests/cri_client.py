@@ -86,7 +86,7 @@ def pod_config(
     network = cri.NODE if host_network else cri.POD
     return cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
-        hostname=name,
+        hostname="" if host_network else name,  # as kubelet: the node's own has it already
         labels={**_pod_labels(name, namespace, uid), **(labels or {})},
         annotations=annotations or {},
         linux=cri.LinuxPodSandboxConfig(

@@ -246,8 +246,13 @@ class Graph:
 
     @property
     def edges(self) -> list[GraphEdge]:
-        """The edges that count, by their ends."""
-        return [self._edges.values[key] for key in sorted(self._edges.values)]
+        """The edges that count, by their ends, with the rates of this moment: changes tell of 1 % only."""
+        return [self._present(key, edge) for key, edge in sorted(self._edges.values.items())]
+
+    @property
+    def edge_count(self) -> int:
+        """How many edges count."""
+        return len(self._edges.values)
 
     @property
     def owner_edges(self) -> list[OwnerEdge]:
@@ -276,6 +281,12 @@ class Graph:
         if version > self.version or edges is None or owners is None or endpoints is None:
             return None
         return GraphChanges(edges, owners, endpoints)
+
+    def _present(self, key: Key, edge: GraphEdge) -> GraphEdge:
+        rates = self._rates.get(key)
+        return (
+            edge if rates is None else _edge(key, min(self.settings.most_weight, self._lines(rates)), rates)
+        )
 
     # ------------------------------------------------------------------ over restarts
 

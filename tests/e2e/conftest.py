@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, Callable
 
 import pytest
 
@@ -12,6 +14,9 @@ from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import CPUS, REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
+from tests.e2e.observer import Observer, missing_for_ebpf
+from tests.e2e.traffic import Pods
+from tests.e2e.traffic_images import TRAFFIC, make_traffic_image, missing_for_traffic
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,3 +76,37 @@ async def node(stopped_node: Node) -> Node:
     await stopped_node.agent.start()
     await stopped_node.until_runtime_is_known()
     return stopped_node
+
+
+# --- pods that talk, and who sees them
+
+
+@pytest.fixture
+async def traffic_pods(containerd: Containerd, direct: CriClient, images: Path) -> Pods:
+    """Pods of the image with nginx, wrk and talk, made past our daemon."""
+    if sentence := missing_for_traffic():
+        pytest.skip(sentence)
+    await asyncio.to_thread(containerd.add_image, make_traffic_image(images), TRAFFIC)
+    return Pods(containerd, direct)
+
+
+@pytest.fixture
+async def make_observer(containerd: Containerd) -> AsyncIterator[Callable[..., Observer]]:
+    """Makes observers, with options, that are not started yet; they end with the test."""
+    made: list[Observer] = []
+
+    def make(**options: Any) -> Observer:
+        made.append(Observer(containerd.socket, **options))
+        return made[-1]
+
+    yield make
+    for observer in made:
+        await observer.close()
+
+
+@pytest.fixture
+def observer(make_observer: Callable[..., Observer]) -> Observer:
+    """An observer that is not started yet and sees by eBPF; skips where that cannot be."""
+    if sentence := missing_for_ebpf():
+        pytest.skip(sentence)
+    return make_observer(provider="ebpf")

@@ -167,6 +167,12 @@ class Containerd:
         subprocess.run(["ip", "link", "delete", self.bridge], check=True)
         self.number = -1
 
+    def add_image(self, archive: Path, name: str) -> None:
+        """Import an archive if the image of this name is not there; returns when CRI has it."""
+        if name not in self._image_names():
+            self.ctr("images", "import", str(archive))
+            self._wait_for(lambda: name in self._image_names(), time.monotonic() + START_TIMEOUT_S)
+
     def ctr(self, *arguments: str) -> str:
         """What containerd's own client of the same version prints, in CRI's containerd namespace."""
         command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments]
@@ -260,9 +266,11 @@ class Containerd:
         return status is not None and all(condition.status for condition in status.status.conditions)
 
     def _has_images(self) -> bool:
+        return {PAUSE, BUSYBOX} <= self._image_names()
+
+    def _image_names(self) -> set[str]:
         listed = self._ask("ImageService/ListImages", cri.ListImagesRequest(), cri.ListImagesResponse)
-        names = {name for image in listed.images for name in image.repo_tags} if listed is not None else set()
-        return {PAUSE, BUSYBOX} <= names
+        return {name for image in listed.images for name in image.repo_tags} if listed is not None else set()
 
     def _ask(self, method: str, request: Any, response: Any) -> Any:
         """The answer, or None if there is nobody or it says so."""

@@ -1,0 +1,128 @@
+"""The image of pods that talk: this machine's nginx and wrk with their libraries, busybox, and talk (talk.c)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+TRAFFIC = "docker.io/local/traffic:1"
+TALK_SOURCE = Path(__file__).with_name("talk.c")
+PROGRAMS = ("nginx", "wrk", "busybox")
+APPLETS = ("awk", "cat", "sh", "sleep", "touch", "wc")
+#: The page, and what nginx itself has counted of each request: all bytes of both directions.
+BODY = "x" * 1000
+BYTES_LOG = "/tmp/bytes.log"
+NGINX_CONFIG = f"""\
+daemon off;
+worker_processes 1;
+user root root;
+error_log stderr warn;
+pid /tmp/nginx.pid;
+events {{ worker_connections 4096; }}
+http {{
+  log_format bytes '$request_length $bytes_sent';
+  access_log {BYTES_LOG} bytes buffer=64k flush=100ms;
+  client_body_temp_path /tmp/body;
+  proxy_temp_path /tmp/proxy;
+  fastcgi_temp_path /tmp/fastcgi;
+  uwsgi_temp_path /tmp/uwsgi;
+  scgi_temp_path /tmp/scgi;
+  keepalive_requests 1000000;
+  server {{
+    listen 80;
+    listen [::]:80;
+    location / {{ return 200 '{BODY}'; }}
+  }}
+}}
+"""
+
+
+def missing_for_traffic() -> str:
+    """What this machine lacks to build the image, as a sentence for a skip; "" if nothing."""
+    lacking = [program for program in (*PROGRAMS, "gcc") if shutil.which(program) is None]
+    if lacking:
+        return f"Not installed: {', '.join(lacking)}."
+    probe = ["gcc", "-static", "-x", "c", "-", "-o", os.devnull]
+    if subprocess.run(probe, input=b"int main(){return 0;}", capture_output=True, check=False).returncode:
+        return "gcc makes no static programs here (Debian: libc6-dev)."
+    return ""
+
+
+def make_traffic_image(cache: Path) -> Path:
+    """A `docker save`-like archive of the image, made once in this folder."""
+    archive = cache / "traffic.tar"
+    if archive.exists():
+        return archive
+    cache.mkdir(parents=True, exist_ok=True)
+    layer = _layer(build_talk(cache))
+    machine = platform.machine()
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/bin"], "Cmd": ["sleep", "2147483647"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    content = json.dumps(config).encode()
+    config_name = f"{hashlib.sha256(content).hexdigest()}.json"
+    manifest = [{"Config": config_name, "RepoTags": [TRAFFIC], "Layers": ["layer.tar"]}]
+    unfinished = cache / f"traffic.tar.{os.getpid()}"
+    with tarfile.open(unfinished, "w") as tar:
+        for name, data in (
+            ("layer.tar", layer),
+            (config_name, content),
+            ("manifest.json", json.dumps(manifest).encode()),
+        ):
+            _add(tar, name, data)
+    unfinished.rename(archive)
+    return archive
+
+
+def build_talk(folder: Path) -> Path:
+    """The program of talk.c, static; for tests that need no container too."""
+    program = folder / "talk"
+    command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o", str(program), str(TALK_SOURCE)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def _layer(talk: Path) -> bytes:
+    programs = {f"usr/bin/{name}": Path(shutil.which(name) or name).resolve() for name in PROGRAMS}
+    files = {"usr/bin/talk": talk, **programs}
+    for program in programs.values():
+        files.update({library.lstrip("/"): Path(library).resolve() for library in _libraries(program)})
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for name, mode in (("bin", 0o755), ("root", 0o700), ("tmp", 0o1777), ("var/log/nginx", 0o755)):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, mode
+            tar.addfile(folder)
+        for name, path in files.items():
+            _add(tar, name, path.read_bytes(), 0o755)
+        for applet in APPLETS:
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/busybox"
+            tar.addfile(link)
+        _add(tar, "etc/nginx/nginx.conf", NGINX_CONFIG.encode())
+        _add(tar, "etc/passwd", b"root:x:0:0::/root:/bin/sh\n")
+        _add(tar, "etc/group", b"root:x:0:\n")
+    return layer.getvalue()
+
+
+def _libraries(program: Path) -> list[str]:
+    """The paths of its shared libraries and of its loader; none of a static program."""
+    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
+    return re.findall(r"(/\S+) \(0x", done.stdout)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    file = tarfile.TarInfo(name)
+    file.size, file.mode = len(content), mode
+    tar.addfile(file, io.BytesIO(content))
