@@ -109,7 +109,10 @@ class AffinityController:
         if engine is not None:
             engine.set_traffic(traffic)
         metrics.edges.set(len(traffic.listed))
-        metrics.observer_up.set(0 if self.source.status().get("problem") else 1)
+        said = self.source.status()
+        metrics.observer_up.set(0 if said.get("problem") else 1)
+        for what, count in said.get("counters", {}).items():
+            metrics.observer_counts.labels(what).set(count)
 
     def reconfigured(self) -> None:
         """The configuration is another one."""

@@ -66,6 +66,12 @@ class Metrics:
             "cri_resmgr_resyncs_total", "Comparisons with the runtime's list", ["result"], registry=r
         )
         self.observer_up = Gauge("cri_resmgr_observer_up", "1 while the observer is heard of", registry=r)
+        self.observer_counts = Gauge(
+            "cri_resmgr_observer_count",
+            "What the observer has counted since it started, by what: resolved, missed, dropped, ...",
+            ["what"],
+            registry=r,
+        )
         self.edges = Gauge("cri_resmgr_affinity_edges", "Edges between containers in the graph", registry=r)
         self.plans = Counter(
             "cri_resmgr_plans_total",

@@ -95,6 +95,7 @@ async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) ->
         _, out, _ = await agent.cli("status")
         assert "affinity   seen by replay: plays " in out
         assert "cri_resmgr_affinity_edges 1.0" in (await agent.cli("metrics"))[1]
+        assert 'cri_resmgr_observer_count{what="replayed"}' in (await agent.cli("metrics"))[1]
 
 
 async def test_containers_that_talk_are_moved_together_by_themselves(
