@@ -25,7 +25,8 @@ CHANNEL_OPTIONS = (
     ("grpc.max_metadata_size", 1 << 20),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Before it a connection that is being made is given up: not while a machine is busy.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # Without it, clients of one process share a connection and its reconnect backoff.
     ("grpc.use_local_subchannel_pool", 1),

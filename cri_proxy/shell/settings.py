@@ -30,6 +30,7 @@ ESSENTIAL = frozenset(
         "control.socket",
         "state.directory",
         "topology.cgroup_root",
+        "affinity.socket",
     ]
 )
 
