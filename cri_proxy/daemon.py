@@ -39,7 +39,7 @@ from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.relay import Relay
 from cri_proxy.shell.rounds import Rounds
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
-from cri_proxy.shell.serving import Serving
+from cri_proxy.shell.serving import Serving, longest_stop_us
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 from cri_proxy.shell.watch import TopologyWatch
@@ -89,7 +89,8 @@ class Daemon:
         except OSError as error:
             await self._fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
             return 1
-        await self._bring_up()
+        assert self.serving is not None
+        await self.serving.start_behind(self._bring_up())
         missing = [self.health.reasons[topic] for topic in STRICT_TOPICS if topic in self.health.reasons]
         if self.options.strict and missing:
             await self._fail("\n".join(missing))
@@ -185,7 +186,7 @@ class Daemon:
         self.assembly.on_engage = self.affinity.follow
 
     async def _serve(self) -> None:
-        """Open the sockets and serve them; from here on calls pass.
+        """Open the sockets; who connects waits for ``Serving.start_behind``.
 
         :raises SocketTaken, OSError: kubelet's socket cannot be had.
         """
@@ -248,7 +249,7 @@ class Daemon:
 
     async def _stop(self) -> None:
         parts = self.parts
-        notify("STOPPING=1")
+        notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(parts.config['relay.drain'])}")
         assert self.serving is not None
         await self.serving.close(parts.config["relay.drain"])
         while tasks := tuple(self._tasks):

@@ -4,6 +4,7 @@ A node whose agent is broken must still start pods. So this module imports the s
 the imports or the start of ``cri-resmgr run`` fail, the process becomes ``passthrough.py`` (bytes only).
 """
 
+import contextlib
 import os
 import sys
 import traceback
@@ -19,6 +20,11 @@ NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict"])
 def main():
     """Entry point of ``cri-resmgr``."""
     serves = is_serving(sys.argv[1:])
+    if serves:
+        with contextlib.suppress(Exception):  # then callers wait for the daemon's own first words
+            from cri_proxy import greeting
+
+            greeting.begin()
     try:
         from cri_proxy.cli import cli
 
@@ -47,6 +53,10 @@ def _pass_bytes(error):
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "passthrough.py")
     problem = _sentence(error)
     print(f"cri-resmgr: degraded, passing bytes only: {problem}", file=sys.stderr, flush=True)
+    with contextlib.suppress(Exception):  # then those who were greeted call again
+        from cri_proxy import greeting
+
+        os.environ["CRI_RESMGR_GREETED"] = greeting.hand_on()
     os.execv(sys.executable, [sys.executable, "-I", program, problem, *sys.argv[1:]])
 
 

@@ -43,14 +43,19 @@ async def serve(problem, argv):
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.cancel)
 
-    async def connected(reader, writer):
-        with contextlib.suppress(OSError), contextlib.closing(writer):
+    async def connected(reader, writer, is_greeted=False):
+        with contextlib.suppress(OSError, EOFError), contextlib.closing(writer):
             upstream, downstream = await asyncio.open_unix_connection(runtime)
+            if is_greeted:
+                await _leave_answer_out(reader, downstream)
             await asyncio.gather(_pump(reader, downstream), _pump(upstream, writer), return_exceptions=True)
 
     is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())  # sd_listen_fds(3)
     given = [socket.socket(fileno=3 + i) for i in range(is_ours and int(os.environ.get("LISTEN_FDS", "0")))]
-    servers = [await asyncio.start_unix_server(connected, sock=listener) for listener in given]
+    servers = [await asyncio.start_unix_server(connected, sock=one, backlog=4096) for one in given]
+    greeted = [socket.socket(fileno=int(n)) for n in os.environ.get("CRI_RESMGR_GREETED", "").split()]
+    streams = [await asyncio.open_connection(sock=connection) for connection in greeted]
+    servers += [asyncio.ensure_future(connected(*pair, is_greeted=True)) for pair in streams]
     taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
     os.umask(0o177)
     for path in [path for path in (main, *more) if os.path.realpath(path) not in taken_over]:
@@ -79,6 +84,13 @@ def _claim(path):
     with socket.socket(socket.AF_UNIX) as probe, stale:
         probe.connect(path)
         raise OSError("it is served by another process; stop that first")
+
+
+async def _leave_answer_out(reader, writer):
+    """Pass on what a client sends up to its answer to our greeting (greeting.py), but not that."""
+    writer.write(await reader.readexactly(24))
+    while (head := await reader.readexactly(9))[3:5] != b"\4\1":
+        writer.write(head + await reader.readexactly(int.from_bytes(head[:3], "big")))
 
 
 async def _pump(reader, writer):

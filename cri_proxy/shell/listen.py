@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional
 
 #: First file descriptor of socket activation (sd_listen_fds(3)).
 FIRST_FD = 3
-CHUNK = 256 * 1024
 
 
 class SocketTaken(Exception):
@@ -75,63 +72,16 @@ def copy_access(source: Path, targets: list[Path]) -> None:
 
 
 def activated(environment: Mapping[str, str], pid: int) -> list[socket.socket]:
-    """Listening sockets that systemd hands over; none if LISTEN_PID says they are for another process."""
+    """Listening sockets that systemd hands over; none if LISTEN_PID says they are for another process.
+
+    Copies: the descriptors themselves stay open for the launcher's program, which takes over if we fail.
+    """
     if environment.get("LISTEN_PID") != str(pid):
         return []
     text = environment.get("LISTEN_FDS", "")
     count = int(text) if text.isdigit() else 0
-    return [socket.socket(fileno=fd) for fd in range(FIRST_FD, FIRST_FD + count)]
+    return [_copy(fd) for fd in range(FIRST_FD, FIRST_FD + count)]
 
 
-class Splice:
-    """Passes the bytes of accepted connections to another unix socket and back.
-
-    grpc cannot serve a listening socket it did not open, so connections on systemd's socket go through here
-    to the server's own.
-    """
-
-    def __init__(self, listener: socket.socket, target: str) -> None:
-        self._listener = listener
-        self._target = target
-        self._server: Optional[asyncio.AbstractServer] = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._connected, sock=self._listener, limit=CHUNK)
-
-    def pause(self) -> None:
-        """Accept no more. The listening socket stays open: it is systemd's, and queues callers meanwhile."""
-        if self._server is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-
-    async def stop(self) -> None:
-        """Accept no more, and close the connections there are."""
-        self.pause()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            their_reader, their_writer = await asyncio.open_unix_connection(self._target, limit=CHUNK)
-            await asyncio.gather(_pump(reader, their_writer), _pump(their_reader, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            for end in (writer, locals().get("their_writer")):
-                if end is not None:
-                    end.close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(CHUNK):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        # Half a connection is of no use to HTTP/2.
-        writer.close()
+def _copy(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))

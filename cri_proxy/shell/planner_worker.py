@@ -179,6 +179,8 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def _main() -> None:
     os.nice(10)  # kubelet's calls come first
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")  # the daemon has -999, and starts another
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever prints does not spoil a frame
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):

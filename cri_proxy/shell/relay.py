@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
 
 import grpc
 
@@ -41,7 +41,8 @@ CHANNEL_OPTIONS = (
     *SERVER_OPTIONS[:4],
     # A runtime that comes back is found within half a second (design: works again within a second).
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not the least wait, as the name says, but how long a connection may take: on a busy node, some time (seen).
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_retries", 0),
     # Else a connection that was refused elsewhere in this process would make this one wait.
@@ -50,11 +51,14 @@ CHANNEL_OPTIONS = (
 )
 #: Request headers that gRPC sets itself on the way to the runtime.
 OWN_HEADERS = frozenset(["user-agent", "te", "content-type", "grpc-accept-encoding", "grpc-timeout"])
-#: Calls that may last for minutes: they are ended at once when the daemon stops; clients call again.
+#: Calls that may last for minutes: they are ended when the daemon stops; clients call again.
 LONG_CALLS = frozenset(["GetContainerEvents", "PullImage"])
 #: How long a call waits to be seen whole. The end of a unary request comes with the message, or right behind it.
 LOOK_AHEAD_S = 0.05
 STOPPING = "cri-resmgr is stopping; call again"
+#: Younger calls are taken to end soon. Most take a few milliseconds, a create or start some hundred.
+YOUNG_S = 0.5
+_LOOK_S = 0.01
 
 #: Words by which grpc says that a call never left this process.
 _NEVER_SENT = ("failed to connect", "connections to all backends failing", "empty address list")
@@ -74,6 +78,9 @@ class _Call:
     method: str
     upstream: Any = None
     stopped: bool = False
+    #: Whether it has had its time since the stop began.
+    is_due: bool = False
+    since_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def stop(self) -> None:
         self.stopped = True
@@ -107,15 +114,41 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._handlers[method] = handler
         return handler
 
-    async def drain(self, seconds: float) -> None:
-        """End the calls under way: long ones and streams at once, the others when ``seconds`` are over."""
-        for call in [c for c in self._active if _is_long(c.method)]:
-            call.stop()
+    async def settle(self, seconds: float) -> None:
+        """Serve on until those under way now have ended and there is none that is slow, at most ``seconds``.
+
+        Who connects while the calls under way are awaited must wait for the next daemon, and kubelet does that
+        for 5 s (its minConnectionTimeout). So the wait for old calls comes first, while everybody is served.
+        """
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        while loop.time() < begun_s + seconds:
+            since_s = min((c.since_s for c in self._active if not _is_long(c.method)), default=loop.time())
+            if since_s > max(begun_s, loop.time() - YOUNG_S):
+                return
+            await asyncio.sleep(_LOOK_S)
+        for call in self._active:
+            call.is_due = call.since_s <= begun_s
+
+    async def drain(self, seconds: float, is_busy: Callable[[], bool] = lambda: False) -> None:
+        """End the calls under way: long ones and streams at once, the others when ``seconds`` are over.
+
+        Those that ``settle`` has waited for in vain are ended at once, too.
+
+        ``is_busy``: whether there are calls that have not come here yet.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
-        while self._active and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
-        for call in list(self._active):
-            call.stop()
+        while True:
+            self._stop([call for call in self._active if _is_long(call.method) or call.is_due])
+            if not (self._active or is_busy()) or asyncio.get_running_loop().time() >= deadline:
+                break
+            await asyncio.sleep(_LOOK_S)
+        self._stop(list(self._active))
+
+    def _stop(self, calls: list[_Call]) -> None:
+        for call in calls:
+            if not call.stopped:
+                call.stop()
 
     async def _serve(
         self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
-from cri_proxy.shell.listen import SocketTaken, Splice, claim, copy_access
+from cri_proxy import greeting
+from cri_proxy.shell.listen import SocketTaken, claim, copy_access
 from cri_proxy.shell.relay import SERVER_OPTIONS, Relay
+from cri_proxy.shell.splice import Splice
+
+#: How long calls wait at a start. kubelet waits 5 s for an answer to its connection.
+START_BEHIND_S = 2.0
+#: How long clients have to take the last bytes of their calls.
+LAST_BYTES_S = 1.0
+#: What a stop of the daemon takes at most besides the calls under way.
+STOP_S = 5.0
 
 
 class Serving:
@@ -29,10 +39,10 @@ class Serving:
     async def open(
         self, wanted: Sequence[Path], given: Sequence[socket.socket], inner: Path
     ) -> dict[Path, str]:
-        """Serve ``wanted`` (the first must be had) and the listening sockets we were ``given``.
+        """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
 
         ``inner``: what connections on given sockets are spliced to. Returns why others are not served, by
-        path.
+        path. Who connects from here on waits for ``start_behind``.
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
@@ -54,13 +64,24 @@ class Serving:
                 self._bind(inner)
         finally:
             os.umask(mask)
-        await self._server.start()
         self._splices = [Splice(listener, str(inner)) for listener in given]
-        for splice in self._splices:
-            await splice.start()
         self.sockets = [path for path in wanted if path not in problems]
         self.sockets += [Path(name) for name in sorted(taken_over - {os.path.realpath(p) for p in wanted})]
         return problems
+
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
+        """Serve as soon as ``work`` is done, or it has taken too long; then wait for it.
+
+        What is waited for is the engine: no create of those that wait since a restart goes unplaced.
+        """
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task}, timeout=START_BEHIND_S)
+        await self._server.start()
+        greeted = greeting.take()
+        for splice in self._splices:
+            splice.start(greeted)
+            greeted = []
+        await task
 
     def _bind(self, path: Path) -> None:
         claim(path)
@@ -75,17 +96,25 @@ class Serving:
         copy_access(runtime, [path for path in self._made if path in self.sockets])
 
     async def close(self, drain_s: float) -> None:
-        """Take no new calls, let those under way end (``Relay.drain``), remove what we have made."""
-        # systemd's sockets first: from here on callers queue there for the next daemon.
-        for splice in self._splices:
-            splice.pause()
+        """Take no new calls, let those under way end (``Relay.drain``), remove what we have made.
+
+        On sockets we were given no call fails that ends within ``drain_s``: others wait for the next daemon.
+        """
+        if self._splices:
+            await self._relay.settle(drain_s)
+            await asyncio.gather(*(splice.turn_away() for splice in self._splices))
+            await self._relay.drain(drain_s, lambda: any(splice.is_busy for splice in self._splices))
+            await asyncio.gather(*(splice.stop(LAST_BYTES_S) for splice in self._splices))
         stopped = asyncio.ensure_future(self._server.stop(drain_s + 1))
         await self._relay.drain(drain_s)
         await stopped
-        for splice in self._splices:
-            await splice.stop()
         for path in self._made:
             path.unlink(missing_ok=True)
+
+
+def longest_stop_us(drain_s: float) -> int:
+    """For systemd, which kills who takes longer. Before the drain there may be a wait as long as it."""
+    return int((2 * drain_s + STOP_S) * 1e6)
 
 
 def _why_not(path: Path) -> str:

@@ -371,23 +371,3 @@ async def test_who_calls_while_the_daemon_is_down_is_served_by_the_next(
         async with patient(manager.path) as call:
             await manager.start(*arguments, **environment)
             assert list((await call).containers) == []
-
-
-async def test_a_daemon_that_is_stopping_leaves_new_callers_to_the_next(runtime: FakeRuntime) -> None:
-    hold = asyncio.Event()
-    runtime.script("CreateContainer", hold=hold)
-    async with systemd(runtime) as manager:
-        manager.agent.write_config({"relay": {"drain": "1h"}})
-        await manager.start()
-        async with CriClient(str(manager.path)) as client:
-            pod = await client.run_pod("web")
-            create = asyncio.ensure_future(client.create(pod, "web", cpu_limit=8000))
-            await runtime.wait_for_call("CreateContainer")
-            manager.agent.signal(signal.SIGTERM)
-            await manager.agent.wait_notified("STOPPING=1")
-            async with patient(manager.path) as late:
-                hold.set()
-                await create
-                assert await ended(manager.agent) == 0
-                await manager.start()
-                assert len((await late).containers) == 1

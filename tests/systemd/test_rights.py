@@ -1,0 +1,104 @@
+"""The daemon does its work with the few rights the unit leaves it, and says so where they are not enough."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent import Agent
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import ask, resyncs, until
+from tests.functional.support import new_agent, run_pod_with
+from tests.systemd.units import SERVICE, words_of
+
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv of util-linux"
+)
+
+
+def as_the_unit() -> tuple[str, ...]:
+    """A command that runs the daemon with the unit's capabilities and umask, and no way to more."""
+    names = [word[len("CAP_") :].lower() for word in words_of(SERVICE, "Service.CapabilityBoundingSet")]
+    bounds = ",".join(["-all", *(f"+{name}" for name in names)])
+    limited = (
+        "setpriv",
+        "--bounding-set",
+        bounds,
+        "--no-new-privs",
+        "sh",
+        "-c",
+        'umask 0077; exec "$@"',
+        "sh",
+    )
+    return (*limited, sys.executable, "-m", "cri_proxy")
+
+
+def _capabilities(agent: Agent) -> int:
+    assert agent.process is not None
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    found = re.search(r"^CapEff:\s*(\w+)$", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1], 16)
+
+
+async def test_it_places_plans_and_keeps_its_state(runtime: FakeRuntime) -> None:
+    os.chown(runtime.socket, 0, 1234)
+    os.chmod(runtime.socket, 0o660)
+    async with new_agent(runtime) as agent:
+        await agent.start(command=as_the_unit())
+        assert bin(_capabilities(agent)).count("1") == 2
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        assert runtime.cpuset(container_id) != ""
+        code, _, err = await agent.cli("rebalance", "--dry-run")
+        assert code == 0, err
+        shown = os.stat(agent.socket)
+        assert (shown.st_gid, shown.st_mode & 0o777) == (1234, 0o660)
+        await agent.kill()
+        await agent.start(command=as_the_unit())
+        status = await until(agent, lambda status: resyncs(status) > 0)
+        assert (status["containers"], status["degraded"]) == ({"placed": 1}, {})
+
+
+async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent:
+        agent.state.mkdir(mode=0o700)
+        os.chown(agent.state, 1234, 1234)
+        await agent.start(command=as_the_unit())
+        status = await ask(agent, "status")
+        assert status["mode"] == "enforce"
+        assert str(agent.state) in status["degraded"]["state"]
+        assert "degraded" in agent.log()
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+            assert runtime.cpuset(container_id) != ""
+            os.chown(agent.state, 0, 0)
+            await run_pod_with(client, "more", cpu_limit=8000)
+        await until(agent, lambda status: "state" not in status["degraded"])
+        await agent.kill()
+        await agent.start(command=as_the_unit())
+        assert (await until(agent, lambda status: resyncs(status) > 0))["containers"] == {"placed": 2}
+
+
+async def test_a_configuration_that_may_not_be_read_is_said_and_read_once_it_may(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent:
+        await agent.start(command=as_the_unit())
+        os.chown(agent.config_file, 1234, 1234)
+        agent.config_file.chmod(0o600)
+        agent.reload()
+        status = await until(agent, lambda status: "config" in status["degraded"])
+        assert f"{agent.config_file}" in status["degraded"]["config"]
+        assert status["mode"] == "enforce"
+        os.chown(agent.config_file, 0, 0)
+        agent.reload()
+        await until(agent, lambda status: "config" not in status["degraded"])
