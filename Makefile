@@ -1,19 +1,26 @@
 # make = the list of targets. Every target installs what it needs (Debian packages only as root).
 PYTHON ?= python3
+# make deb PYTHON=3.9: a version names the Python of the machines a package is for, not the one used here.
+TARGET := $(filter 3.%,$(PYTHON))
+RELEASE ?= 1
 RUNTIME ?= demo
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
 # What the tests of real traffic need besides.
 TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
+# What builds and boots a virtual machine.
+VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
+# What packages are built, looked at and installed with.
+PACKAGING := debootstrap rpm rpmlint lintian
 
-.PHONY: help setup proto demo demo-affinity test test-long lint e2e bench bench-placement bench-observer bench-affinity run docs clean
+.PHONY: help setup proto demo demo-affinity test test-long lint e2e e2e-vm e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.ready: setup.cfg pyproject.toml cri_api/build_protos.py cri_api/runtime_v1.proto
-	@tools/prepare-venv $(PYTHON) $(VENV)
+$(VENV)/.ready: setup.cfg pyproject.toml cri_api/build_protos.py $(wildcard cri_api/*.proto)
+	@tools/prepare-venv $(if $(TARGET),python3,$(PYTHON)) $(VENV)
 	@touch $@
 
 setup: $(VENV)/.ready ## The virtual environment, with everything in it
@@ -28,16 +35,24 @@ demo-affinity: setup ## Containers that talk come together: the graph, the plan,
 	@$(BIN)/python -m demo.affinity
 
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
 	$(BIN)/python -m pytest
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long
 
 e2e: setup ## Only the tests on a real containerd (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
 	$(BIN)/python -m pytest tests/e2e
+
+e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
+	@tools/debian-packages $(VIRTUAL)
+	$(BIN)/python -m pytest -v tests/vm -k "not old-cgroup"
+
+e2e-vm-old: setup ## The same on kernel 5.10 with Python 3.9, cgroup v1 and v2 (root)
+	@tools/debian-packages $(VIRTUAL)
+	$(BIN)/python -m pytest -v --long tests/vm -k old-cgroup
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(BIN)/ruff check .
@@ -62,6 +77,16 @@ bench-affinity: setup ## Plans against the optimum and others, their time, and h
 
 docs: setup ## Write docs/configuration.md from the option table
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md
+
+packages: deb rpm ## Both packages, in dist/
+
+deb: setup ## The Debian package; PYTHON=3.9: for machines with that Python
+	@tools/debian-packages dpkg
+	@$(BIN)/python packaging/build.py deb $(addprefix --python=,$(TARGET)) --release $(RELEASE)
+
+rpm: setup ## The rpm; PYTHON=3.9 as well
+	@tools/debian-packages rpm
+	@$(BIN)/python packaging/build.py rpm $(addprefix --python=,$(TARGET)) --release $(RELEASE)
 
 run: setup ## The daemon in the foreground, with /etc/cri-resmgr (root)
 	$(BIN)/cri-resmgr run

@@ -11,6 +11,8 @@ class RunByDefault(click.Group):
     """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks what may follow: nothing does yet
+            return super().parse_args(ctx, args)
         at = 0
         while at < len(args) and args[at].split("=", 1)[0] == "--control-socket":
             at += 1 if "=" in args[at] else 2

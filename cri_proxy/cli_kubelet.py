@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 import time
@@ -45,7 +46,7 @@ from cri_proxy.shell.kubelet_service import (
     restart_kubelet,
     wait_for_kubelet,
 )
-from cri_proxy.shell.runtime import NoRuntime, discover
+from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, discover
 
 RELEASE = "cri-resmgr release --all"
 DISABLE = "cri-resmgr kubelet disable --restart"
@@ -284,7 +285,9 @@ def _way_back(host: Host, found: Found, sockets: Sequence[str]) -> tuple[str, tu
     wrapped = after.is_wrapped and after.winner is None and _runs_with(found, sockets)
     if points_at(after.endpoint, sockets) or wrapped:
         place = after.winner.place if after.winner else "its command line"
-        runtime = f"unix://{discover(host.config['relay.runtime_endpoint'])}"
+        runtime = f"unix://{WELL_KNOWN[0]}"
+        with contextlib.suppress(NoRuntime):  # it is down; that is not what keeps us from switching
+            runtime = f"unix://{discover(host.config['relay.runtime_endpoint'])}"
         raise CannotSwitch(
             f"kubelet points at us through {place}, which `kubelet enable` did not write",
             by_hand(after, runtime),

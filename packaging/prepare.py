@@ -1,0 +1,88 @@
+"""Everything a package is made of that must be fetched or made first, in one folder; ``stage.py`` then only copies.
+
+Runs in the project's virtual environment: the manual and the completions are made of the program's own commands.
+The protobuf modules are made by a pinned protoc, older than every pinned protobuf runtime (these refuse newer code).
+"""
+
+from __future__ import annotations
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import manuals
+import vendor
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+#: What was fetched, for the next build.
+CACHE = REPOSITORY / ".cache"
+OUR_PACKAGES = ("policies", "cri_api", "cri_proxy", "bpf")
+OUR_FILES = ("*.py", "*.c", "*.h")
+#: Its protoc is that of protobuf 6.31.1; requirements-3.9.txt has 6.33.
+PROTOC = "grpcio-tools==1.80.1"
+
+
+def prepare(python: str, target: Path) -> None:
+    """Fill ``target``: ``site/``, ``licences/``, ``man/``, ``completion/``, ``config.yaml``."""
+    shutil.rmtree(target, ignore_errors=True)
+    site = target / "site"
+    _vendored(python, site, target / "licences")
+    for package in OUR_PACKAGES:
+        _our_code(package, site)
+    _protobufs(site)
+    manuals.write_all(target)
+
+
+def _vendored(python: str, site: Path, licences: Path) -> None:
+    wheels = vendor.fetch(python, CACHE / f"wheels-{python}")
+    for wheel in wheels:
+        vendor.unpack(wheel, site, licences)
+    licences.joinpath("VENDORED.md").write_text(vendored_list(site, licences))
+
+
+def _our_code(package: str, site: Path) -> None:
+    for pattern in OUR_FILES:
+        for source in sorted((REPOSITORY / package).rglob(pattern)):
+            if source.name.endswith("_pb2.py") or source.name == "build_protos.py":
+                continue
+            copy = site / source.relative_to(REPOSITORY)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+
+
+def vendored_list(site: Path, licences: Path) -> str:
+    """A table of what is vendored: name, version, licence, the files with its text.
+
+    :raises SystemExit: a wheel brings no licence text.
+    """
+    rows = []
+    for metadata in sorted(site.glob("*.dist-info/METADATA")):
+        fields = email.message_from_string(metadata.read_text(encoding="utf-8"))
+        name, version = metadata.parent.name[: -len(".dist-info")].split("-")
+        folder = licences / f"{name}-{version}"
+        texts = sorted(found.name for found in folder.glob("*"))
+        if not texts:
+            sys.exit(
+                f"packaging: {name} {version}: its wheel has no licence text; expected LICENSE or the like"
+            )
+        classifiers = [c for c in fields.get_all("Classifier", []) if c.startswith("License ::")]
+        named = fields["License-Expression"] or (fields["License"] or "").splitlines()[:1]
+        licence = named if isinstance(named, str) else (named or [""])[0]
+        licence = licence or ", ".join(c.rpartition(":: ")[2] for c in classifiers)
+        rows.append(
+            f"| {name} | {version} | {licence} | {', '.join(f'{folder.name}/{t}' for t in texts)} |\n"
+        )
+    return "# What is vendored\n\n| name | version | licence | text |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _protobufs(site: Path) -> None:
+    tools = CACHE / f"{PROTOC}-py{sys.version_info.major}.{sys.version_info.minor}"
+    if not (tools / "grpc_tools").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--target", str(tools), PROTOC], check=True)
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{REPOSITORY}", f"--python_out={site}"]
+    protos = [str(found) for found in sorted((REPOSITORY / "cri_api").glob("*.proto"))]
+    subprocess.run([*protoc, *protos], check=True, env={**os.environ, "PYTHONPATH": str(tools)})

@@ -1,0 +1,115 @@
+"""Lays out a package's files below a root, from what ``prepare.py`` made. Standard library only: the spec runs it.
+
+stage.py PREPARED PYTHON deb|rpm ROOT
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FILES = REPOSITORY / "packaging" / "files"
+PRIVATE = "usr/lib/cri-resmgr"
+DOCS = "usr/share/doc/cri-resmgr"
+UNITS = ("cri-resource-manager.service", "cri-resource-manager.socket", "cri-resmgr-observer.service")
+#: Where the distributions' zsh and licences are.
+ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
+LICENCES = {"deb": f"{DOCS}/licenses", "rpm": "usr/share/licenses/cri-resmgr"}
+#: Python finds by it that it is the private one: its modules are those below, and no other package's.
+_PYVENV = "home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}\n"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a package is built for; ``python`` as ``3.11``, ``is_quick``: packed loosely."""
+
+    python: str
+    version: str
+    release: str
+    is_quick: bool = False
+
+
+def stage(prepared: Path, python: str, kind: str, root: Path) -> None:
+    """Every file of the package, with its mode, below ``root``."""
+    _program(prepared, python, root)
+    _configuration(prepared, root)
+    for unit in UNITS:
+        _put(root / "usr/lib/systemd/system" / unit, (REPOSITORY / "systemd" / unit).read_bytes())
+    _put(
+        root / "usr/share/man/man8/cri-resmgr.8.gz", _packed((prepared / "man" / "cri-resmgr.8").read_bytes())
+    )
+    _put(
+        root / "usr/share/bash-completion/completions/cri-resmgr", (prepared / "completion/bash").read_bytes()
+    )
+    _put(root / ZSH[kind] / "_cri-resmgr", (prepared / "completion/zsh").read_bytes())
+    _documents(prepared, kind, root)
+    state = root / "var/lib/cri-resmgr"
+    state.mkdir(parents=True)
+    _modes(root)
+    state.chmod(0o700)
+    clamp_times(root)
+
+
+def clamp_times(root: Path) -> None:
+    """Every file is as old as the sources: the same input gives the same package."""
+    seconds = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+    for path in [root, *root.rglob("*")] if seconds else []:
+        os.utime(path, (seconds, seconds), follow_symlinks=False)
+
+
+def _program(prepared: Path, python: str, root: Path) -> None:
+    private = root / PRIVATE
+    shutil.copytree(prepared / "site", private / "lib" / f"python{python}" / "site-packages")
+    _put(private / "pyvenv.cfg", _PYVENV.format(python=python).encode())
+    (private / "bin").mkdir()
+    (private / "bin" / "python").symlink_to(f"../../../bin/python{python}")
+    _put(private / "maintain", (FILES / "maintain").read_bytes())
+    _put(root / "usr/bin/cri-resmgr", (FILES / "cri-resmgr").read_bytes())
+
+
+def _configuration(prepared: Path, root: Path) -> None:
+    etc = root / "etc/cri-resmgr"
+    _put(etc / "config.yaml", (prepared / "config.yaml").read_bytes())
+    _put(etc / "fallback.cfg.sample", (FILES / "fallback.cfg.sample").read_bytes())
+    # The shipped file is to be edited; this one stays as a reference.
+    _put(root / DOCS / "config.yaml.sample", (prepared / "config.yaml").read_bytes())
+
+
+def _documents(prepared: Path, kind: str, root: Path) -> None:
+    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))):
+        _put(root / DOCS / page.name, page.read_bytes())
+    licences = root / LICENCES[kind]
+    shutil.copytree(prepared / "licences", licences)
+    _put(licences / "LICENSE", (REPOSITORY / "LICENSE").read_bytes())
+    if kind == "rpm":
+        _put(root / DOCS / "CHANGELOG.md", (REPOSITORY / "CHANGELOG.md").read_bytes())
+
+
+def _packed(data: bytes) -> bytes:
+    return gzip.compress(data, 9, mtime=0)
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _modes(root: Path) -> None:
+    """The same everywhere, whatever the builder's umask."""
+    programs = {root / "usr/bin/cri-resmgr", root / PRIVATE / "maintain"}
+    for folder, _, names in os.walk(root):
+        Path(folder).chmod(0o755)
+        for path in (Path(folder, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(0o755 if path in programs else 0o644)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != len(("stage.py", "PREPARED", "PYTHON", "KIND", "ROOT")) or sys.argv[3] not in ZSH:
+        sys.exit("usage: stage.py PREPARED PYTHON deb|rpm ROOT")
+    stage(Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))

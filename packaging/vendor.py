@@ -1,0 +1,126 @@
+"""The private dependencies of a package: pinned wheels for one Python, fetched, unpacked and stripped.
+
+    vendor.py lock 3.11      writes requirements-3.11.txt: exact versions and hashes of what setup.cfg asks for
+    vendor.py fetch 3.11 DIR fetches exactly those wheels
+
+Wheels are those of PyPI for manylinux2014 (glibc 2.17 and later), so any build machine makes any target's package.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Optional
+
+HERE = Path(__file__).resolve().parent
+#: What nobody imports: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
+LEFT_OUT_FOLDERS = frozenset(["tests", "__pycache__"])
+LEFT_OUT_ENDINGS = (".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".pth")
+LEFT_OUT_FILES = ("multidict/_testcapi.", "grpc/_cython/_cygrpc/")
+#: All that stays of NAME.dist-info: scanners for vulnerable versions read it.
+METADATA = "METADATA"
+LICENCE_WORDS = ("license", "licence", "copying", "notice", "authors")
+
+
+def lock_file(python: str) -> Path:
+    """Where the pinned versions for one Python (``3.11``) stand."""
+    return HERE / f"requirements-{python}.txt"
+
+
+def requirements(setup_cfg: Path = HERE.parent / "setup.cfg") -> list[str]:
+    """What the project asks for."""
+    parser = configparser.ConfigParser()
+    parser.read(setup_cfg)
+    lines = parser["options"]["install_requires"].splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def fetch(python: str, folder: Path) -> list[Path]:
+    """The wheels of the lock file, in ``folder``; nothing is asked of the network if they are there.
+
+    :raises SystemExit: there is no lock file for this Python, or pip cannot get them.
+    """
+    lock = lock_file(python)
+    if not lock.exists():
+        known = ", ".join(
+            sorted(found.stem.rpartition("-")[2] for found in HERE.glob("requirements-3.*.txt"))
+        )
+        sys.exit(f"packaging: PYTHON={python}: there is no {lock.name}; there are those for {known}")
+    wanted = set(re.findall("sha256:([0-9a-f]{64})", lock.read_text()))
+    if _digests(folder) != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        _download(python, folder, ["--require-hashes", "--no-deps", "--requirement", str(lock)])
+    return sorted(folder.glob("*.whl"))
+
+
+def _digests(folder: Path) -> set[str]:
+    return {hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in folder.glob("*.whl")}
+
+
+def lock(python: str) -> None:
+    """Write the lock file anew: the newest versions that setup.cfg allows."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _download(python, Path(scratch), requirements())
+        lines = [f"# Python {python}; written by: packaging/vendor.py lock {python}"]
+        for wheel in sorted(Path(scratch).glob("*.whl"), key=lambda found: found.name.lower()):
+            name, version = wheel.name.split("-")[:2]
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            lines.append(f"{name.lower().replace('_', '-')}=={version} --hash=sha256:{digest}")
+    lock_file(python).write_text("\n".join(lines) + "\n")
+
+
+def _download(python: str, folder: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    command += ["--platform", "manylinux2014_x86_64", "--dest", str(folder), *arguments]
+    try:
+        subprocess.run(command, check=True)
+    except subprocess.CalledProcessError:
+        sys.exit(f"packaging: the wheels for Python {python} cannot be fetched; pip says why above")
+
+
+def unpack(wheel: Path, site: Path, licences: Path) -> None:
+    """A wheel's modules into ``site``, without what nobody imports; its licence files into ``licences/NAME``."""
+    name, version = wheel.name.split("-")[:2]
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in sorted(archive.infolist(), key=lambda found: found.filename):
+            target = _target(entry.filename, site, licences / f"{name}-{version}")
+            if target is None or entry.is_dir():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            data = archive.read(entry)
+            # No module is run as a program; the line stays, so that line numbers do.
+            is_script = target.suffix == ".py" and data.startswith(b"#!")
+            target.write_bytes(data[data.index(b"\n") :] if is_script else data)
+            target.chmod(0o644)
+
+
+def _target(name: str, site: Path, licences: Path) -> Optional[Path]:
+    parts = Path(name).parts
+    if parts[0].endswith(".dist-info"):
+        if any(word in parts[-1].lower() for word in LICENCE_WORDS):
+            return licences / parts[-1]
+        return site / name if parts[1:] == (METADATA,) else None
+    if (
+        LEFT_OUT_FOLDERS & set(parts[:-1])
+        or name.endswith(LEFT_OUT_ENDINGS)
+        or name.startswith(LEFT_OUT_FILES)
+    ):
+        return None
+    return site / name
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["lock"] and len(sys.argv) == len(("vendor.py", "lock", "3.11")):
+        lock(sys.argv[2])
+    elif sys.argv[1:2] == ["fetch"] and len(sys.argv) == len(("vendor.py", "fetch", "3.11", "DIR")):
+        fetch(sys.argv[2], Path(sys.argv[3]))
+    else:
+        sys.exit("usage: vendor.py lock PYTHON | fetch PYTHON DIR")

@@ -1,0 +1,63 @@
+"""Packages that are built once for all tests, and systems to install them on."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.roots import REPOSITORY, Root, missing
+
+#: Of the roots; the packages are built for them.
+BOOKWORM_PYTHON, BULLSEYE_PYTHON = "3.11", "3.9"
+
+
+def build(kind: str, python: str, release: str, folder: Path) -> Path:
+    """A package, built as `make` does but packed loosely, in ``folder``."""
+    command = [sys.executable, str(REPOSITORY / "packaging" / "build.py"), kind, f"--python={python}"]
+    command += [f"--release={release}", "--quick", f"--dist={folder}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(done.stdout.split()[-1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def possible() -> None:
+    if sentence := missing():
+        pytest.skip(sentence)
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``package("deb", release="2")``: the file; it is built once."""
+    folder = tmp_path_factory.mktemp("dist")
+    built: dict[tuple[str, str, str], Path] = {}
+
+    def get(kind: str, python: str = BOOKWORM_PYTHON, release: str = "1") -> Path:
+        wanted = (kind, python, release)
+        if wanted not in built:
+            built[wanted] = build(*wanted, folder)
+        return built[wanted]
+
+    return get
+
+
+@pytest.fixture
+def new_root() -> Iterator[Callable[[str], Root]]:
+    """``new_root("bookworm")``: a fresh system of its own. Its path is short: sockets are in it."""
+    with tempfile.TemporaryDirectory(prefix="cri-root-") as folder, contextlib.ExitStack() as stack:
+
+        def make(suite: str) -> Root:
+            try:
+                root = Root(suite, Path(folder))
+            except LookupError as error:
+                pytest.skip(str(error))
+            stack.callback(root.close)
+            return root
+
+        yield make

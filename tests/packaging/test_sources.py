@@ -1,0 +1,111 @@
+"""What packages are made of: locked dependencies, the unpacked wheels, the manual, the completions, the list of licences."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cri_proxy.cli import cli
+from tests.packaging.roots import REPOSITORY
+
+FOLDER = REPOSITORY / "packaging"
+sys.path.insert(0, str(FOLDER))
+try:
+    import manuals
+    import prepare
+    import vendor
+finally:
+    sys.path.remove(str(FOLDER))
+
+PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_dependency_is_locked_by_version_and_hash(python: str) -> None:
+    locked = vendor.lock_file(python).read_text()
+    names = re.findall(r"^([a-z0-9-]+)==[0-9.]+ --hash=sha256:[0-9a-f]{64}$", locked, re.MULTILINE)
+    wanted = {re.split(r"[ <>=]", line)[0].lower().replace("_", "-") for line in vendor.requirements()}
+    assert wanted <= set(names)
+    assert len(names) == len(locked.splitlines()) - 1
+
+
+def test_a_python_without_a_lock_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"PYTHON=3\.7: there is no requirements-3\.7\.txt; there are those for 3\.10"
+    ):
+        vendor.fetch("3.7", tmp_path)
+
+
+WHEEL = {
+    "thing/__init__.py": "#!/usr/bin/env python\nx = 1\n",
+    "thing/_fast.so": "elf",
+    "thing/_fast.pyx": "source",
+    "thing/tests/test_thing.py": "",
+    "thing-1.0.dist-info/METADATA": "Name: thing\nLicense-Expression: MIT\n",
+    "thing-1.0.dist-info/RECORD": "",
+    "thing-1.0.dist-info/licenses/LICENSE": "the text",
+}
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    with zipfile.ZipFile(tmp_path / "thing-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in WHEEL.items():
+            wheel.writestr(name, text)
+    vendor.unpack(tmp_path / "thing-1.0-py3-none-any.whl", tmp_path / "site", tmp_path / "licences")
+    return tmp_path
+
+
+def test_what_nobody_imports_is_left_out(unpacked: Path) -> None:
+    files = {
+        str(found.relative_to(unpacked / "site")) for found in unpacked.glob("site/**/*") if found.is_file()
+    }
+    assert files == {"thing/__init__.py", "thing/_fast.so", "thing-1.0.dist-info/METADATA"}
+    assert (unpacked / "site/thing/__init__.py").read_text() == "\nx = 1\n"
+
+
+def test_each_vendored_module_is_listed_with_its_licence(unpacked: Path) -> None:
+    listed = prepare.vendored_list(unpacked / "site", unpacked / "licences")
+    assert "| thing | 1.0 | MIT | thing-1.0/LICENSE |" in listed
+
+
+def test_a_module_without_a_licence_text_cannot_be_packed(unpacked: Path) -> None:
+    (unpacked / "licences/thing-1.0/LICENSE").unlink()
+    with pytest.raises(SystemExit, match=r"thing 1\.0: its wheel has no licence text"):
+        prepare.vendored_list(unpacked / "site", unpacked / "licences")
+
+
+@pytest.mark.parametrize("name", sorted(name for name, command in cli.commands.items() if not command.hidden))
+def test_the_manual_has_every_command(name: str) -> None:
+    written = name.replace("-", "\\-")
+    assert re.search(rf"^\.SS \\fB{re.escape(written)}( |\\fR)", manuals.manual_page(), re.MULTILINE)
+
+
+def test_the_manual_is_set_without_a_warning(tmp_path: Path) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("no groff")
+    (tmp_path / "cri-resmgr.8").write_text(manuals.manual_page())
+    command = ["groff", "-man", "-Tutf8", "-ww", "-z", str(tmp_path / "cri-resmgr.8")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_asks_the_program(shell: str) -> None:
+    assert f"_CRI_RESMGR_COMPLETE={shell}_complete" in manuals.completion(shell)
+
+
+def test_the_maintainer_scripts_are_shell(tmp_path: Path) -> None:
+    for script in [*FOLDER.glob("deb/p*"), FOLDER / "files" / "maintain"]:
+        subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_unknown_words_are_answered_with_the_usage() -> None:
+    done = subprocess.run([FOLDER / "files" / "maintain", "x"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: maintain installed")
