@@ -29,12 +29,13 @@ class BalloonPlaces:
         own: frozenset[int],
         free: frozenset[int],
         container: Optional[Container],
+        inside: Optional[frozenset[int]],
     ) -> Placement:
-        """What a container of a balloon gets; ``free``: the CPUs that are in no balloon."""
+        """What a container of a balloon gets; ``inside``: the CPUs its caller lets it use, None = all."""
         hides = _hides(balloon.kind, container)
         home = self._cpus.home(node, balloon.kind, own)
-        visible = self.visible(balloon.kind, own, container)
-        shared = home & free
+        visible = self.visible(balloon.kind, own, container, inside)
+        shared = home & free if inside is None else home & free & inside
         if hides:
             shared = self.topology.one_thread_per_core(shared)
         return Placement(
@@ -43,15 +44,20 @@ class BalloonPlaces:
             level=f"balloon:{balloon.name}",
             home=home,
             group=balloon.name,
-            hidden=own - visible,
+            hidden=(own if inside is None else own & inside) - visible,
             one_thread=hides,
         )
 
     def visible(
-        self, kind: BalloonType, own: frozenset[int], container: Optional[Container]
+        self,
+        kind: BalloonType,
+        own: frozenset[int],
+        container: Optional[Container],
+        inside: Optional[frozenset[int]],
     ) -> frozenset[int]:
-        """The CPUs of a balloon that a container of it sees."""
-        return self.topology.one_thread_per_core(own) if _hides(kind, container) else own
+        """The CPUs of a balloon that a container of it sees: of each core one that its caller lets it use, or all."""
+        mine = own if inside is None else own & inside
+        return self.topology.one_thread_per_core(mine) if _hides(kind, container) else mine
 
     def of_members(
         self, node: Node, balloon: Balloon, own: frozenset[int], free: frozenset[int]
@@ -74,7 +80,7 @@ class BalloonPlaces:
                 continue
             if key in balloon.twice and was.exclusive <= own:  # it is told with the answer to its resize
                 continue
-            now = self.of_container(node, balloon, own, free, member.container)
+            now = self.of_container(node, balloon, own, free, member.container, member.inside)
             # Memory nodes are only added: what is there stays where it is.
             mems = was.mems and was.mems | (self.topology.nodes_of(own) & node.mems)
             changed[key] = replace(now, mems=mems, memory_charge=was.memory_charge, lift_quota=was.lift_quota)

@@ -191,8 +191,7 @@ class Balloons:
         self, kind: BalloonType, own: frozenset[int], container: Container, inside: Optional[frozenset[int]]
     ) -> bool:
         """Whether a container has a CPU in a balloon that owns these; ``inside``: what its caller lets it use."""
-        visible = self._places.visible(kind, own, container)
-        return bool(visible if inside is None else visible & inside)
+        return bool(self._places.visible(kind, own, container, inside))
 
     def _rank(self, balloon: Balloon) -> tuple[tuple[int, int], int]:
         return self._order[balloon.kind.name], balloon.number
@@ -258,8 +257,7 @@ class Balloons:
         note: str,
     ) -> Decision:
         free = node.usable - node.reserved - found.foreign.union(own, *found.others(balloon.name))
-        place = self._places.of_container(node, balloon, own, free, container)
-        cpus = place.cpus if fence.cpus is None else place.cpus & fence.cpus
+        place = self._places.of_container(node, balloon, own, free, container, fence.cpus)
         milli = balloon.milli + container.resources.milli_request
         fits = len(own) * 1000 >= milli
         # Its memory is near the CPUs it can count on.
@@ -268,7 +266,9 @@ class Balloons:
         decision = with_memory(node, container, settings, fence, replace(place, cpus=own), why, fits)
         why = "; ".join((decision.why, *container.wishes.notes))
         others = self._places.of_members(node, balloon, own, free)
-        return replace(decision, placement=replace(decision.placement, cpus=cpus), why=why, others=others)
+        return replace(
+            decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
+        )
 
     def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""

@@ -26,6 +26,7 @@ class Resident:
     """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` its memory limit by NUMA node.
 
     ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
+    ``inside``: the CPUs its caller lets it use; None = all.
     """
 
     pod_uid: str
@@ -36,6 +37,7 @@ class Resident:
     memory_charge: tuple[tuple[int, int], ...] = ()
     container: Optional[Container] = None
     placement: Optional[Placement] = None
+    inside: Optional[frozenset[int]] = None
 
     @property
     def group(self) -> str:
@@ -106,7 +108,9 @@ class Node:
         #: share one set, and when it changes they all move from one to another at once.
         self._unentered: dict[frozenset[int], list[int]] = {}
         self._sets: dict[frozenset[int], int] = {}
+        #: How many records claim each exclusive CPU, and how many of them are in no group.
         self._exclusive: dict[int, int] = {}
+        self._alone: dict[int, int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
         #: For the engine to keep what it has worked out from the pools; forgotten when these change.
         self.allowed_now: dict[object, frozenset[int]] = {}
@@ -164,10 +168,11 @@ class Node:
         self._sets[resident.cpus] = count
         if not count:
             del self._sets[resident.cpus]
-        for cpu in resident.exclusive:
-            self._exclusive[cpu] = self._exclusive.get(cpu, 0) + sign
-            if not self._exclusive[cpu]:
-                del self._exclusive[cpu]
+        for counts in (self._exclusive,) if resident.group else (self._exclusive, self._alone):
+            for cpu in resident.exclusive:
+                counts[cpu] = counts.get(cpu, 0) + sign
+                if not counts[cpu]:
+                    del counts[cpu]
         if resident.exclusive:
             self.pool_version += 1
             self._pool = None
@@ -201,6 +206,11 @@ class Node:
     def claims(self) -> frozenset[tuple[int, int]]:
         """The exclusive CPUs, each with how many records claim it: a resize on its way is a second one."""
         return frozenset(self._exclusive.items())
+
+    @property
+    def claims_alone(self) -> frozenset[tuple[int, int]]:
+        """The same of records in no group: the number of all stays as it was where one of a group goes and another comes."""
+        return frozenset(self._alone.items())
 
     @property
     def shared(self) -> frozenset[int]:

@@ -28,8 +28,8 @@ HISTORY = 1000
 #: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
 MESSAGE_CHARS = 1000
 
-#: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones.
-Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]]]
+#: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones: all, those of no group.
+Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 JournalKey = tuple[str, str]
 JournalValue = Union[Grant, Ticket, Pod, Record, float, None]
 
@@ -66,7 +66,12 @@ class Books:
         self.replicas: dict[str, set[str]] = {}
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
-        self.refreshed: Pools = (id(self.node), self.node.shared, self.node.claims)
+        self.refreshed: Pools = self.pools
+
+    @property
+    def pools(self) -> Pools:
+        """The pools as they are now."""
+        return id(self.node), self.node.shared, self.node.claims, self.node.claims_alone
 
     def next_ticket(self) -> str:
         """An id that was never used before."""
@@ -117,7 +122,7 @@ class Books:
 
     def put_back(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
         for grant in grants:
-            taken = grant.exclusive & (self.node.exclusive - self._of_group(grant.placement.group))
+            taken = grant.exclusive & (self.node.exclusive - self.of_group(grant.placement.group))
             if grant.key in self.grants or (taken and grant.life is Life.HELD):
                 continue
             if taken:
@@ -129,7 +134,7 @@ class Books:
             if ticket.key in self.grants:
                 self.put_ticket(ticket)
 
-    def _of_group(self, group: str) -> frozenset[int]:
+    def of_group(self, group: str) -> frozenset[int]:
         """The CPUs of a balloon: its containers own them together."""
         of_it = [g.exclusive for g in self.grants.values() if group and g.placement.group == group]
         return frozenset().union(*of_it)
@@ -203,7 +208,7 @@ class Books:
                 self.drop(key)
             else:
                 self._unbook(key)
-        self.refreshed = (0, NO_CPUS, frozenset())
+        self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
         for record in [r for r in self.history if r.number > newest]:
             self._amend(record.id, outcome="undone: an error in cri-resmgr")
 
@@ -253,6 +258,7 @@ def resident_of(grant: Grant) -> Resident:
         charge,
         container,
         grant.placement if grant.stance is Stance.PLACED else None,
+        grant.fence.cpus,
     )
 
 

@@ -15,7 +15,7 @@ from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Ticket
 from cri_proxy.core.host import Host
-from cri_proxy.core.settle import has_changed, update_of
+from cri_proxy.core.updates import has_changed, update_of
 from policies.affinity.traffic import Traffic
 from policies.cpus import format_cpus
 from policies.model import Affinity, Pod

@@ -158,7 +158,12 @@ def _same_place(
     last = max(previous, key=lambda g: g.container.attempt)
     if wanted_milli(last.container) != wanted_milli(container) or last.fence.cpus != fence.cpus:
         return None
-    if not effective(books, last.placement, fence):
+    place = last.placement
+    # In mode observe it only would have owned CPUs: others may have got them.
+    taken = (
+        books.node.reserved | books.node.exclusive - books.of_group(place.group) if place.exclusive else ()
+    )
+    if not place.exclusive.isdisjoint(taken) or not effective(books, place, fence):
         return None
     again = _stay(books, last.placement, container, fence, last)
     return replace(again, why=f"the place of attempt {last.container.attempt} was held for it")

@@ -107,7 +107,7 @@ class Ticket:
     ``replaces``: grants and tickets set aside for it, put back if it fails. ``moved``: the placements that
     others had before they made room for it, by key, with those they have been given. ``found``: the stance
     that the container of a resize had when it was asked for. ``waiting``: who grows by it, which is told after the
-    reply only, with the CPUs it runs on until then.
+    reply only, with the CPUs it runs on until then and its memory nodes.
     """
 
     id: str
@@ -121,14 +121,15 @@ class Ticket:
     replaced_tickets: tuple[Ticket, ...] = ()
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
     found: Optional[Stance] = None
-    waiting: tuple[tuple[str, frozenset[int]], ...] = ()
+    waiting: tuple[tuple[str, frozenset[int], frozenset[int]], ...] = ()
 
 
 @dataclass(frozen=True)
 class Update:
     """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create.
 
-    ``give_back``: the CPU quota that we had taken away from it. ``runs_on``: its CPUs until it is told.
+    ``give_back``: the CPU quota that we had taken away from it. ``runs_on``, ``memory_on``: its CPUs and memory
+    nodes until it is told.
     """
 
     id: str
@@ -137,6 +138,7 @@ class Update:
     why: str
     give_back: Optional[Quota] = None
     runs_on: frozenset[int] = field(default=NO_CPUS, compare=False)
+    memory_on: frozenset[int] = field(default=NO_CPUS, compare=False)
 
 
 @dataclass(frozen=True)

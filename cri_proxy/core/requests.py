@@ -71,7 +71,7 @@ def _book(
     updates = refreshed(books, was)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     told = tuple(u for u in updates if u.id != ticket.target)
-    waiting = tuple((u.id, u.runs_on) for u in updates if not u.shrink or u.id == ticket.target)
+    waiting = tuple((u.id, u.runs_on, u.memory_on) for u in updates if not u.shrink or u.id == ticket.target)
     if waiting:
         books.put_ticket(replace(ticket, waiting=waiting))
     return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
@@ -90,6 +90,10 @@ def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple
     if not ticket.in_doubt:
         books.longest_create_s = max(books.longest_create_s, now_s - ticket.since_s)
     bound = replace(pending, key=container_id, life=Life.CREATED, since_s=now_s)
+    if (
+        pending.stance is Stance.UNTOUCHED and ticket.sent.cpus
+    ):  # its place has gone meanwhile; it runs there all the same
+        bound = replace(bound, runs_on=ticket.sent.cpus)
     books.put(bound)
     books.rename(ticket_id, container_id)
     updates = refresh(books)
@@ -119,11 +123,14 @@ def cancel(
     # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
     updates = refreshed(books, was, force=bool(ticket.replaces))
     told = {u.id for u in updates}
-    for key, cpus in ticket.waiting:
+    for key, cpus, mems in ticket.waiting:
         grant = books.grants.get(key)
-        if grant is not None and grant.stance is Stance.PLACED and key not in told and grant.cpus != cpus:
-            why = "changed while another container was to be created"
-            updates += (Update(key, grant.placement, bool(cpus - grant.cpus), why),)
+        if grant is None or grant.stance not in (Stance.PLACED, Stance.ADOPTED) or key in told:
+            continue
+        place = grant.placement if grant.stance is Stance.PLACED else Placement(cpus=grant.runs_on)
+        if place.cpus != cpus or place.mems not in (NO_CPUS, mems):
+            why = "changed while another request was on its way"
+            updates += (Update(key, place, bool(cpus - place.cpus), why),)
     return updates
 
 

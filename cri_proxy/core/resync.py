@@ -140,7 +140,10 @@ def _settle_tickets(
     cancelled: list[str] = []
     updates: list[Update] = []
     targets: set[str] = set()
-    for ticket in [t for t in engine.tickets.values() if t.in_doubt]:
+    judged: set[str] = set()
+    # A create that never appeared brings back those that it had set aside: they are judged after it.
+    while (ticket := _in_doubt(engine, judged)) is not None:
+        judged.add(ticket.id)
         if ticket.kind is TicketKind.RESIZE:
             targets.add(ticket.target)
             updates += _settle_resize(engine, ticket, listing.get(ticket.target), now_s)
@@ -154,6 +157,11 @@ def _settle_tickets(
             updates += engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
             cancelled.append(ticket.id)
     return bound, cancelled, _told_last(engine, listing, updates, targets)
+
+
+def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
+    """The first ticket in doubt that was not judged yet."""
+    return next((t for t in engine.tickets.values() if t.in_doubt and t.id not in judged), None)
 
 
 def _told_last(

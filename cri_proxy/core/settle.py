@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.core.books import Books, Pools
-from cri_proxy.core.grants import Grant, Life, Quota, Stance, Update
+from cri_proxy.core.grants import Grant, Life, Stance, Update
+from cri_proxy.core.updates import has_changed, update_of
 from policies.cpus import NO_CPUS
 from policies.memory import Memory, choose_memory
 from policies.model import (
@@ -34,24 +35,28 @@ REFRESH_ROUNDS = 8
 def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
     tidy = books.policy.tidy(books.node)
-    unchanged = not force and books.refreshed == _pools(books)
+    unchanged = not force and books.refreshed == books.pools
     if unchanged and not tidy:
         return ()
     before = dict(books.grants)
-    tidied = _give(books, tidy)
-    for _ in range(0 if unchanged and not tidied else REFRESH_ROUNDS):
-        changed = None if force else _changed(books.refreshed, _pools(books))
-        changed = None if changed is None else changed | tidied
-        books.refreshed = _pools(books)
+    handed = _give(books, tidy)
+    for _ in range(0 if unchanged and not handed else REFRESH_ROUNDS):
+        changed = None if force else _changed(books.refreshed, books.pools)
+        changed = None if changed is None else changed | handed
+        books.refreshed = books.pools
         # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
         own = _twins(books, before)
         barred = barred_from_owning(books)
+        handed = NO_CPUS
         for key in _depending_on(books, changed):
-            settle(books, books.grants[key], barred, own.get(key, NO_CPUS))
-        tidied = _give(
-            books, books.policy.tidy(books.node)
-        )  # who was placed anew may have joined others, who move with it
-        if not tidied and books.refreshed == _pools(books):
+            grant = books.grants[key]
+            settle(books, grant, barred, own.get(key, NO_CPUS))
+            # CPUs that one has lost and another has got look as before; who was settled in between has seen them free.
+            if (now := books.grants[key]).placement.exclusive is not grant.placement.exclusive:
+                handed |= now.exclusive ^ grant.exclusive
+        # Who was placed anew may have joined others, who move with it.
+        handed |= _give(books, books.policy.tidy(books.node))
+        if not handed and books.refreshed == books.pools:
             break
     updates = [
         update_of(was, now)
@@ -67,8 +72,10 @@ def give_places(books: Books, decision: Decision) -> tuple[tuple[str, Placement,
     """Give others the placements a decision has for them; returns what they had and have now."""
     moved = []
     for key, placement in sorted(decision.others.items()):
-        moved.append((key, books.grants[key].placement, placement))
+        before = books.grants[key].placement
         put_placement(books, key, placement, "makes room: " + decision.why)
+        # What it has been given, inside of what its caller allows.
+        moved.append((key, before, books.grants[key].placement))
     return tuple(moved)
 
 
@@ -87,11 +94,8 @@ def put_and_settle(books: Books, grant: Grant) -> tuple[Update, ...]:
     """Enter a record, bring it in line with the pools, and say who has to be told."""
     books.put(grant)
     settle(books, grant, barred_from_owning(books))
-    settled = books.grants[grant.key]
-    updates = refresh(books)
-    if has_changed(grant, settled) and all(u.id != grant.key for u in updates):
-        updates += (update_of(grant, settled),)
-    return updates
+    # It may be settled once more with all others: what it is told is the difference from what it has now.
+    return refreshed(books, {grant.key: grant})
 
 
 def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
@@ -110,12 +114,16 @@ def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int
 
 
 def _give(books: Books, placements: Mapping[str, Placement]) -> frozenset[int]:
-    """Give everybody the placement that the policy has for it now; returns the CPUs that have another owner then."""
+    """Give everybody the placement that the policy has for it now; returns the CPUs that change hands."""
     changed: set[int] = set()
     for key, placement in placements.items():
-        if key in books.grants:
-            changed |= books.grants[key].placement.exclusive ^ placement.exclusive
+        was = books.grants.get(key)
+        if was is None:
+            continue
+        changed |= was.placement.exclusive ^ placement.exclusive
         put_placement(books, key, placement)
+        if not books.grants[key].placement.cpus:  # all of them are outside of what its caller allows
+            changed |= placement.exclusive
     return frozenset(changed)
 
 
@@ -134,15 +142,11 @@ def inside(fence: Fence, placement: Placement) -> Placement:
     return replace(placement, cpus=cpus, mems=mems)
 
 
-def _pools(books: Books) -> Pools:
-    return id(books.node), books.node.shared, books.node.claims
-
-
 def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
     """The CPUs that are shared or claimed otherwise than before; None = it is another node."""
     if before[0] != now[0]:
         return None
-    return (before[1] ^ now[1]).union(cpu for cpu, _ in before[2] ^ now[2])
+    return (before[1] ^ now[1]).union(cpu for cpu, _ in (before[2] ^ now[2]) | (before[3] ^ now[3]))
 
 
 def _depending_on(books: Books, changed: Optional[frozenset[int]]) -> list[str]:
@@ -176,19 +180,22 @@ def settle(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[in
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
     """
-    if grant.stance is Stance.PLACED or (grant.stance is Stance.UNTOUCHED and grant.displaced is not None):
-        _settle_placed(books, grant, (barred - own) | books.node.reserved if own else barred, own)
-    elif grant.stance is Stance.ADOPTED:
-        _settle_adopted(books, grant, own)
+    barred = (barred - own) | books.node.reserved if own else barred
+    first = grant.displaced if grant.stance is Stance.UNTOUCHED else None
+    if grant.stance is Stance.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
+        _settle_adopted(books, grant, barred, own)
+    elif grant.stance is Stance.PLACED or first is not None:
+        _settle_placed(books, grant, barred, own)
 
 
 def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
     #    was then: the policy knows what it has become.
     back = grant.displaced
-    if back is not None and not back.group and _is_free(books, back, grant, barred, own):
-        back = replace(back, cpus=effective(books, back, grant.fence, own))
-        books.put(placed(grant, _on_usable_mems(books, back, grant), "its first place is there again"))
+    cpus = NO_CPUS if back is None or back.group else _free_again(books, back, grant, barred, own)
+    if back is not None and cpus:
+        back = _on_usable_mems(books, replace(back, cpus=cpus), grant)
+        books.put(placed(grant, back, "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
@@ -211,19 +218,27 @@ def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: froz
         moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")
         books.put(replace(moved, displaced=first))
     elif grant.stance is Stance.PLACED:
-        why = "its CPUs are gone, and there are no others for it"
-        # With all of its cpuset offline it runs on its parent's (cgroup v1 even moves it there).
-        runs_on = (placement.cpus & books.host.topology.online) or books.host.parent_cpus
-        books.put(
-            replace(
-                grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
-            )
+        _leave_untouched(books, grant, first)
+
+
+def _leave_untouched(books: Books, grant: Grant, first: Placement) -> None:
+    """Nothing to place it on: it runs where it ran, until ``first`` or another place can be had."""
+    why = "its CPUs are gone, and there are no others for it"
+    # With all of its cpuset offline it runs on its parent's (cgroup v1 even moves it there).
+    runs_on = (grant.cpus & books.host.topology.online) or books.host.parent_cpus
+    if grant.stance is Stance.ADOPTED:  # also those that are offline are in its cpuset, as far as we know
+        runs_on = grant.runs_on
+    books.put(
+        replace(
+            grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
         )
+    )
 
 
 def _on_usable_mems(books: Books, placement: Placement, grant: Grant) -> Placement:
-    """A placement without the memory nodes that may not be used any more; on others where none is left."""
-    mems = placement.mems & books.node.mems
+    """A placement without the memory nodes that may not be used (any more); on others where none is left."""
+    allowed = books.node.mems if grant.fence.mems is None else books.node.mems & grant.fence.mems
+    mems = placement.mems & allowed
     if mems or not placement.mems:
         return placement if mems == placement.mems else replace(placement, mems=mems)
     with books.without([grant.key]):
@@ -232,18 +247,28 @@ def _on_usable_mems(books: Books, placement: Placement, grant: Grant) -> Placeme
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
 
-def _settle_adopted(books: Books, grant: Grant, own: frozenset[int]) -> None:
-    """An adopted container keeps what it has, less what others now own."""
-    online = books.host.topology.online
-    cpus = (grant.placement.home & online) - (books.node.exclusive - grant.exclusive - own)
-    if cpus == grant.runs_on & online:
+def _settle_adopted(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+    """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""
+    online, node = books.host.topology.online, books.node
+    first = grant.placement if grant.stance is Stance.ADOPTED else grant.displaced or UNTOUCHED
+    others = node.exclusive - grant.exclusive - own
+    if not first.exclusive.isdisjoint(barred):
+        others = others.union(cpu for cpu, owners in node.claims if owners > 1 and cpu in barred - own)
+    cpus, exclusive = (first.home & online) - others, first.exclusive - barred - others
+    as_it_was = cpus == grant.runs_on & online and exclusive == grant.exclusive
+    if as_it_was and grant.stance is Stance.ADOPTED:
         return
     if cpus:
-        books.put(replace(grant, runs_on=cpus))
+        now = altered(grant, placement=replace(first, exclusive=exclusive), displaced=None)
+        why = grant.why if grant.stance is Stance.ADOPTED else "its first place is there again"
+        runs_on = grant.runs_on if cpus == grant.runs_on & online else cpus
+        books.put(replace(now, stance=Stance.ADOPTED, runs_on=runs_on, why=why))
         return
     anew = _place_anew(books, grant)
     if anew is not None and anew.placement.cpus:
         books.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
+    elif grant.stance is Stance.ADOPTED:
+        _leave_untouched(books, grant, first)
 
 
 def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
@@ -258,13 +283,17 @@ def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
             return None
 
 
-def _is_free(
+def _free_again(
     books: Books, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
-) -> bool:
-    others = (books.node.exclusive - grant.exclusive - own) | barred
+) -> frozenset[int]:
+    """The CPUs of the place it had before, if all of that can be had again; else none."""
+    if not place.exclusive.isdisjoint((books.node.exclusive - grant.exclusive - own) | barred):
+        return NO_CPUS
+    # As it is without it where it is now: what it owns there decides what others, and so its first place, may share.
+    with books.without([grant.key] if grant.exclusive else ()):
+        cpus = effective(books, place, grant.fence, own)
     # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
-    cpus = effective(books, place, grant.fence, own)
-    return place.exclusive.isdisjoint(others) and bool(cpus) and cpus >= place.cpus
+    return cpus if cpus >= place.cpus else NO_CPUS
 
 
 def effective(
@@ -287,7 +316,7 @@ def effective(
     else:
         cpus = placement.home & (books.node.shared | (own & placement.cpus & books.node.usable))
     if placement.one_thread:
-        cpus = books.host.topology.one_thread_per_core(cpus)
+        cpus = books.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
     cpus |= (placement.exclusive - placement.hidden) & books.node.usable
     cpus = cpus if fence.cpus is None else cpus & fence.cpus
     if not own:
@@ -326,35 +355,6 @@ def placed(grant: Grant, placement: Placement, why: str) -> Grant:
     return replace(
         grant, stance=Stance.PLACED, placement=placement, runs_on=NO_CPUS, displaced=None, repairs=(), why=why
     )
-
-
-def has_changed(was: Grant, now: Grant) -> bool:
-    """Whether the runtime has to be told: of our own cpuset and quota, or of what is left to an adopted container."""
-    if now.lifted != was.lifted:
-        return True
-    if now.stance is Stance.PLACED:
-        return now.cpus != was.cpus or now.placement.mems != was.placement.mems
-    return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
-
-
-def update_of(was: Grant, now: Grant) -> Update:
-    """What the runtime has to be told of a grant that has changed."""
-    place = now.placement
-    if now.stance is not Stance.PLACED:
-        place = Placement(cpus=now.runs_on) if now.stance is Stance.ADOPTED else UNTOUCHED
-    why = now.why
-    if now.why == was.why:
-        why = "CPUs of its domain came or went" if was.cpus != now.cpus else "memory nodes came or went"
-        if now.lifted != was.lifted:
-            why = "its CPU quota is lifted" if now.lifted else "its CPU quota is not lifted any more"
-    # Where it runs while it has no place of ours is not known for sure: it is then told first.
-    shrink = bool(was.cpus - now.cpus) or was.stance is Stance.UNTOUCHED
-    return Update(now.key, place, shrink, why, given_back(was, now), was.cpus)
-
-
-def given_back(was: Grant, now: Grant) -> Optional[Quota]:
-    """The CPU quota that a container has lost by us and gets back with this change."""
-    return now.quota if was.lifted and not now.lifted else None
 
 
 def grown(grant: Grant, old: Topology, new: Topology) -> Grant:

@@ -200,7 +200,7 @@ def _write_ticket(ticket: Ticket) -> dict[str, Any]:
         "in_doubt": ticket.in_doubt,
         "replaces": [_write_grant(grant) for grant in ticket.replaces],
         "replaced_tickets": [_write_ticket(t) for t in ticket.replaced_tickets],
-        "waiting": [[key, format_cpus(cpus)] for key, cpus in ticket.waiting],
+        "waiting": [[key, format_cpus(cpus), format_cpus(mems)] for key, cpus, mems in ticket.waiting],
         "found": ticket.found and ticket.found.value,
         "moved": [[key, write_placement(was), write_placement(now)] for key, was, now in ticket.moved],
     }
@@ -219,8 +219,13 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
         tuple(_read_ticket(t) for t in document["replaced_tickets"]),
         tuple((key, read_placement(was), read_placement(now)) for key, was, now in document.get("moved", ())),
         Stance(document["found"]) if document.get("found") else None,
-        tuple((key, parse_cpus(cpus)) for key, cpus in document.get("waiting", ())),
+        tuple(_read_waiting(*entry) for entry in document.get("waiting", ())),
     )
+
+
+def _read_waiting(key: str, cpus: str, mems: str = "") -> tuple[str, frozenset[int], frozenset[int]]:
+    # The memory nodes are what the first version did not write.
+    return key, parse_cpus(cpus), parse_cpus(mems)
 
 
 def _write_history(record: Record) -> dict[str, Any]:

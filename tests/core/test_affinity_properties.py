@@ -48,7 +48,7 @@ class Talking(Node_):
         assert not self.engine.books.replicas
 
 
-@pytest.mark.parametrize("policy", ["hygon", "owning", "topology-aware"])
+@pytest.mark.parametrize("policy", ["hygon", "owning", "topology-aware", "balloons"])
 @pytest.mark.parametrize("name", [HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO, OFFLINE_CPUS, MEMORYLESS_NODE])
 def test_a_few_hundred_random_steps_with_traffic_and_plans(name: str, policy: str) -> None:
     run_state_machine_as_test(

@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Update
+from cri_proxy.core.grants import Grant, Stance, Update
+from cri_proxy.core.grants import Life as GrantLife
 from cri_proxy.core.invariants import broken_invariants
 from policies.balloon_types import BalloonSettings, BalloonType
 from policies.balloons import Balloons
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Container, Fence, PlacementRefused, Resources
+from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
 from policies.settings import PlacementSettings
 from policies.topology import Topology, remember
 from tests.machines import (
+    GIB,
     HYGON_7285_2S,
     MEMORYLESS_NODE,
     MONOLITHIC_2S,
@@ -269,12 +271,134 @@ def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> N
     assert broken_invariants(engine) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "wishes"),
+    [
+        pytest.param(DB, Wishes(smt="hide"), id="by annotation"),
+        pytest.param(replace(DB, hide_hyperthreads=True), Wishes(), id="by type"),
+        pytest.param(
+            replace(DB, hide_hyperthreads=True, share_idle_cpus_in_same="l3cache"), Wishes(), id="and shares"
+        ),
+    ],
+)
+def test_of_a_core_whose_other_thread_is_hidden_a_fenced_container_gets_the_thread_inside(
+    kind: BalloonType, wishes: Wishes
+) -> None:
+    engine = balloons_on(HYGON_7285_2S, kind)
+    run(engine, replace(asks("fenced", 8), wishes=wishes), "fenced", within=fence("64-66"))
+    assert format_cpus(engine.grants["fenced"].cpus) == "64-66"
+    assert broken_invariants(engine) == []
+
+
+def test_a_fenced_container_that_made_room_goes_back_with_its_memory_when_the_create_fails() -> None:
+    engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
+    fenced = replace(asks("fenced", 1), resources=Resources(1000, None, 0, GIB))
+    before = run(engine, fenced, "fenced", within=fence("0-1")).placement
+    admission = engine.admit(asks("b", 30), NO_FENCE, 0.0)
+    assert engine.grants["fenced"].placement.mems > before.mems
+    updates = engine.cancel(admission.ticket, 0.0)
+    assert engine.grants["fenced"].placement == before
+    assert [(u.id, u.placement.mems) for u in updates] == [("fenced", before.mems)]
+
+
+def test_who_waits_for_a_create_that_fails_is_told_of_memory_nodes_too() -> None:
+    engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
+    fenced = replace(asks("fenced", 1), resources=Resources(1000, None, 0, GIB))
+    run(engine, fenced, "fenced", within=fence("0"))
+    first = engine.admit(asks("b", 30), NO_FENCE, 0.0)
+    assert "fenced" in told(first.after)
+    # That changes nothing for the fenced one, but it is where it is for it, too.
+    second = engine.admit(asks("c", 1), NO_FENCE, 0.0)
+    assert "fenced" not in told(second.before + second.after)
+    updates = engine.cancel(first.ticket, 0.0)
+    now = engine.grants["fenced"].placement
+    assert [(u.id, u.placement.mems) for u in updates] == [("fenced", now.mems)]
+
+
 def test_a_refused_container_leaves_no_trace() -> None:
     engine = balloons_on(HYGON_7285_2S, replace(DB, max_cpus=-1))
     with pytest.raises(PlacementRefused):
         engine.admit(asks("a", 1), NO_FENCE, 0.0)
     assert not engine.grants
     assert not engine.tickets
+
+
+def test_a_fenced_container_whose_balloon_has_no_cpu_inside_any_more_is_not_left_with_none() -> None:
+    host = host_of(HYGON_7285_2S, usable="0-3")
+    engine = engine_on(
+        host, policy=Balloons(host.topology, PlacementSettings(balloons=BalloonSettings((DB,))))
+    )
+    run(engine, asks("fenced", 4), "fenced", within=fence("0-1"))
+    static = replace(asks("static", 2), qos=Qos.GUARANTEED)
+    engine.admit(static, fence("0-1"), 1.0)
+    assert engine.grants["fenced"].stance is Stance.UNTOUCHED
+    assert broken_invariants(engine) == []
+
+
+def test_what_a_container_would_own_in_mode_observe_is_not_its_next_attempts_if_others_own_it() -> None:
+    engine = balloons_on(HYGON_7285_2S, DB, replace(WEB, prefer_new_balloons=True))
+    seen = engine.admit(asks("observed", 1), NO_FENCE, 0.0, enforce=False)
+    engine.bind(seen.ticket, "observed", 0.0)
+    run(engine, asks("w", 1, "web"), "w")
+    before = engine.grants["w"].exclusive
+    assert before & seen.decision.placement.exclusive
+    run(engine, again(asks("observed", 1), 1), "next")
+    assert engine.grants["w"].exclusive == before
+    assert broken_invariants(engine) == []
+
+
+def test_kubelets_container_takes_the_cpu_of_the_attempt_before_and_the_others_there_leave_it() -> None:
+    engine = balloons_on(ONE_CPU, DB)
+    run(engine, asks("a", 0), "a")
+    run(engine, asks("b", 1), "b")
+    static = replace(again(asks("b", 1), 1), qos=Qos.GUARANTEED)
+    run(engine, static, "b-1", within=fence("0"))
+    assert engine.grants["a"].stance is Stance.UNTOUCHED
+    assert broken_invariants(engine) == []
+
+
+def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -> None:
+    engine = balloons_on(ONE_CPU, DB)
+    run(engine, replace(asks("a", 0.25), qos=Qos.GUARANTEED), "a", within=fence("0"))
+    admission = engine.resize("a", Resources(1000, 1000), NO_FENCE, 0.0)
+    assert admission is not None and admission.stance is Stance.KUBELET
+    assert broken_invariants(engine) == []
+
+
+# ---------------------------------------------------------------------- containers found without a record
+
+
+def found(name: str, cpus: str, now_s: float = 0.0) -> Grant:
+    """A container of one CPU that runs there."""
+    here = parse_cpus(cpus)
+    grant = Grant(name, asks(name, 1), Placement(home=here), Stance.ADOPTED, runs_on=here, since_s=now_s)
+    return replace(grant, life=GrantLife.RUNNING)
+
+
+def test_who_leaves_the_cpus_of_others_is_told_first_also_when_its_balloon_grows_at_once() -> None:
+    host = host_of(HYGON_7285_2S, usable="0-3", kubelet_exclusive={("uid", "static"): parse_cpus("0-1")})
+    engine = engine_on(
+        host, policy=Balloons(host.topology, PlacementSettings(balloons=BalloonSettings((DB,))))
+    )
+    engine.adopt(found("first", "2"))
+    updates = {u.id: u for u in engine.adopt(found("second", "0"))}
+    # It was given CPU 2; the one that ran there joined it, and both have two CPUs now.
+    assert told(updates.values()) == {"first": "2-3", "second": "2-3"}
+    assert updates["second"].shrink
+
+
+def test_a_cpu_that_changes_hands_while_sets_are_worked_out_is_shared_by_nobody() -> None:
+    engine = balloons_on(HYGON_7285_2S, DB, WEB)
+    run(engine, asks("fenced", 1), "fenced", 0.0, within=fence("0"))
+    run(engine, asks("w", 1, "web"), "w", 1.0)
+    engine.adopt(found("found", "20", 2.0))
+    data = remember(engine.host.topology, take_offline(machine(HYGON_7285_2S), [0, 64]))
+    host = host_of(data, kubelet_exclusive={("uid", "static"): parse_cpus("20")})
+    engine.rehost(host, Balloons(host.topology, engine.policy.settings))  # type: ignore[attr-defined]
+    # The balloon's next CPU is nothing for the fenced one, and goes to the one after.
+    assert engine.grants["fenced"].stance is Stance.UNTOUCHED
+    assert engine.grants["found"].exclusive
+    assert broken_invariants(engine) == []
 
 
 # ---------------------------------------------------------------------- whatever happens

@@ -9,13 +9,13 @@ from typing import Optional
 import pytest
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Seen, Stance, Update
+from cri_proxy.core.grants import Grant, Life, Seen, Stance, Update
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, resync
 from cri_proxy.core.snapshot import read_record, write_record
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Container, PlacementRefused, Qos, Resources, Wishes
+from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
@@ -408,6 +408,33 @@ def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized(w
     node.admit(own("static", 1), fence(mine), 2.0)
     assert format_cpus(node.grants["app"].cpus) != mine
     assert broken_invariants(node) == []
+
+
+def test_the_way_back_must_be_there_without_what_the_container_owns_meanwhile() -> None:
+    # Reserved CPUs are shared while there are no others: by what it owns itself it must not bring that about.
+    node = engine(usable="0-1,4-5", reserved="0-1")
+    run(node, own("large", 2), "large")
+    run(node, own("small", 1), "small")
+    assert cpus(node, "small") == "0-1"
+    admission = node.admit(make_container("large", limit=1, attempt=1), NO_FENCE, 1.0)
+    assert node.grants["small"].exclusive
+    node.cancel(admission.ticket, 2.0)
+    assert broken_invariants(node) == []
+
+
+def test_an_adopted_container_whose_resize_is_refused_is_told_what_it_has_lost_meanwhile() -> None:
+    node = engine(VM_NO_CACHE_INFO)
+    first = run(node, own("x", 1), "x").exclusive
+    home = node.node.usable
+    node.adopt(
+        Grant("app", own("app", 1), Placement(home=home), Stance.ADOPTED, life=Life.RUNNING, runs_on=home)
+    )
+    # Kubelet gives it the other's CPU; that one moves, and the CPU it gets is not the adopted one's any more.
+    admission = node.resize("app", Resources(1000, 1000), Fence(first), 1.0)
+    assert admission is not None
+    node.amend(replace(node.grants["x"], displaced=None))
+    updates = node.cancel(admission.ticket, 2.0)
+    assert told(updates)["app"] == format_cpus(home - node.grants["x"].exclusive)
 
 
 def test_a_container_without_a_record_does_not_own_what_a_record_says_is_anothers() -> None:

@@ -183,6 +183,17 @@ def test_rule_11_a_container_behind_a_fence_that_is_offline_waits_for_it() -> No
     assert node.engine.grants["app"].stance is Stance.PLACED
 
 
+def test_rule_11_one_that_had_no_place_when_it_was_created_is_told_when_it_gets_one() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    admission = engine.admit(make_container("app", limit=1), fence("0-3"), 0.0)
+    for usable in ("1", "4-7"):
+        engine.rehost(host_of(VM_NO_CACHE_INFO, usable=usable))
+    assert engine.bind(admission.ticket, "app", 1.0) == ()
+    assert engine.grants["app"].stance is Stance.UNTOUCHED
+    # It has what was sent, whatever its record says that it ran on since.
+    assert told(engine.rehost(host_of(VM_NO_CACHE_INFO, usable="1"))) == {"app": "1"}
+
+
 def test_rule_11_exclusive_cpus_that_are_offline_stay_its_own() -> None:
     tree = topology(VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree), policy=Owning(tree))
@@ -338,6 +349,21 @@ def test_rule_11_the_way_back_does_not_lead_to_memory_nodes_that_are_gone() -> N
     engine.rehost(host_of(tree, usable="4-7"))
     engine.rehost(replace(host_of(tree), mems=frozenset([1])))
     assert format_cpus(engine.grants["app"].placement.mems) == "1"
+    assert broken_invariants(engine) == []
+
+
+def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
+    tree = topology(VM_NO_CACHE_INFO)
+    engine = engine_on(host_of(tree))
+    app = make_container("app", limit=1, memory=20)
+    assert format_cpus(run(engine, app, "app").placement.mems) == "0-1"
+    engine.rehost(host_of(tree, usable="4-7"))
+    resized = engine.resize("app", app.resources, fence(mems="1"), 0.0)
+    assert resized is not None
+    engine.commit(resized.ticket, 0.0)
+    engine.rehost(host_of(tree))
+    grant = engine.grants["app"]
+    assert (format_cpus(grant.cpus), format_cpus(grant.placement.mems)) == ("0-3", "1")
     assert broken_invariants(engine) == []
 
 

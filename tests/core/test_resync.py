@@ -25,7 +25,7 @@ from cri_proxy.core.resync import (
     unknown_ids,
 )
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Container, Qos
+from policies.model import NO_FENCE, Container, Qos, Wishes
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,
@@ -223,6 +223,24 @@ def test_a_container_found_on_cpus_that_belong_to_another_leaves_them_at_once() 
     assert told(result) == {"found": "4-6"}
 
 
+def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    demands = make_container("app", limit=4, wishes=Wishes(numa="require"))
+    adopted(engine, demands, "6-7")
+    for key, cpus in (("two", "0"), ("one", "6-7")):
+        run(
+            engine,
+            make_container(key, limit=len(parse_cpus(cpus)), qos=Qos.GUARANTEED),
+            key,
+            within=fence(cpus),
+        )
+    assert engine.grants["found"].stance is Stance.UNTOUCHED
+    assert broken_invariants(engine) == []
+    engine.remove("one")
+    grant = engine.grants["found"]
+    assert (grant.stance, format_cpus(grant.cpus)) == (Stance.ADOPTED, "6-7")
+
+
 def test_an_adopted_container_that_ends_leaves_no_hold() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     adopted(engine, APP, "2-5")
@@ -279,6 +297,15 @@ def test_adopted_exclusive_cpus_are_left_by_others_and_by_nobody_else_s_leave() 
     # A later transition does not take them for somebody else's.
     assert engine.rehost(engine.host) == ()
     assert engine.node.exclusive == {2, 3}
+
+
+def test_kubelet_has_the_last_word_over_what_looked_exclusive() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
+    exclusive = make_container("g", limit=2, qos=Qos.GUARANTEED)
+    adopted(engine, exclusive, "2-3", key="g")
+    run(engine, make_container("static", limit=2, qos=Qos.GUARANTEED), "static", within=fence("3-4"))
+    assert format_cpus(engine.grants["g"].cpus) == "2"
+    assert broken_invariants(engine) == []
 
 
 # ---------------------------------------------------------------------- rule 10: drift
@@ -452,6 +479,18 @@ def test_a_resize_of_a_container_that_has_ended_is_over(end: str) -> None:
     engine.doubt(admission.ticket)
     look(engine, *([seen("app", APP, state="exited", code=0)] if end == "exited" else []))
     assert not engine.tickets
+
+
+def test_a_resize_in_doubt_that_a_next_attempt_had_set_aside_is_judged_when_that_never_appears() -> None:
+    engine = with_app(HYGON_7285_2S)
+    resize = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_FENCE, 50.0)
+    create = engine.admit(again(APP, 1), NO_FENCE, 50.0)
+    assert resize is not None
+    for admission in (resize, create):
+        engine.doubt(admission.ticket)
+    look(engine, seen("app", APP, "0-7,64-71"), now_s=500.0)
+    assert not engine.tickets
+    assert format_cpus(engine.grants["app"].cpus) == "0-7,64-71"
 
 
 # ---------------------------------------------------------------------- slices

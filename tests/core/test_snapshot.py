@@ -53,6 +53,18 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
         "ticket",
         Ticket("t2", TicketKind.RESIZE, "t2", 9.5, "c1", PLACEMENT, True, (GRANT, BARE), (INNER,)),
     ),
+    "a ticket with others who wait for it": (
+        "ticket",
+        Ticket(
+            "t3",
+            TicketKind.CREATE,
+            "t3",
+            1.0,
+            moved=(("c1", PLACEMENT, Placement()),),
+            found=Stance.ADOPTED,
+            waiting=(("c1", SET("0-3"), SET("1")), ("c2", SET("4"), SET(""))),
+        ),
+    ),
     "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
     "a record": (
         "record",
@@ -91,6 +103,11 @@ def test_everything_is_named_as_the_journal_names_it() -> None:
     engine.start_failed("id-a", "no such device: cpuset", 4.0)
     journal = {key: value for key, value in engine.drain().items() if value is not None}
     assert everything(engine) == journal
+
+
+def test_a_ticket_of_an_older_daemon_does_not_say_whose_memory_waits() -> None:
+    text = json.dumps({**json.loads(write_record(INNER)), "waiting": [["c1", "0-3"]]})
+    assert read_record("ticket", text).waiting == (("c1", SET("0-3"), SET("")),)
 
 
 def without(kind: str, value: JournalValue, key: str) -> tuple[str, str]:

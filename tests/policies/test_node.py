@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.model import Placement
 from policies.node import FENCES_KEPT, NANO_PER_MILLI, Node, Resident, Survey
 from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO
 from tests.scenes import node_of, topology
@@ -220,3 +223,16 @@ def test_credit_takes_one_pod_out_exactly(name: str) -> None:
     node.add("none", resident("", 100, pod="mine"))
     assert node.survey().credit(node.of_pod("mine"), "mine") == without
     assert node.survey().credit(node.residents, "mine") == without
+
+
+def test_who_owns_alone_is_told_apart_from_groups_that_claim_as_much() -> None:
+    node = node_of(VM_NO_CACHE_INFO)
+    place = Placement(cpus=parse_cpus("1"), exclusive=parse_cpus("1"), group="db[0]")
+    for key in ("a", "b"):
+        node.add(key, replace(resident("1", exclusive="1"), placement=place))
+    before = node.claims
+    node.remove("a")
+    node.add("kubelet's", resident("1", exclusive="1"))
+    assert (node.claims, node.claims_alone) == (before, {(1, 1)})
+    node.remove("kubelet's")
+    assert (node.claims, node.claims_alone) == ({(1, 1)}, set())
