@@ -17,15 +17,22 @@ REBALANCE_ANSWER_S = 90.0
 @click.command()
 @click.option("--groups", is_flag=True, help="Show the groups of containers that belong together instead.")
 @click.option("--all", "everything", is_flag=True, help="All edges, and what is remembered of workloads.")
+@click.option("--graphml", is_flag=True, help="Print the graph as GraphML, for Gephi and others.")
 @json_option
-def affinity(groups: bool, everything: bool, as_json: bool) -> None:
+def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> None:
     """Who talks to whom, how much, and how near they are.
 
     First what sees the traffic (and why not something better), and how much of it stays inside one L3, one NUMA
     node, one socket. Then the heaviest edges. WEIGHT is in cache lines a second: bytes / 64, and
     affinity.message_lines for each message.
     """
-    show_document(ask_daemon("affinity"), as_json, lambda d: affinity_text(d, everything, groups))
+    document = ask_daemon("affinity")
+    if graphml:
+        from cri_proxy.core.affinity_graphml import graphml as written
+
+        click.echo(written(document))
+        return
+    show_document(document, as_json, lambda d: affinity_text(d, everything, groups))
 
 
 @click.command()

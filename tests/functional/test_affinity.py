@@ -92,6 +92,8 @@ async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) ->
         assert "same NUMA node     100%" in out
         _, out, _ = await agent.cli("affinity", "--groups")
         assert "group 1: 2 containers" in out
+        _, out, _ = await agent.cli("affinity", "--graphml")
+        assert "default/db/app" in out and "</graphml>" in out
         _, out, _ = await agent.cli("status")
         assert "affinity   seen by replay: plays " in out
         assert "cri_resmgr_affinity_edges 1.0" in (await agent.cli("metrics"))[1]
