@@ -14,10 +14,10 @@ VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc lib
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian
 
-.PHONY: help setup proto demo demo-affinity test test-long lint e2e e2e-vm e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
+.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-vm e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
 
 help: ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.ready: setup.cfg pyproject.toml cri_api/build_protos.py $(wildcard cri_api/*.proto)
 	@tools/prepare-venv $(if $(TARGET),python3,$(PYTHON)) $(VENV)
@@ -41,6 +41,11 @@ test: setup ## All tests; as root also those on a real containerd
 test-long: setup ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long
+	@$(MAKE) --no-print-directory test-39
+
+test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
+	@tools/debian-packages debootstrap iproute2
+	tools/old-python
 
 e2e: setup ## Only the tests on a real containerd (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)

@@ -1,4 +1,8 @@
-"""Tries the eBPF programs out: a connection over loopback between two cgroups must be seen, with all its bytes."""
+"""Tries the eBPF programs out: a connection over loopback between two cgroups must be seen, with all its bytes.
+
+The asking end is this process; the accepting end gets a cgroup below that of this process, which is ours to write
+in. The root of the v2 tree has mode 0555: there it takes CAP_DAC_OVERRIDE, which a service need not have.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class Seen(Protocol):
 
 
 def self_test(cgroup_root: str, drain: Callable[[], Sequence[Seen]]) -> None:
-    """Connect two cgroups below ``cgroup_root`` and look for it in what ``drain`` returns.
+    """Connect two cgroups in the tree of ``cgroup_root`` and look for it in what ``drain`` returns.
 
     :raises ProviderLost: it was not seen, or could not be tried.
     """
@@ -64,8 +68,7 @@ def _check(flow: Seen) -> None:
 
 @contextlib.contextmanager
 def _child_cgroup(root: str) -> Iterator[Path]:
-    cgroup = Path(root, f"cri-resmgr-self-test-{os.getpid()}")
-    cgroup.mkdir(exist_ok=True)
+    cgroup = _made_below(own_cgroup(root), Path(root))
     try:
         yield cgroup
     finally:
@@ -75,6 +78,23 @@ def _child_cgroup(root: str) -> Iterator[Path]:
                 cgroup.rmdir()
                 break
             time.sleep(_PAUSE_S)
+
+
+def own_cgroup(root: str, own: str = "/proc/self/cgroup") -> Path:
+    """The cgroup of this process; ``root`` where it is not seen below that, as in a namespace of another's."""
+    with open(own, encoding="utf-8") as lines:
+        path = next((line[len("0::/") :].rstrip("\n") for line in lines if line.startswith("0::/")), "")
+    found = Path(root, path)
+    return found if found.is_dir() and ".." not in found.parts else Path(root)
+
+
+def _made_below(own: Path, root: Path) -> Path:
+    name = f"cri-resmgr-self-test-{os.getpid()}"
+    with contextlib.suppress(OSError):  # not ours to write in: perhaps the root is
+        (own / name).mkdir(exist_ok=True)
+        return own / name
+    (root / name).mkdir(exist_ok=True)
+    return root / name
 
 
 def _talk(cgroup: Path) -> None:

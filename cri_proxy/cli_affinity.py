@@ -37,9 +37,8 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Show the plan, move nothing.")
-@click.option("--freeze", "frozen", flag_value=True, type=bool, default=None,
+@click.option("--freeze/--unfreeze", "frozen", default=None,
               help="Move nothing by itself from now on, until --unfreeze or the daemon's next start.")  # fmt: skip
-@click.option("--unfreeze", "frozen", flag_value=False, type=bool, help="End --freeze.")
 @json_option
 def rebalance(dry_run: bool, frozen: Optional[bool], as_json: bool) -> None:
     """Plan now who should run nearer to whom, and move them.

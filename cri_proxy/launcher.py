@@ -19,6 +19,9 @@ NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict"])
 
 def main():
     """Entry point of ``cri-resmgr``."""
+    # Python before 3.10 starts programs by fork(); gRPC's handlers then abort the child, if its threads are at work
+    # (seen). They are for children that go on with gRPC: ours never do. Read once, when grpc is imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     serves = is_serving(sys.argv[1:])
     if serves:
         with contextlib.suppress(Exception):  # then callers wait for the daemon's own first words

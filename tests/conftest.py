@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# As the launcher does for the daemon, and as early: before grpc is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
 import pytest
 from hypothesis import HealthCheck, settings
 

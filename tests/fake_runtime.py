@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import hashlib
 import json
 import time
@@ -740,7 +739,10 @@ class _AnyMethod(grpc.GenericRpcHandler):
         self._serve = serve
 
     def service(self, handler_call_details: Any) -> Any:
-        serve = functools.partial(self._serve, handler_call_details.method)
+        # Not a partial: Python 3.9 does not see that one of a method is a coroutine function.
+        async def serve(requests: Any, context: Any) -> None:
+            await self._serve(handler_call_details.method, requests, context)
+
         return grpc.stream_stream_rpc_method_handler(serve)
 
 

@@ -7,6 +7,7 @@ a daemon behind a socket unit that is down stays down.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from cri_proxy.shell.examine_parts import (
 )
 
 #: All of it takes half a second; what hangs (a file system, systemctl) is left after this.
-EXAMINE_S = 2.0
+EXAMINE_S = 5.0
 
 Part = TypeVar("Part")
 
@@ -49,6 +50,12 @@ class _Examination:
         """Read a part now; whatever goes wrong is kept as a sentence."""
         try:
             part = reader()
+        except subprocess.TimeoutExpired as error:
+            program = Path(error.cmd[0]).name
+            self.failures[topic] = (
+                f"this could not be found out: {program} has not ended within {error.timeout:g} s"
+            )
+            return None
         except Exception as error:
             reason = str(error) or type(error).__name__
             self.failures[topic] = f"this could not be found out: {reason}"

@@ -169,6 +169,25 @@ def test_the_observers_own_process_stays_small() -> None:
 
 
 @needs_bcc
+def test_it_opens_again_in_a_unit_that_has_given_up_its_rights() -> None:
+    # As in its service: a cgroup of its own, and of the capabilities what is left after the start.
+    code = (
+        "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        "from bpf.capabilities import NEEDED, keep_only; keep_only(NEEDED['ebpf'])\n"
+        "from bpf.ebpf import EbpfProvider; EbpfProvider(lambda number: '').close()\n"
+        "print(os.listdir(sys.argv[1]))"
+    )
+    host = Host()
+    try:
+        cgroup = str(host.cgroups("unit")[0])
+        done = subprocess.run([sys.executable, "-c", code, cgroup], capture_output=True, text=True, cwd=ROOT)
+    finally:
+        host.close()
+    assert done.returncode == 0, done.stderr
+    assert "self-test" not in done.stdout
+
+
+@needs_bcc
 def test_a_program_that_loads_but_sees_nothing_is_no_provider() -> None:
     host = Host()
     try:

@@ -140,10 +140,11 @@ def attach_without_link(cgroup: str, name: str) -> None:
     """As bcc attaches, by a process that ends without undoing it."""
     code = f"""
 import os
-from bcc import BPF
+from bcc import BPF, lib
 module = BPF(text="int {name}(struct __sk_buff *skb) {{ return 1; }}")
-module.attach_func(module.load_func(b"{name}", BPF.CGROUP_SKB), os.open("{cgroup}", 0), 1, 2)
-os._exit(0)
+program = module.load_func(b"{name}", BPF.CGROUP_SKB)
+# What attach_func calls, which bcc 0.18 does not have.
+os._exit(lib.bpf_prog_attach(program.fd, os.open("{cgroup}", 0), 1, 2))
 """
     stub = Path(__file__).parents[2] / "bpf" / "stub"
     subprocess.run(

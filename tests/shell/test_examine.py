@@ -446,12 +446,22 @@ def test_a_systemctl_that_fails_costs_its_own_facts_only(root: Path) -> None:
     assert facts.machine is not None
 
 
+def test_a_systemctl_that_hangs_is_named(root: Path) -> None:
+    write_sysfs(VM_NO_CACHE_INFO, root)
+    (root / "run/systemd/system").mkdir(parents=True)
+    hanging = root / "systemctl"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    facts = examine(root=root, systemctl=str(hanging))
+    assert facts.failures == {"units": "this could not be found out: systemctl has not ended within 4 s"}
+
+
 def test_what_hangs_is_left_behind_and_said(root: Path) -> None:
     write_sysfs(VM_NO_CACHE_INFO, root)
     os.mkfifo(root / "proc/cmdline")  # nobody will ever write
     try:
         facts = examine(root=root)
-        assert facts.failures == {"machine": "this could not be found out within 2 s: something hangs"}
+        assert facts.failures == {"machine": "this could not be found out within 5 s: something hangs"}
         assert facts.kernel is None
         assert facts.machine is not None
     finally:

@@ -129,7 +129,7 @@ def test_the_files_of_the_daemon_are_where_it_may_write() -> None:
 
 def test_the_observer_has_the_capabilities_it_needs_and_those_of_its_start() -> None:
     needed = {f"CAP_{name.upper()}" for names in NEEDED.values() for name in names}
-    at_start = {"CAP_SETPCAP", "CAP_DAC_OVERRIDE"}  # to give up others; to make the self-test's cgroup
+    at_start = {"CAP_SETPCAP"}  # to give up others
     assert set(words_of(OBSERVER, "Service.CapabilityBoundingSet")) == needed | at_start
 
 
