@@ -35,12 +35,12 @@ demo-affinity: setup ## Containers that talk come together: the graph, the plan,
 	@$(BIN)/python -m demo.affinity
 
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING)
 	$(BIN)/python -m pytest
 
 test-long: setup ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm
 	@$(MAKE) --no-print-directory test-39
 
 test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
@@ -53,11 +53,11 @@ e2e: setup ## Only the tests on a real containerd (root)
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v tests/vm -k "not old-cgroup"
+	$(BIN)/python -m pytest -v --vm tests/vm -k "not old-cgroup"
 
 e2e-vm-old: setup ## The same on kernel 5.10 with Python 3.9, cgroup v1 and v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --long tests/vm -k old-cgroup
+	$(BIN)/python -m pytest -v --vm --long tests/vm -k old-cgroup
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(BIN)/ruff check .

@@ -1,0 +1,75 @@
+"""One boot for all checks of a run: the machine goes on while the verdicts of what it has done are read."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from tests.vm.guest.table import RUNS
+from tests.vm.image import BOOKWORM, BULLSEYE, image, missing
+from tests.vm.job import make_job
+from tests.vm.machine import SHAPES
+from tests.vm.packages import package
+from tests.vm.run import VirtualMachine
+
+CACHE = Path(__file__).parents[2] / ".cache" / "vm"
+SYSTEMS = {system.suite: system for system in (BOOKWORM, BULLSEYE)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends these tests as ^C does: the virtual machine ends with them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def machine_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], VirtualMachine]]:
+    """The virtual machine of a run, booted when it is first asked for; one at a time, for they need all CPUs."""
+    running: dict[str, VirtualMachine] = {}
+
+    def boot(name: str) -> VirtualMachine:
+        if name not in running:
+            _end(running)
+            planned = RUNS[name]
+            job = make_job(
+                tmp_path_factory.mktemp("job"),
+                package(planned.python),
+                name,
+                _selected(request.session, name),
+            )
+            guest = VirtualMachine(
+                SHAPES[planned.shape], image(SYSTEMS[planned.suite], CACHE), job, planned.words
+            )
+            running[name] = guest.__enter__()
+        return running[name]
+
+    if sentence := missing():
+        pytest.skip(sentence)
+    try:
+        yield boot
+    finally:
+        _end(running)
+
+
+def _end(running: dict[str, VirtualMachine]) -> None:
+    for guest in running.values():
+        guest.__exit__()
+    running.clear()
+
+
+def _selected(session: pytest.Session, run: str) -> set[str]:
+    """The checks of a run that this session is for, e.g. by -k: others are not made in the guest."""
+    found = set()
+    for item in session.items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("run") == run:
+            found.add(str(parameters["check"]))
+    return found

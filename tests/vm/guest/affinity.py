@@ -1,0 +1,101 @@
+"""Two pods that talk: the observer's unit sees it, the daemon says so, and a rebalance brings them together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cri_api import runtime_v1_pb2 as cri
+from tests.vm.guest.installation import CONFIG, OBSERVER, SERVICE, run, unit
+from tests.vm.guest.node import Node, Running, until
+
+PORT = 8080
+#: Quick, so that a boot need not wait for minutes; moved only when told.
+_CONFIG = """\
+affinity:
+  rebalance: manual
+  interval: 1s
+  half_life: 20s
+  minimum_age: 1s
+  least_weight: 10
+"""
+TALK = cri.Mount(container_path="/bin/talk", host_path="/run/talk")
+
+
+async def the_observer_sees_by_ebpf(node: Node) -> None:
+    await _observes(node, "ebpf")
+
+
+async def the_observer_sees_without_ebpf(node: Node) -> None:
+    await _observes(node, "sock_diag")
+
+
+async def _observes(node: Node, provider: str) -> None:
+    CONFIG.write_text(_CONFIG)
+    run("systemctl", "restart", SERVICE)
+    run("systemctl", "start", OBSERVER)
+    told = await until(
+        lambda: node.ask("status")["affinity"]["observer"], lambda told: told["provider"] != ""
+    )
+    assert told["provider"] == provider, told
+    print(unit(OBSERVER)["StatusText"])
+
+
+async def who_talks_is_an_edge_and_a_rebalance_brings_them_together(node: Node) -> None:
+    server, client = await _two_apart(node)
+    async with _talking(node, client, await _address(node, server)):
+        pair = {server.id, client.id}
+        told = await until(
+            lambda: node.ask("affinity"), lambda told: any({e["a"], e["b"]} == pair for e in told["edges"])
+        )
+        assert all(edge["bytes_per_s"] > 0 for edge in told["edges"] if {edge["a"], edge["b"]} == pair)
+        # Until there was enough traffic for a move to be worth its cost: at first its mean is that of a second or two.
+        print(await until(lambda: node.ask("rebalance"), lambda told: told["accepted"]))
+        assert node.cpus(server) == node.cpus(client)
+        assert node.cpus(server) in node.shape.ccxs
+
+
+async def _two_apart(node: Node) -> tuple[Running, Running]:
+    """They start in two CCXs, as the machine is empty then."""
+    small: dict[str, Any] = {"cpu_request": 200, "cpu_limit": 1000, "mounts": (TALK,), "host_network": False}
+    serve = ("talk", "serve", "tcp", str(PORT), "100", "10000")
+    server = await node.run("server", command=serve, **small)
+    client = await node.run("client", **small)
+    assert node.cpus(server) != node.cpus(client)
+    return server, client
+
+
+@asynccontextmanager
+async def _talking(node: Node, client: Running, address: str) -> AsyncIterator[None]:
+    call = asyncio.create_task(
+        node.kubelet.call(
+            "ExecSync",
+            cri.ExecSyncRequest(
+                container_id=client.id,
+                cmd=(
+                    "talk",
+                    "call",
+                    "tcp",
+                    f"{address}:{PORT}",
+                    "100",
+                    "10000",
+                    "count=10000000",
+                    "pause_ms=5",
+                ),
+                timeout=600,
+            ),
+            timeout=600,
+        )
+    )
+    try:
+        yield
+    finally:
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
+async def _address(node: Node, container: Running) -> str:
+    request = cri.PodSandboxStatusRequest(pod_sandbox_id=container.pod.id)
+    return str((await node.kubelet.call("PodSandboxStatus", request)).status.network.ip)

@@ -1,0 +1,37 @@
+"""What ``cri-resmgr doctor`` says of a virtual machine: that its pass-through is right, or what is not shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.vm.guest.installation import run
+from tests.vm.guest.node import Node
+
+VIRTUAL = "virtual machine"
+
+
+async def doctor_says_that_all_of_the_host_is_shown(node: Node) -> None:
+    found = _findings()
+    assert [one for one in found if one["topic"] == VIRTUAL and one["verdict"] != "ok"] == []
+    assert "virtual" in [one["check"] for one in found if one["topic"] == VIRTUAL]
+
+
+async def doctor_says_that_smt_siblings_are_not_shown(node: Node) -> None:
+    siblings = [one for one in _findings() if (one["topic"], one["check"]) == (VIRTUAL, "smt")]
+    assert [one["verdict"] for one in siblings] == ["warning"]
+    assert "topoext" in siblings[0]["hint"]
+
+
+def _findings() -> list[dict[str, Any]]:
+    """All it says, once it finds no problem but that no kubelet runs here."""
+    done = run("cri-resmgr", "doctor", "--json", check=False)
+    assert done.stdout, done.stderr
+    told = json.loads(done.stdout)
+    print(told["summary"])
+    found: list[dict[str, Any]] = told["findings"]
+    for one in found:
+        if one["verdict"] not in ("ok", "note"):
+            print(one["topic"], one["check"], one["verdict"], one["sentence"], sep=": ")
+    assert [one for one in found if one["verdict"] == "problem" and one["topic"] != "kubelet"] == []
+    return found

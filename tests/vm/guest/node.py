@@ -1,0 +1,212 @@
+"""The node seen from inside: the runtime that is set up here, kubelet's calls, and what the kernel says of a container."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import grpc.aio
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.shell import control
+from tests.cri_client import CriClient, MetadataPairs, Pod, cgroup_parent
+from tests.vm.guest.installation import CONTROL, RELAY, run
+from tests.vm.machine import Shape
+
+RUNTIME = Path("/run/containerd/containerd.sock")
+TASKS = Path("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
+CNI_PLUGINS = "/usr/lib/cni"
+CALL_TIMEOUT_S = 60.0  # programs in Go are slow under emulation
+UNTIL_TIMEOUT_S = 90.0
+GIB = 1 << 30
+
+_CONTAINERD = """\
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "docker.io/local/pause:1"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "{plugins}"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = {systemd}
+"""
+_NETWORK = {
+    "cniVersion": "0.4.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]},
+        }
+    ],
+}
+
+
+#: Kubelet's (remote_runtime.go): it waits longer for a connection than the tests' client, whose daemons are near.
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Kubelet(CriClient):
+    """The client whose calls end in time, and that is patient as kubelet is."""
+
+    async def __aenter__(self) -> Kubelet:
+        self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_CHANNEL_OPTIONS)
+        return self
+
+    async def call(
+        self, method: str, request: Any, *, timeout: Optional[float] = None, metadata: MetadataPairs = ()
+    ) -> Any:
+        return await super().call(method, request, timeout=timeout or CALL_TIMEOUT_S, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A container that was started."""
+
+    pod: Pod
+    id: str
+
+
+@dataclass
+class Node:
+    """What checks work with. ``driver``: cgroupfs or systemd, who makes the cgroups; ``api``: of CRI."""
+
+    shape: Shape
+    driver: str
+    api: str
+    kubelet: Kubelet
+    job: Path
+    #: Pods that outlive the check that made them.
+    residents: list[Running] = field(default_factory=list)
+
+    # --- what kubelet does
+
+    async def pod(self, name: str, *, qos: str = "burstable", **config: Any) -> Pod:
+        """A sandbox in its class's cgroup; on the host's network, as CNI's programs take longer than all else."""
+        uid = str(uuid.uuid4())
+        config.setdefault("host_network", True)
+        return await self.kubelet.run_pod(name, uid=uid, cgroup_parent=self._parent(qos, uid), **config)
+
+    async def run(
+        self, name: str, *, qos: str = "burstable", pod: Optional[Pod] = None, **config: Any
+    ) -> Running:
+        """A running container, in a pod of its own unless one is given; ``config`` as for container_config."""
+        of_pod = {key: config.pop(key) for key in ("labels", "host_network") if key in config}
+        annotations = config.get("annotations")
+        pod = pod or await self.pod(name, qos=qos, annotations=annotations, **of_pod)
+        container = await self.kubelet.create(pod, name, qos=qos, **config)
+        await self.kubelet.start(container)
+        return Running(pod, container)
+
+    async def remove(self, *pods: Pod) -> None:
+        """Stop and remove pods; all but the residents if none is named."""
+        chosen = {pod.id for pod in pods}
+        if not pods:
+            listed = await self.kubelet.call("ListPodSandbox", cri.ListPodSandboxRequest())
+            chosen = {pod.id for pod in listed.items} - {one.pod.id for one in self.residents}
+        for pod_id in chosen:
+            await self.kubelet.stop_pod(pod_id)
+            await self.kubelet.remove_pod(pod_id)
+
+    def _parent(self, qos: str, uid: str) -> str:
+        if self.driver == "cgroupfs":
+            return cgroup_parent(qos, uid)
+        name = f"pod{uid.replace('-', '_')}.slice"
+        return f"/kubepods.slice/kubepods-{name}" if qos == "guaranteed" else (
+            f"/kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-{name}"
+        )  # fmt: skip
+
+    # --- what came of it
+
+    def place(self, container: Running) -> tuple[str, str]:
+        """CPUs and memory nodes that the container's first process may use."""
+        pid = (TASKS / container.id / "init.pid").read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
+        cpus, mems = re.findall(r"^(?:Cpus|Mems)_allowed_list:\s*(\S*)$", status, re.MULTILINE)
+        return cpus, mems
+
+    def cpus(self, container: Running) -> str:
+        return self.place(container)[0]
+
+    def places(self, containers: Sequence[Running]) -> list[tuple[str, str]]:
+        return [self.place(container) for container in containers]
+
+    async def place_inside(self, container: Running) -> tuple[str, str]:
+        """The same, as a program sees it that is started in the container."""
+        out, problem, code = await self.kubelet.exec(container.id, "cat", "/proc/self/status", timeout_s=60)
+        assert code == 0, problem
+        inside = dict(line.split(":\t", 1) for line in out.splitlines() if ":\t" in line)
+        return inside["Cpus_allowed_list"], inside["Mems_allowed_list"]
+
+    # --- what the daemon says
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """What the daemon answers; without the program, which takes seconds to start under emulation."""
+        return control.ask(CONTROL, command, arguments, UNTIL_TIMEOUT_S)
+
+    def row(self, container: Running) -> dict[str, Any]:
+        """What the daemon knows of a container; {} if nothing."""
+        return next((row for row in self.ask("placements") if row["id"] == container.id), {})
+
+
+async def until(
+    ask: Callable[[], Any], is_right: Callable[[Any], Any] = bool, timeout_s: float = UNTIL_TIMEOUT_S
+) -> Any:
+    """The first answer that is right; an error that shows the last one if none is in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        answer = await asyncio.to_thread(ask)
+        if is_right(answer):
+            return answer
+        assert time.monotonic() < deadline_s, f"still wrong after {timeout_s:g} s: {answer!r}"
+        await asyncio.sleep(0.2)
+
+
+async def until_served(client: CriClient) -> Any:
+    """The runtime's version, once whoever serves this client's socket can reach it."""
+    deadline_s = time.monotonic() + UNTIL_TIMEOUT_S
+    while True:
+        try:
+            return await client.call("Version", cri.VersionRequest())
+        except grpc.aio.AioRpcError:
+            if time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(0.2)
+
+
+def start_runtime(node: Node) -> None:
+    """The distribution's containerd, with a network and the images of the job."""
+    config = Path("/etc/containerd/config.toml")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    systemd = "true" if node.driver == "systemd" else "false"
+    config.write_text(_CONTAINERD.format(plugins=CNI_PLUGINS, systemd=systemd))
+    network = Path("/etc/cni/net.d/pods.conflist")
+    network.parent.mkdir(parents=True, exist_ok=True)
+    network.write_text(json.dumps(_NETWORK))
+    # Overlays of containers cannot lie on the overlay that is the guest's root.
+    run("mount", "-t", "tmpfs", "tmpfs", "/var/lib/containerd")
+    run("ip", "link", "set", "lo", "up")
+    run("systemctl", "start", "containerd.service")
+    run("ctr", "--namespace", "k8s.io", "images", "import", str(node.job / "images.tar"))
+    shutil.copy(node.job / "talk", "/run/talk")
+
+
+def connect(api: str, socket: Path = RELAY) -> Kubelet:
+    """A client; use it as a context manager."""
+    return Kubelet(str(socket), api)

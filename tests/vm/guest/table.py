@@ -1,0 +1,99 @@
+"""The checks, in the order in which a guest makes them, and the runs by name. Imported by the host, too."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+from tests.vm.guest import affinity, doctor, placement, removal, restarts
+from tests.vm.guest.node import Node
+
+Check = Callable[[Node], Awaitable[None]]
+
+#: Done by the guest's main program before there is a node; a failure ends the run.
+PREPARATIONS = (
+    "the_package_installs",
+    "the_packages_units_are_sound",
+    "the_runtime_starts",
+    "the_service_starts_and_serves",
+)
+
+_PLACEMENT: tuple[Check, ...] = (
+    placement.the_kernel_takes_it_for_a_hygon_of_this_shape,
+    placement.the_daemon_sees_the_same_machine,
+    placement.the_daemon_says_that_all_is_well,
+    placement.every_size_from_one_cpu_to_the_machine_has_its_rung,
+    placement.pods_fill_every_ccx_before_they_share_one,
+    placement.a_pod_without_limits_runs_in_one_numa_node_and_keeps_all_memory,
+    placement.exclusive_cpus_are_nobody_elses_and_come_back,
+    placement.a_resize_climbs_the_ladder,
+)
+_RESTARTS: tuple[Check, ...] = (
+    restarts.a_killed_daemon_comes_back_and_moves_nobody,
+    restarts.a_restart_fails_no_call_and_moves_nobody,
+    restarts.a_reload_moves_nobody,
+    restarts.a_restart_of_the_runtime_moves_nobody,
+    restarts.mode_off_leaves_new_pods_alone,
+)
+_REMOVAL: tuple[Check, ...] = (
+    removal.removal_gives_every_container_its_cpus_back,
+    removal.the_runtime_goes_on_without_us,
+    removal.purge_leaves_nothing,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One boot: ``shape`` and ``system`` by name, the words for the kernel that choose the cgroups."""
+
+    shape: str
+    suite: str
+    python: str
+    driver: str
+    api: str
+    words: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that will have a verdict, in this order."""
+        return (*PREPARATIONS, *(check.__name__ for check in self.checks))
+
+
+_V1 = ("systemd.unified_cgroup_hierarchy=0", "systemd.legacy_systemd_cgroup_controller=1")
+
+RUNS: Mapping[str, Run] = {
+    "hygon": Run(
+        "smt-8", "bookworm", "3.11", "systemd", "runtime.v1", (),
+        (
+            *_PLACEMENT,
+            doctor.doctor_says_that_all_of_the_host_is_shown,
+            *_RESTARTS,
+            affinity.the_observer_sees_by_ebpf,
+            affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            *_REMOVAL,
+        ),
+    ),
+    "old-cgroup-v1": Run(
+        "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1,
+        (
+            *_PLACEMENT,
+            doctor.doctor_says_that_smt_siblings_are_not_shown,
+            *_RESTARTS,
+            affinity.the_observer_sees_without_ebpf,
+            affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            *_REMOVAL,
+        ),
+    ),
+    "old-cgroup-v2": Run(
+        "smt-8", "bullseye", "3.9", "systemd", "runtime.v1alpha2", ("systemd.unified_cgroup_hierarchy=1",),
+        (
+            *_PLACEMENT,
+            *_RESTARTS,
+            affinity.the_observer_sees_by_ebpf,
+            affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            *_REMOVAL,
+        ),
+    ),
+}  # fmt: skip

@@ -1,0 +1,27 @@
+"""The folder that a guest is given: the package, the checks, images for its pods. It sees it as /job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from tests.e2e.images import make_images
+from tests.e2e.traffic_images import build_talk
+
+TESTS = Path(__file__).parents[1]
+
+
+def make_job(folder: Path, deb: Path, run: str, checks: Collection[str]) -> Path:
+    """Fill an empty folder, for these checks of a run; returns it."""
+    shutil.copytree(
+        TESTS / "vm", folder / "tests" / "vm", ignore=shutil.ignore_patterns("__pycache__", "test_*")
+    )
+    for name in ("__init__.py", "cri_client.py"):
+        shutil.copy(TESTS / name, folder / "tests" / name)
+    shutil.copy(deb, folder / deb.name)
+    make_images(folder)
+    build_talk(folder)
+    (folder / "job.json").write_text(json.dumps({"run": run, "deb": deb.name, "checks": sorted(checks)}))
+    return folder

@@ -1,0 +1,137 @@
+"""The virtual machines by name: what the guest's kernel shall see, and the QEMU arguments that make it so. Pure.
+
+QEMU's plain ``-cpu Dhyana`` gives one L3 a NUMA node: without KVM it drops TOPOEXT, the leaves that say which CPUs
+share a cache. ``x-force-features`` keeps it; what the emulation really lacks is switched off by name. Linux then
+takes the APIC id without its three lowest bits for a Hygon's L3. So the APIC id gets the widths of the real machine
+(a bit for the thread, two for the core, three for the CCX, one for the socket), and of these many places only the
+wanted ones have a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.cpus import format_cpus
+
+MODEL = "Dhyana-v1"
+FEATURES = (
+    "x-force-features=on",
+    *("-rdseed", "-fxsr-opt", "-misalignsse", "-3dnowprefetch", "-osvw", "-ibpb", "-nrip-save", "-xsavec"),
+    "+topoext",
+)
+#: Places of the APIC id, wanted or not: CCXs of a socket, cores of a CCX, threads of a core.
+CCX_PLACES, CORE_PLACES, THREAD_PLACES = 8, 4, 2
+NEAR, FAR = 16, 28  # distances inside a socket and across
+#: With 8 or fewer the kernel takes an interrupt driver that hangs with such APIC ids.
+LEAST_POSSIBLE_CPUS = 9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A machine. CPUs are numbered thread by thread, core by core, so neighbours share most."""
+
+    name: str
+    sockets: int = 2
+    nodes_per_socket: int = 1
+    ccx_per_node: int = 2
+    cores_per_ccx: int = 2
+    threads: int = 1
+    memory_mib: int = 3072
+
+    @property
+    def cpus_per_ccx(self) -> int:
+        return self.cores_per_ccx * self.threads
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.ccx_per_node * self.cpus_per_ccx
+
+    @property
+    def nodes(self) -> int:
+        return self.sockets * self.nodes_per_socket
+
+    @property
+    def cpus(self) -> int:
+        return self.nodes * self.cpus_per_node
+
+    def groups(self, size: int) -> list[str]:
+        """The machine in runs of this many CPUs, as Linux writes them: "0-3", "4-7", ..."""
+        return [format_cpus(frozenset(range(first, first + size))) for first in range(0, self.cpus, size)]
+
+    @property
+    def ccxs(self) -> list[str]:
+        return self.groups(self.cpus_per_ccx)
+
+    @property
+    def numa_nodes(self) -> list[str]:
+        return self.groups(self.cpus_per_node)
+
+
+#: 8 CPUs, a core of two threads in each CCX: the smallest machine that has every rung of the ladder.
+SMT_8 = Shape("smt-8", cores_per_ccx=1, threads=2)
+#: 8 CPUs without SMT.
+CORES_8 = Shape("cores-8")
+#: 16 CPUs: whole cores can be told from CPUs, and CCXs from cores.
+SMT_16 = Shape("smt-16", cores_per_ccx=2, threads=2)
+
+SHAPES = {shape.name: shape for shape in (SMT_8, CORES_8, SMT_16)}
+
+
+def cpu_arguments(shape: Shape) -> list[str]:
+    """-cpu, -smp, -m, -numa and a -device for each CPU but the first, which is always there."""
+    most = shape.sockets * CCX_PLACES * CORE_PLACES * THREAD_PLACES
+    places = f"sockets={shape.sockets},dies={CCX_PLACES},cores={CORE_PLACES},threads={THREAD_PLACES}"
+    return [
+        "-cpu",
+        ",".join((MODEL, *FEATURES)),
+        "-smp",
+        f"cpus=1,maxcpus={most},{places}",
+        "-m",
+        f"{shape.memory_mib}M",
+        *_memory(shape),
+        *_nodes(shape),
+        *_distances(shape),
+        *_processors(shape),
+    ]
+
+
+def kernel_words(shape: Shape) -> list[str]:
+    """What the kernel's command line must say: the places without a CPU are no CPUs to come."""
+    return [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}"]
+
+
+def _memory(shape: Shape) -> list[str]:
+    size = shape.memory_mib // shape.nodes
+    made = [f"memory-backend-ram,id=m{node},size={size}M" for node in range(shape.nodes)]
+    return [word for backend in made for word in ("-object", backend)]
+
+
+def _nodes(shape: Shape) -> list[str]:
+    told = [f"node,nodeid={node},memdev=m{node}" for node in range(shape.nodes)]
+    ccxs = shape.ccx_per_node * shape.nodes_per_socket
+    for socket in range(shape.sockets):
+        for place in range(CCX_PLACES):
+            # Places that stay empty must be somewhere, too.
+            node = socket * shape.nodes_per_socket + min(place, ccxs - 1) // shape.ccx_per_node
+            told.append(f"cpu,node-id={node},socket-id={socket},die-id={place}")
+    return [word for node in told for word in ("-numa", node)]
+
+
+def _distances(shape: Shape) -> list[str]:
+    pairs = [(a, b) for a in range(shape.nodes) for b in range(a + 1, shape.nodes)]
+    words = []
+    for a, b in pairs:
+        near = a // shape.nodes_per_socket == b // shape.nodes_per_socket
+        words += ["-numa", f"dist,src={a},dst={b},val={NEAR if near else FAR}"]
+    return words
+
+
+def _processors(shape: Shape) -> list[str]:
+    places = [
+        f"socket-id={socket},die-id={ccx},core-id={core},thread-id={thread}"
+        for socket in range(shape.sockets)
+        for ccx in range(shape.ccx_per_node * shape.nodes_per_socket)
+        for core in range(shape.cores_per_ccx)
+        for thread in range(shape.threads)
+    ]
+    return [word for place in places[1:] for word in ("-device", f"{MODEL}-x86_64-cpu,{place}")]

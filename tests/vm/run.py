@@ -1,0 +1,135 @@
+"""One boot of a virtual machine: QEMU as a child, what the guest's checks say as they end, and a limit in time."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tests.vm.image import Image
+from tests.vm.machine import Shape, cpu_arguments, kernel_words
+from tests.vm.rootfs import TARGET
+from tests.vm.verdicts import END_MARK, Verdict, read_verdict
+
+#: Against 750 s measured on two CPUs that eight others used, too.
+LIMIT_S = 1200
+QEMU = "qemu-system-x86_64"
+
+
+@dataclass
+class VirtualMachine:
+    """A guest that does its job. ``verdict`` waits; use it as a context manager, or nobody ends QEMU."""
+
+    shape: Shape
+    image: Image
+    job: Path
+    words: tuple[str, ...] = ()
+    limit_s: float = LIMIT_S
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    #: Everything else it said, and how the job ended ("" while it runs).
+    lines: list[str] = field(default_factory=list)
+    end: str = ""
+
+    def __enter__(self) -> VirtualMachine:
+        self._folder = Path(tempfile.mkdtemp(prefix="crvm-"))
+        self._deadline_s = time.monotonic() + self.limit_s
+        self._rest = b""
+        with (self._folder / "qemu").open("wb") as problems:
+            self._qemu: subprocess.Popen[bytes] = subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=problems
+            )
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._qemu.kill()
+        self._qemu.wait()
+        self._output.close()
+        shutil.rmtree(self._folder)
+
+    def verdict(self, name: str) -> Verdict:
+        """How a check ended, once it has; a failed one that says so if it did not come to it."""
+        while name not in self.verdicts:
+            if not self._read():
+                return Verdict(name, False, 0.0, self._why_not())
+        return self.verdicts[name]
+
+    def finish(self) -> str:
+        """Wait for the end of the job; returns how it ended as systemd says it: "success exited 0"."""
+        while self._read():
+            pass
+        return self.end
+
+    # --- what it says
+
+    @property
+    def _output(self) -> IO[bytes]:
+        assert self._qemu.stdout is not None
+        return self._qemu.stdout
+
+    def _read(self) -> bool:
+        """Take in what comes next; False if nothing will come."""
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0 or not select.select([self._output], [], [], left_s)[0]:
+            self.end = self.end or f"not finished after {self.limit_s:g} s"
+            self._qemu.kill()
+            return False
+        data = os.read(self._output.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode(errors="replace").rstrip("\r"))
+        return data != b""
+
+    def _take(self, line: str) -> None:
+        verdict = read_verdict(line)
+        if verdict is not None:
+            self.verdicts[verdict.name] = verdict
+        elif line.startswith(END_MARK):
+            self.end = line[len(END_MARK) :]
+        else:
+            self.lines.append(line)
+
+    def _why_not(self) -> str:
+        said = "\n".join(self.lines[-40:])
+        console = (self._folder / "console").read_text(errors="replace")[-2000:]
+        problems = _without_noise((self._folder / "qemu").read_text(errors="replace"))
+        ended = self.end or "without a result"
+        return f"The guest ended before this check: {ended}.\n{said}\n--- console\n{console}\n--- QEMU\n{problems}"
+
+    # --- QEMU
+
+    def _command(self) -> list[str]:
+        words = [
+            "console=ttyS0 panic=-1 quiet random.trust_cpu=on apparmor=0 systemd.show_status=0",
+            f"systemd.unit={TARGET}",
+            *kernel_words(self.shape),
+            *self.words,
+        ]
+        disk = f"file={self.image.disk},if=none,id=disk,format=raw,readonly=on,cache=unsafe"
+        job = f"local,path={self.job},mount_tag=job,security_model=none,readonly=on,multidevs=remap"
+        return [
+            *(QEMU, "-accel", "tcg,thread=multi", *cpu_arguments(self.shape)),
+            *("-drive", disk, "-device", "virtio-blk-pci,drive=disk", "-virtfs", job),
+            *(
+                "-kernel",
+                str(self.image.kernel),
+                "-initrd",
+                str(self.image.initramfs),
+                "-append",
+                " ".join(words),
+            ),
+            *("-display", "none", "-monitor", "none", "-net", "none", "-no-reboot"),
+            *("-serial", f"file:{self._folder / 'console'}"),
+            *("-chardev", "stdio,id=job,signal=off", "-serial", "chardev:job"),
+        ]
+
+
+def _without_noise(problems: str) -> str:
+    """QEMU complains of each CPU that TOPOEXT and others cannot be had; the first is had all the same."""
+    lines = [line for line in problems.splitlines() if "TCG doesn't support" not in line]
+    return "\n".join(lines[-20:])
