@@ -14,13 +14,12 @@ from typing import Optional
 
 from bpf import syscalls
 from bpf.attribution import Attribution
-from bpf.loader import SYSTEM_PYTHON, Attachment, load
+from bpf.loader import SYSTEM_PYTHON, Attachment, load, read_tracepoint
 from bpf.netlink import Address, plain_address
 from bpf.samples import ProviderLost
 
 SOURCE = Path(__file__).with_name("connections.c")
 _TRACEPOINT = "sock:inet_sock_set_state"
-_TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _FIELDS = {
     "skaddr": 8, "oldstate": 4, "newstate": 4, "sport": 2, "dport": 2, "protocol": 2, "saddr_v6": 16, "daddr_v6": 16
 }  # fmt: skip
@@ -44,7 +43,10 @@ class ConnectionHints:
         self._attribution = attribution
         self._openers: list[dict[_Ends, str]] = [{}, {}]
         self._arrivals: list[dict[_Ends, str]] = [{}, {}]
-        defines = {f"AT_{name}": offset for name, offset in _offsets().items()}
+        defines = {
+            f"AT_{name}": offset
+            for name, offset in parse_format(read_tracepoint(_TRACEPOINT, "format")).items()
+        }
         defines["MOST_CONNECTIONS"] = MOST_CONNECTIONS
         self._loaded = load(SOURCE, [Attachment("tracepoint", "crm_aff_state", _TRACEPOINT)], python, defines)
 
@@ -106,16 +108,6 @@ def parse_format(text: str) -> dict[str, int]:
             f"tracepoint {_TRACEPOINT} of this kernel has no field {', '.join(missing)} as expected"
         )
     return found
-
-
-def _offsets() -> dict[str, int]:
-    for tracefs in _TRACEFS:
-        path = tracefs / "events" / _TRACEPOINT.replace(":", "/") / "format"
-        if path.exists():
-            return parse_format(path.read_text())
-    raise ProviderLost(
-        f"tracefs is not mounted at {_TRACEFS[0]}, or the kernel has no tracepoint {_TRACEPOINT}"
-    )
 
 
 def _find(kept: list[dict[_Ends, str]], ends: _Ends) -> Optional[str]:

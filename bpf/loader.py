@@ -200,7 +200,7 @@ def _attach(program_fd: int, wanted: Attachment) -> int:
     if wanted.kind == "raw_tracepoint":
         return syscalls.open_raw_tracepoint(program_fd, wanted.target)
     if wanted.kind == "tracepoint":
-        return syscalls.open_tracepoint(program_fd, _tracepoint_id(wanted.target))
+        return syscalls.open_tracepoint(program_fd, int(read_tracepoint(wanted.target, "id")))
     cgroup_fd = os.open(wanted.target, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return syscalls.link_to_cgroup(program_fd, cgroup_fd, _CGROUP_TYPES[wanted.kind])
@@ -214,10 +214,13 @@ def _attach(program_fd: int, wanted: Attachment) -> int:
         os.close(cgroup_fd)
 
 
-def _tracepoint_id(target: str) -> int:
-    category, _, name = target.partition(":")
+def read_tracepoint(target: str, file: str) -> str:
+    """A file (``id``, ``format``) of the tracepoint "category:name", from tracefs.
+
+    :raises ProviderLost: there is none.
+    """
     for tracefs in _TRACEFS:
-        path = tracefs / "events" / category / name / "id"
+        path = tracefs / "events" / target.replace(":", "/") / file
         if path.exists():
-            return int(path.read_text())
-    raise ProviderLost(f"the kernel has no tracepoint {target}, or tracefs is not mounted at {_TRACEFS[0]}")
+            return path.read_text()
+    raise ProviderLost(f"tracefs is not mounted at {_TRACEFS[0]}, or the kernel has no tracepoint {target}")

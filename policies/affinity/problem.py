@@ -68,7 +68,6 @@ class PlanSettings:
     horizon_s: float = 600.0
     refill_bytes: int = 32 << 20
     migration_bytes_per_s: float = 1e9
-    line_bytes: int = 64
     max_migrated_bytes: int = 8 << 30
     seed: int = 0
     #: How much the search may look at; a unit takes about 1.5 microseconds.
