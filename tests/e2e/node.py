@@ -95,15 +95,27 @@ class Node:
     # --- what came of it
 
     async def place(self, container: Running) -> tuple[str, str]:
-        """CPUs and memory nodes, seen from inside the container, which must be what its cgroup says."""
+        """CPUs and memory nodes, seen from inside the container, which must be what its cgroup says.
+
+        A container that is moved meanwhile is looked at again.
+        """
+        before, inside = self._seen_outside(container), await self._seen_inside(container)
+        while (after := self._seen_outside(container)) != before:
+            before, inside = after, await self._seen_inside(container)
+        allowed, configured = after
+        assert allowed == inside
+        cpus, mems = inside
+        assert configured in ((cpus, mems), (cpus, ""), ("", ""))
+        return cpus, mems
+
+    def _seen_outside(self, container: Running) -> tuple[tuple[str, str], tuple[str, str]]:
+        return self.containerd.allowed_of(container.id), self.containerd.cpuset_of(container.id)
+
+    async def _seen_inside(self, container: Running) -> tuple[str, str]:
         status, problem, code = await self.direct.exec(container.id, "cat", "/proc/self/status")
         assert code == 0, problem
         inside = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        cpus, mems = inside["Cpus_allowed_list"], inside["Mems_allowed_list"]
-        assert self.containerd.allowed_of(container.id) == (cpus, mems)
-        configured = self.containerd.cpuset_of(container.id)
-        assert configured in ((cpus, mems), (cpus, ""), ("", ""))
-        return cpus, mems
+        return inside["Cpus_allowed_list"], inside["Mems_allowed_list"]
 
     async def cpus(self, container: Running) -> str:
         return (await self.place(container))[0]
