@@ -1,9 +1,10 @@
 """What the observer costs those it observes, and itself: ``python -m bench.observer_cost [ROUNDS]`` (root).
 
-nginx and wrk on this machine, in two cgroups that look like containers'. Throughput with and without the observer
-is compared in rounds of four runs, without - with - with - without: what else the machine does, and how it drifts,
-meets both. Then the kernel's own clock (``kernel.bpf_stats_enabled``) for a run of each program, and the observer's
-CPU time and memory while 10,000 connections are open. Takes less than three minutes.
+nginx and wrk on this machine, in two cgroups that look like containers'. Compared with and without the observer:
+throughput, and the CPU time that a request costs both ends, with all that the kernel does for them. In rounds of four
+runs, without - with - with - without: what else the machine does, and how it drifts, meets both. Then the kernel's own
+clock (``kernel.bpf_stats_enabled``) for a run of each program, and the observer's CPU time and memory while 10,000
+connections are open. Takes less than three minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,22 +42,30 @@ def new_observer() -> Observer:
                     least_share=0.01, message_lines=30.0)  # fmt: skip
 
 
-async def throughput(load: Load, is_keep_alive: bool, rounds: int) -> list[float]:
-    """Requests a second with the observer, as a part of those without it; a figure for each round."""
-    ratios = []
+async def ratios(load: Load, is_keep_alive: bool, rounds: int) -> list[tuple[float, float]]:
+    """With the observer, as a part of without: requests a second, and CPU time a request; a pair for each round."""
+    found = []
     load.wrk(1, is_keep_alive)
     for _ in range(rounds):
-        without = load.wrk(RUN_S, is_keep_alive)[0]
+        without = [load.wrk(RUN_S, is_keep_alive)]
         observer = new_observer()
         try:
             await observer.start()
-            observed = load.wrk(RUN_S, is_keep_alive)[0] + load.wrk(RUN_S, is_keep_alive)[0]
+            observed = [load.wrk(RUN_S, is_keep_alive), load.wrk(RUN_S, is_keep_alive)]
             await observer.terminate()
         finally:
             await observer.close()
-        without += load.wrk(RUN_S, is_keep_alive)[0]
-        ratios.append(observed / without)
-    return ratios
+        without.append(load.wrk(RUN_S, is_keep_alive))
+        rate = sum(run.rate for run in observed) / sum(run.rate for run in without)
+        cpu = sum(run.cpu_s for run in observed) / sum(run.cpu_s for run in without)
+        found.append((rate, cpu))
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard error."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
 
 def programs_of(pid: int) -> dict[str, ProgramInfo]:
@@ -100,7 +109,7 @@ async def per_run(load: Load, is_keep_alive: bool) -> tuple[int, dict[str, Progr
         assert observer.process is not None
         with kernel_statistics():
             before = programs_of(observer.process.pid)
-            requests = load.wrk(RUN_S, is_keep_alive)[1]
+            requests = load.wrk(RUN_S, is_keep_alive).requests
             after = programs_of(observer.process.pid)
         await observer.terminate()
     finally:
@@ -154,12 +163,11 @@ async def main(rounds: int) -> None:
     print(machine_line())
     with Load() as load:
         print(
-            "\n| nginx and wrk, 32 connections | with / without | standard error | rounds |\n|---|---|---|---|"
+            f"\n| with / without, {rounds} rounds | requests a second | CPU time a request |\n|---|---|---|"
         )
         for name, is_keep_alive in MODES:
-            ratios = await throughput(load, is_keep_alive, rounds)
-            error = statistics.stdev(ratios) / math.sqrt(rounds) if rounds > 1 else math.nan
-            print(f"| {name} | {statistics.mean(ratios):.3f} | {error:.3f} | {rounds} |", flush=True)
+            rates, cpu = zip(*await ratios(load, is_keep_alive, rounds))
+            print(f"| {name} | {spread(rates)} | {spread(cpu)} |", flush=True)
         print("\n| program | | ns a run | runs a request | ns a request |\n|---|---|---|---|---|")
         for name, is_keep_alive in MODES:
             requests, programs = await per_run(load, is_keep_alive)

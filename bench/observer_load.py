@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Optional
@@ -45,6 +46,15 @@ http {{
   }}
 }}
 """
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of wrk. ``cpu_s``: what a request costs both ends, in the kernel too; other loads disturb it little."""
+
+    rate: float  # requests a second
+    requests: int
+    cpu_s: float
 
 
 class Load:
@@ -82,15 +92,26 @@ class Load:
         remove_cgroup(self.parent, time.monotonic() + 30)
         shutil.rmtree(self.folder)
 
-    def wrk(self, seconds: int, is_keep_alive: bool) -> tuple[float, int]:
-        """One run: requests a second, and how many."""
+    def wrk(self, seconds: int, is_keep_alive: bool) -> Run:
+        """One run."""
         header = () if is_keep_alive else ("-H", "Connection: close")
         command = ("wrk", "-t1", "-c32", f"-d{seconds}s", *header, f"http://127.0.0.1:{PORT}/")
+        before_s = self._cpu_s()
         done = subprocess.run(inside(self.client, 1, *command), capture_output=True, text=True, check=True)
+        used_s = self._cpu_s() - before_s
         rate = re.search(r"Requests/sec:\s*([\d.]+)", done.stdout)
         count = re.search(r"(\d+) requests in", done.stdout)
         assert rate and count, done.stdout
-        return float(rate[1]), int(count[1])
+        return Run(float(rate[1]), int(count[1]), used_s / int(count[1]))
+
+    def _cpu_s(self) -> float:
+        """CPU time of nginx, and of all children of this process that have ended: wrk is one."""
+        nginx_ns = sum(
+            int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+            for pid in (self.server / "cgroup.procs").read_text().split()
+        )
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return nginx_ns / 1e9 + ended.ru_utime + ended.ru_stime
 
 
 def inside(cgroup: Path, cpu: int, *command: str) -> list[str]:

@@ -6,16 +6,18 @@ counts once, at its acceptor, whatever NAT is between the two ends, also if it i
 
 from __future__ import annotations
 
+import os
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
 from bpf import syscalls
 from bpf.ebpf_self_test import self_test
-from bpf.loader import SYSTEM_PYTHON, Attachment, Loaded, detach_leftovers, load
+from bpf.ingress import IngressPace
+from bpf.loader import SYSTEM_PYTHON, Attachment, Loaded, attach, detach_leftovers, load
 from bpf.log import log
 from bpf.samples import Flow, ProviderLost, Sample
 
@@ -25,9 +27,11 @@ EDGES = 8192
 #: In the order of traffic.c's enum. unmatched: connections whose other end is not in a cgroup here.
 COUNTERS = (
     "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
+    "udp_claimed", "udp_by_ingress",
 )  # fmt: skip
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
+_INGRESS = "crm_aff_ingress"
 _KINDS = {6: "tcp", 17: "udp"}
 #: The kernel's id of the root cgroup of the v2 tree.
 ROOT_CGROUP = 1
@@ -93,6 +97,7 @@ class EbpfProvider:
         self._last_s = now_s or _boot_time_s()
         for name in detach_leftovers(self._root):
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
+        self._ingress, self._ingress_link = IngressPace(), -1
         self._loaded = _load(self._root, python, edges)
         try:
             self_test(self._root, self.drain)
@@ -119,7 +124,9 @@ class EbpfProvider:
         self._add(seen, earlier, is_last_try=True)
         self._add(seen, self.drain(), is_last_try=False)
         seconds, self._last_s = now_s - self._last_s, now_s
-        return Sample(now_s, max(seconds, 0.0), seen.flows(), self.counters())
+        counters = self.counters()
+        self._follow_ingress(now_s, counters)
+        return Sample(now_s, max(seconds, 0.0), seen.flows(), counters)
 
     def drain(self) -> list[CgroupFlow]:
         """Take what the kernel has counted, between cgroups."""
@@ -151,7 +158,23 @@ class EbpfProvider:
 
     def close(self) -> None:
         """Detach and unload; a second time does nothing."""
+        self._detach_ingress()
         self._loaded.close()
+
+    def _follow_ingress(self, now_s: float, counters: Mapping[str, int]) -> None:
+        waiting = counters["udp_waiting"] - counters["udp_claimed"]
+        if not self._ingress.decide(now_s, waiting, counters["udp_by_ingress"]):
+            self._detach_ingress()
+        elif self._ingress_link < 0:
+            try:
+                self._ingress_link = attach(self._loaded.programs[_INGRESS], ingress_at(self._root))
+            except (OSError, ProviderLost) as error:
+                log("warning", "some receivers of datagrams stay unknown", reason=error)
+
+    def _detach_ingress(self) -> None:
+        if self._ingress_link >= 0:
+            os.close(self._ingress_link)
+            self._ingress_link = -1
 
     def _add(self, seen: _Seen, flows: Iterable[CgroupFlow], is_last_try: bool) -> None:
         for flow in flows:
@@ -180,10 +203,17 @@ def attachments_at(root: str) -> list[Attachment]:
     """Where the programs of traffic.c go: those of sockets to this cgroup and all below it."""
     return [
         Attachment("cgroup_egress", "crm_aff_egress", root),
-        Attachment("cgroup_ingress", "crm_aff_ingress", root),
+        ingress_at(root),
+        Attachment("cgroup_udp4", "crm_aff_udp4", root),
+        Attachment("cgroup_udp6", "crm_aff_udp6", root),
         Attachment("raw_tracepoint", "crm_aff_waking", "sched_waking"),
         Attachment("raw_tracepoint", "crm_aff_freed", "sched_process_free"),
     ]
+
+
+def ingress_at(root: str) -> Attachment:
+    """The program that is attached only now and then."""
+    return Attachment("cgroup_ingress", _INGRESS, root, at_once=False)
 
 
 def cgroup_v2_root(mountinfo: str = "/proc/self/mountinfo") -> str:

@@ -9,31 +9,37 @@ import ctypes
 import json
 import os
 import socket
+import struct
 import sys
+
+#: bpf(2) where it is not 280, as in bpf/syscalls.py.
+SYSCALLS = {"x86_64": 321, "ppc64le": 361, "s390x": 351}
 
 
 def main() -> int:
-    """Arguments: the socket's descriptor, and {source, include, cflags, programs: {name: kind}} as JSON."""
+    """Arguments: the socket's descriptor. On stdin: {text, include, cflags, programs: {name: kind}} as JSON."""
     parent = socket.socket(fileno=int(sys.argv[1]))
-    request = json.loads(sys.argv[2])
+    request = json.load(sys.stdin)
     # Read by bcc when it compiles: the tree that stands for the kernel's.
     os.environ["BCC_KERNEL_SOURCE"] = request["include"]
     try:
         from bcc import BPF, lib
     except ImportError as error:
         return fail(parent, "bcc", str(error))
-    kinds = {"cgroup_skb": BPF.CGROUP_SKB, "raw_tracepoint": BPF.RAW_TRACEPOINT, "tracepoint": BPF.TRACEPOINT}
-    with open(request["source"], "rb") as source:
-        text = source.read()
     try:
         # By text: given a file name bcc also looks into PATH.
-        module = BPF(text=text, cflags=request["cflags"])
+        module = BPF(text=request["text"].encode(), cflags=request["cflags"])
     except Exception as error:
         return fail(parent, "compile", str(error))
     loaded = []
-    for name, kind in request["programs"].items():
+    for name, (kind, attach_type) in request["programs"].items():
         try:
-            loaded.append(module.load_func(name.encode(), kinds[kind]).fd)
+            if attach_type is None:
+                loaded.append(module.load_func(name.encode(), getattr(BPF, kind)).fd)
+            else:
+                loaded.append(
+                    load_for(attach_type, getattr(BPF, kind), name, module.dump_func(name.encode()))
+                )
         except Exception as error:
             return fail(parent, "load", str(error))
     maps = maps_of(lib, module.module)
@@ -42,6 +48,28 @@ def main() -> int:
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     parent.sendmsg([json.dumps(answer).encode()], [rights])
     return 0
+
+
+def load_for(attach_type: int, kind: int, name: str, instructions: bytes) -> int:
+    """Load a program that the kernel checks for one place to attach it to, which bcc 0.18 cannot say.
+
+    :raises OSError: the kernel refuses; its reasons are on stderr, as with bcc.
+    """
+    code, license_text = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(b"GPL")
+    reasons = ctypes.create_string_buffer(65536)
+    # union bpf_attr for BPF_PROG_LOAD: type, count, code, license, log level, size, buffer, versions, flags, name.
+    layout = struct.pack(
+        "=IIQQIIQII16sII", kind, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_text),
+        1, len(reasons), ctypes.addressof(reasons), 0, 0, name.encode()[:15], 0, attach_type,
+    )  # fmt: skip
+    attributes = ctypes.create_string_buffer(layout, 128)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(SYSCALLS.get(os.uname().machine, 280), 5, ctypes.byref(attributes), 128)
+    if fd < 0:
+        number = ctypes.get_errno()
+        print(reasons.value.decode(errors="replace"), file=sys.stderr)
+        raise OSError(number, os.strerror(number))
+    return int(fd)
 
 
 def maps_of(lib: ctypes.CDLL, module: int) -> "dict[str, int]":

@@ -30,27 +30,30 @@ _CHILD = Path(__file__).with_name("load_child.py")
 _COMPILE_TIMEOUT_S = 120.0
 _MOST_DESCRIPTORS = 64
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
-#: What the child is to load a program as.
-_PROGRAM_KINDS = {
-    "cgroup_egress": "cgroup_skb",
-    "cgroup_ingress": "cgroup_skb",
-    "raw_tracepoint": "raw_tracepoint",
-    "tracepoint": "tracepoint",
+#: What bcc calls the kind of program, and the place in the cgroup; the kernel wants to know some places at once.
+_KINDS: dict[str, tuple[str, Optional[int], bool]] = {
+    "cgroup_egress": ("CGROUP_SKB", syscalls.CGROUP_EGRESS, False),
+    "cgroup_ingress": ("CGROUP_SKB", syscalls.CGROUP_INGRESS, False),
+    "cgroup_udp4": ("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP4_RECVMSG, True),
+    "cgroup_udp6": ("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP6_RECVMSG, True),
+    "raw_tracepoint": ("RAW_TRACEPOINT", None, False),
+    "tracepoint": ("TRACEPOINT", None, False),
 }
-_CGROUP_TYPES = {"cgroup_egress": syscalls.CGROUP_EGRESS, "cgroup_ingress": syscalls.CGROUP_INGRESS}
+_CGROUP_TYPES = [place for _, place, _ in _KINDS.values() if place is not None]
 
 
 @dataclass(frozen=True)
 class Attachment:
     """Where a program of the C file goes.
 
-    ``kind`` and ``target``: cgroup_egress or cgroup_ingress and the cgroup's folder; raw_tracepoint and its name;
-    tracepoint and "category:name".
+    ``kind`` and ``target``: cgroup_egress, cgroup_ingress, cgroup_udp4 or cgroup_udp6 (who receives) and the cgroup's
+    folder; raw_tracepoint and its name; tracepoint and "category:name". Not ``at_once``: attached later, by ``attach``.
     """
 
     kind: str
     program: str
     target: str
+    at_once: bool = True
 
 
 @dataclass
@@ -81,15 +84,16 @@ def load(
     :raises ProviderLost: no bcc, no permission, or the compiler or the kernel refuses; one sentence says which.
     """
     request = {
-        "source": str(source),
+        "text": with_includes(source),
         "include": str(STUB_TREE),
         "cflags": [f"-D{name}={value}" for name, value in (defines or {}).items()],
-        "programs": {wanted.program: _PROGRAM_KINDS[wanted.kind] for wanted in attachments},
+        "programs": {wanted.program: _kind_of(wanted) for wanted in attachments},
     }
     loaded = _run_child(request, python)
     try:
         for wanted in attachments:
-            loaded.links.append(_attach(loaded.programs[wanted.program], wanted))
+            if wanted.at_once:
+                loaded.links.append(attach(loaded.programs[wanted.program], wanted))
         loaded.sizes = {name: syscalls.map_info(fd) for name, fd in loaded.maps.items()}
     except OSError as error:
         loaded.close()
@@ -100,6 +104,20 @@ def load(
     return loaded
 
 
+def with_includes(source: Path) -> str:
+    """The text of a C file with that of the files beside it that it includes in quotes.
+
+    bcc rewrites what is done to maps in the main file only.
+    """
+
+    def included(line: str) -> str:
+        name = line[len('#include "') :].rstrip('"\n')
+        return f'#line 1 "{name}"\n' + with_includes(source.with_name(name))
+
+    with source.open(encoding="utf-8") as lines:
+        return "".join(included(line) if line.startswith('#include "') else line for line in lines)
+
+
 def detach_leftovers(cgroup: str) -> list[str]:
     """Detach our programs that are attached without a link, which a killed process of another version left behind.
 
@@ -108,7 +126,7 @@ def detach_leftovers(cgroup: str) -> list[str]:
     detached = []
     cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for attach_type in (syscalls.CGROUP_EGRESS, syscalls.CGROUP_INGRESS):
+        for attach_type in _CGROUP_TYPES:
             for number in syscalls.attached_to_cgroup(cgroup_fd, attach_type):
                 name = _detach_ours(number, cgroup_fd, attach_type)
                 if name:
@@ -143,10 +161,10 @@ def _run_child(request: Mapping[str, object], python: str) -> Loaded:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         # -I: neither our packages nor the environment's settings reach the system's Python.
-        command = [python, "-I", str(_CHILD), str(theirs.fileno()), json.dumps(request)]
+        command = [python, "-I", str(_CHILD), str(theirs.fileno())]
         try:
             done = subprocess.run(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                command, pass_fds=[theirs.fileno()], input=json.dumps(request).encode(), stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, timeout=_COMPILE_TIMEOUT_S, check=False,
             )  # fmt: skip
         except OSError as error:
@@ -196,14 +214,23 @@ def _is_statistics(line: str) -> bool:
     return line.startswith(("processed ", "HINT:", "verification time"))
 
 
-def _attach(program_fd: int, wanted: Attachment) -> int:
+def _kind_of(wanted: Attachment) -> tuple[str, Optional[int]]:
+    kind, place, is_told = _KINDS[wanted.kind]
+    return kind, place if is_told else None
+
+
+def attach(program_fd: int, wanted: Attachment) -> int:
+    """A descriptor that holds the attachment.
+
+    :raises OSError, ProviderLost: the kernel refuses.
+    """
     if wanted.kind == "raw_tracepoint":
         return syscalls.open_raw_tracepoint(program_fd, wanted.target)
     if wanted.kind == "tracepoint":
         return syscalls.open_tracepoint(program_fd, int(read_tracepoint(wanted.target, "id")))
     cgroup_fd = os.open(wanted.target, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return syscalls.link_to_cgroup(program_fd, cgroup_fd, _CGROUP_TYPES[wanted.kind])
+        return syscalls.link_to_cgroup(program_fd, cgroup_fd, _KINDS[wanted.kind][1] or 0)
     except OSError as error:
         if error.errno == errno.EPERM:
             raise ProviderLost(

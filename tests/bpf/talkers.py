@@ -21,6 +21,9 @@ from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
 PROGRAMS = """
 import os, socket, threading
 
+# Datagrams that were received.
+taken = threading.Semaphore(0)
+
 def read(connection, count):
     while count:
         got = len(connection.recv(min(count, 1 << 20)))
@@ -60,8 +63,23 @@ def serve_udp(family, address, port, response):
             _, peer = server.recvfrom(65536)
             if response:
                 server.sendto(bytes(response), peer)
+            taken.release()
     threading.Thread(target=reply, daemon=True).start()
     print(server.getsockname()[1])
+
+def read_udp(address, port):
+    # Does not ask for the sender.
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    server.bind((address, port))
+    def read_on():
+        while server.recv(65536):
+            taken.release()
+    threading.Thread(target=read_on, daemon=True).start()
+    print(server.getsockname()[1])
+
+def await_taken(count):
+    for _ in range(count):
+        assert taken.acquire(timeout=30)
 
 def call_udp(family, address, port, request, response, count, connected):
     with socket.socket(family, socket.SOCK_DGRAM) as caller:

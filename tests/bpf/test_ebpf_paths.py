@@ -157,10 +157,35 @@ def test_udp_to_a_server_that_never_answers_counts(stage: Stage, path: str) -> N
     provider = stage.provider()
     try:
         client.do(f"call_udp(socket.AF_INET, {address!r}, {port}, 100, 0, 20, False)")
+        server.do("await_taken(20)")
         flows = provider.sample(0.0).flows
     finally:
         provider.close()
     assert between(flows, "udp") == (2000, 0)
+
+
+@pytest.mark.parametrize("path", ["bridge", "DNAT"])
+def test_a_receiver_that_neither_answers_nor_asks_for_the_sender_is_looked_for(
+    stage: Stage, path: str
+) -> None:
+    client, server = stage.routed() if path == "DNAT" else stage.bridged()
+    address = f"{stage.net}.130" if path == "DNAT" else f"{stage.net}.3"
+    port = int(server.do(f"read_udp({address!r}, 8080)"))
+    if path == "DNAT":
+        address, port = stage.service("udp"), 80
+    client.do("c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
+    send = f"for _ in range(50):\n    c.sendto(bytes(100), ({address!r}, {port}))\n"
+    provider = stage.provider()
+    try:
+        seen = []
+        for now_s in (10.0, 20.0, 30.0, 40.0):
+            client.do(send)
+            server.do("await_taken(50)")
+            seen.append(between(provider.sample(now_s).flows, "udp"))
+    finally:
+        provider.close()
+    # The first sample has shown that much waits; nothing of it is lost.
+    assert seen == [(0, 0), (10_000, 0), (5000, 0), (5000, 0)]
 
 
 def test_loopback_addresses_of_two_pods_are_not_taken_for_each_other(stage: Stage) -> None:

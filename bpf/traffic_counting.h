@@ -1,0 +1,75 @@
+/* What all programs count into: edges between cgroups, and what went right and wrong. */
+
+#ifndef EDGES
+#define EDGES 8192
+#endif
+#define TCP_NUMBER 6
+#define UDP_NUMBER 17
+
+struct edge_key {
+    u64 from; /* TCP: the acceptor. UDP: the sender. */
+    u64 to;
+    u64 protocol;
+};
+
+struct edge {
+    u64 sent; /* from -> to */
+    u64 received;
+    u64 messages;
+};
+
+BPF_TABLE("hash", struct edge_key, struct edge, edges, EDGES);
+
+enum {
+    RESOLVED,
+    UNMATCHED,
+    FLUSHES,
+    EDGES_FULL,
+    WAKES,
+    WAKES_UNKNOWN,
+    WAKES_FULL,
+    UDP_WAITING,      /* messages for nobody known yet */
+    UDP_CLAIMED,      /* messages of those whose receiver has shown */
+    UDP_BY_INGRESS,   /* of those, by the ingress program */
+    COUNTERS
+};
+BPF_TABLE("percpu_array", u32, u64, counters, COUNTERS);
+
+static __always_inline void count_several(u32 which, u64 number)
+{
+    u64 *counter = counters.lookup(&which);
+    if (counter)
+        *counter += number;
+}
+
+static __always_inline void count(u32 which)
+{
+    count_several(which, 1);
+}
+
+static __always_inline void add(u64 from, u64 to, u64 protocol, u64 sent, u64 received, u64 messages)
+{
+    struct edge_key key = {};
+    struct edge *edge;
+
+    key.from = from;
+    key.to = to;
+    key.protocol = protocol;
+    edge = edges.lookup(&key);
+    if (!edge) {
+        struct edge none = {};
+        /* Another CPU may have been first: then this fails, and the lookup does not. */
+        edges.insert(&key, &none);
+        edge = edges.lookup(&key);
+        if (!edge) {
+            count(EDGES_FULL);
+            return;
+        }
+    }
+    if (sent)
+        __sync_fetch_and_add(&edge->sent, sent);
+    if (received)
+        __sync_fetch_and_add(&edge->received, received);
+    if (messages)
+        __sync_fetch_and_add(&edge->messages, messages);
+}

@@ -1,0 +1,242 @@
+/* TCP. Where NAT has been at work the two ends agree on no address and no port, but always on the two initial
+ * sequence numbers. At any time of a socket's life
+ *     own   = snd_una - bytes_acked        the opener's SYN is counted in bytes_acked, so here it is its ISN;
+ *     other = rcv_nxt - bytes_received     the acceptor's SYN is not: its ISN + 1.
+ * The opener leaves its cgroup under (own + 1, other). That is what the acceptor calls (other, own), so only the
+ * acceptor can find anything, and each connection counts once. Bytes come from the socket's own counters.
+ * Connections of at most SHORT_SEGMENTS segments cost one entry, and one lookup at the acceptor's FIN; longer ones
+ * get storage at their socket and are added up every FLUSH_TICKS, FLUSH_PACKETS or FLUSH_BYTES, whichever is first.
+ *
+ * A packet's price is mostly that of the helpers it calls (where returns are made safe, 25 ns each): a packet of a
+ * short connection calls one.
+ */
+
+#define SHORT_SEGMENTS 16
+#define FLUSH_TICKS 5
+#define FLUSH_PACKETS 16
+#define FLUSH_BYTES 65536
+/* An acceptor's first packets may come before the opener's entry (connections older than the observer). */
+#define TRIES_AT_ONCE 4
+#define TRIES 20
+
+#define ESTABLISHED 1
+#define FIN_WAIT1 4
+#define FIN_WAIT2 5
+#define CLOSE_WAIT 8
+#define LAST_ACK 9
+#define CLOSING 11
+/* Of these the counters can be read. Not of CLOSE: so is the raw socket that the kernel answers for others with. */
+#define HAS_COUNTERS \
+    (1 << ESTABLISHED | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT | 1 << LAST_ACK | 1 << CLOSING)
+/* In these a socket sends its FIN; not only that, as they may last. */
+#define SENDS_FIN (1 << FIN_WAIT1 | 1 << LAST_ACK | 1 << CLOSING)
+#define FIN 1
+
+struct connection {
+    u64 peer;     /* 0 = not found */
+    u64 received; /* what has been added up so far: */
+    u64 flushed_at;
+    u32 sent; /* a sequence number */
+    u32 messages;
+    u32 packets;
+    u32 tries;
+};
+
+BPF_SK_STORAGE(connections, struct connection);
+
+static __always_inline u64 key_of(u32 opener, u32 acceptor)
+{
+    return (u64)opener << 32 | acceptor;
+}
+
+static __always_inline struct owner *find_opener(u64 key)
+{
+    return find_owner(key, bucket_of_opener(key));
+}
+
+static __always_inline void leave_opener(u64 key, u64 cgroup)
+{
+    leave_owner(key, bucket_of_opener(key), cgroup);
+}
+
+struct segment {
+    u32 first; /* sequence number */
+    u32 end;   /* that after the payload; 0 if the header cannot be read here */
+    u32 flags;
+};
+
+static __always_inline void read_segment(struct __sk_buff *skb, struct segment *segment)
+{
+    u8 *data = (u8 *)(long)skb->data, *end = (u8 *)(long)skb->data_end, *tcp;
+    u32 offset = 40;
+
+    segment->first = segment->end = segment->flags = 0;
+    if (skb->protocol == ETHERTYPE_IPV4) {
+        if (data + 1 > end)
+            return;
+        offset = (data[0] & 15) * 4;
+    }
+    tcp = data + offset;
+    if (tcp + 14 > end)
+        return;
+    segment->first = (u32)tcp[4] << 24 | (u32)tcp[5] << 16 | (u32)tcp[6] << 8 | tcp[7];
+    segment->flags = tcp[13];
+    segment->end = segment->first + skb->len - offset - (tcp[12] >> 4) * 4;
+}
+
+/* Connections of few segments: the opener leaves its entry, the acceptor adds all up when it sends its FIN. */
+static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp, u32 state, u32 before)
+{
+    struct segment segment;
+    struct owner *opener;
+    u64 me, received, cgroup;
+    u32 own, other;
+
+    if (state == ESTABLISHED) {
+        /* Only its SYN is acknowledged: this is an opener's ACK of the handshake, or its first data in its stead. */
+        if (tcp->bytes_acked == 1 && (tcp->data_segs_out == 0 || before == 1)) {
+            other = tcp->rcv_nxt - (u32)tcp->bytes_received;
+            leave_opener(key_of(tcp->snd_una, other), bpf_skb_cgroup_id(skb));
+        }
+        return;
+    }
+    if (!(1 << state & SENDS_FIN))
+        return;
+    read_segment(skb, &segment);
+    /* Not a second time when the FIN is sent again. */
+    if (!(segment.flags & FIN) || segment.first != tcp->snd_nxt)
+        return;
+    own = tcp->snd_una - (u32)tcp->bytes_acked;
+    other = tcp->rcv_nxt - (u32)tcp->bytes_received;
+    opener = find_opener(key_of(other, own));
+    if (!opener)
+        return;
+    cgroup = opener->cgroup;
+    forget_owner(opener);
+    me = bpf_skb_cgroup_id(skb);
+    if (cgroup == me)
+        return;
+    received = tcp->bytes_received;
+    if (state != FIN_WAIT1 && received)
+        received -= 1; /* the other's FIN */
+    count(RESOLVED);
+    add(me, cgroup, TCP_NUMBER, segment.end - own, received, (u64)tcp->data_segs_in + tcp->data_segs_out);
+}
+
+/* Storage for a connection that has become long, or is older than the observer (then only the rest counts). */
+static __always_inline struct connection *remember(struct __sk_buff *skb, struct bpf_sock *sk,
+                                                   struct bpf_tcp_sock *tcp, u32 before)
+{
+    struct connection none = {};
+    u32 own = tcp->snd_una - (u32)tcp->bytes_acked, other = tcp->rcv_nxt - (u32)tcp->bytes_received;
+    u64 key = key_of(own + 1, other);
+
+    if (before <= SHORT_SEGMENTS) {
+        none.sent = own;
+    } else {
+        none.sent = tcp->snd_nxt;
+        none.received = tcp->bytes_received;
+        none.messages = tcp->data_segs_in + tcp->data_segs_out;
+    }
+    if (find_opener(key))
+        none.tries = TRIES; /* an opener that is known: the other end counts */
+    else
+        leave_opener(key, bpf_skb_cgroup_id(skb));
+    return connections.sk_storage_get(sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
+}
+
+/* Find the opener of a connection; at first at once, then once in a while, then never again. */
+static __always_inline void resolve(struct connection *connection, struct bpf_tcp_sock *tcp, u64 now)
+{
+    u32 own = tcp->snd_una - (u32)tcp->bytes_acked, other = tcp->rcv_nxt - (u32)tcp->bytes_received;
+    struct owner *opener;
+
+    if (connection->tries >= TRIES_AT_ONCE && now - connection->flushed_at < FLUSH_TICKS)
+        return;
+    connection->flushed_at = now;
+    opener = find_opener(key_of(other, own));
+    if (opener) {
+        connection->peer = opener->cgroup;
+        connection->flushed_at = 0;
+        count(RESOLVED);
+        return;
+    }
+    connection->tries += 1;
+    if (connection->tries == TRIES)
+        count(UNMATCHED);
+}
+
+/* Add up what a connection has moved since the last time. */
+static __always_inline void flush(struct __sk_buff *skb, struct connection *connection, struct bpf_tcp_sock *tcp,
+                                  u64 now)
+{
+    u64 me = bpf_skb_cgroup_id(skb), received = tcp->bytes_received;
+    u32 messages = tcp->data_segs_in + tcp->data_segs_out, sent = tcp->snd_nxt;
+    struct segment segment;
+
+    /* This segment is not in snd_nxt yet, unless it is sent again. */
+    read_segment(skb, &segment);
+    if (segment.end && segment.first == sent)
+        sent = segment.end;
+    if (me != connection->peer) {
+        add(me, connection->peer, TCP_NUMBER, sent - connection->sent, received - connection->received,
+            messages - connection->messages);
+        count(FLUSHES);
+    }
+    connection->sent = sent;
+    connection->received = received;
+    connection->messages = messages;
+    connection->packets = 0;
+    connection->flushed_at = now;
+}
+
+static __always_inline void long_connection(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tcp,
+                                            u32 state, u32 before)
+{
+    struct connection *connection = connections.sk_storage_get(sk, 0, 0);
+    u64 now;
+
+    if (!connection) {
+        connection = remember(skb, sk, tcp, before);
+        if (!connection)
+            return;
+    }
+    if (!connection->peer && connection->tries >= TRIES)
+        return;
+    now = bpf_jiffies64();
+    if (!connection->peer) {
+        resolve(connection, tcp, now);
+        if (!connection->peer)
+            return;
+    }
+    connection->packets += 1;
+    if (now - connection->flushed_at >= FLUSH_TICKS || connection->packets >= FLUSH_PACKETS ||
+        tcp->snd_nxt - connection->sent >= FLUSH_BYTES || tcp->bytes_received - connection->received >= FLUSH_BYTES ||
+        state != ESTABLISHED)
+        flush(skb, connection, tcp, now);
+}
+
+static __always_inline void tcp_sent(struct __sk_buff *skb)
+{
+    struct bpf_sock *sk = skb->sk;
+    u32 state, before, in_this;
+    struct bpf_tcp_sock *tcp;
+
+    if (!sk)
+        return;
+    state = sk->state;
+    if (state > CLOSING || !(1 << state & HAS_COUNTERS))
+        return;
+    tcp = bpf_tcp_sock(sk);
+    if (!tcp)
+        return;
+    in_this = skb->gso_segs;
+    before = tcp->segs_out - (in_this ? in_this : 1);
+    if (tcp->segs_out <= SHORT_SEGMENTS) {
+        short_connection(skb, tcp, state, before);
+        return;
+    }
+    sk = bpf_sk_fullsock(sk);
+    if (sk)
+        long_connection(skb, sk, tcp, state, before);
+}

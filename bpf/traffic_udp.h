@@ -1,0 +1,181 @@
+/* UDP. Every sender leaves its cgroup under its address and port; so does every receiver. Bytes to an address that
+ * nobody is known to have (yet, or ever: a ClusterIP) wait at the sender's entry until somebody who receives from it,
+ * or answers it, shows whom they were for.
+ */
+
+struct udp_key {
+    u64 netns; /* of loopback addresses only */
+    u32 address[4];
+    u32 port;
+    u32 zero;
+};
+
+struct udp_owner {
+    u64 cgroup;
+    s64 waiting_bytes;
+    s64 waiting_messages;
+};
+
+BPF_TABLE("lru_hash", struct udp_key, struct udp_owner, udp_owners, 16384);
+
+static __always_inline bool is_loopback(struct udp_key *key)
+{
+    if (key->address[0] == 0 && key->address[1] == 0)
+        return (key->address[2] == 0xffff0000 && (key->address[3] & 0xff) == 127) ||
+               (key->address[2] == 0 && key->address[3] == 0x01000000);
+    return false;
+}
+
+/* Pods share 127.0.0.1: what tells them apart is their network namespace; or, where the kernel does not say that in
+ * these programs (before 5.14), the cgroup that theirs are in, which is that of the pod. */
+static __always_inline u64 namespace_of(struct __sk_buff *skb)
+{
+#ifdef NETNS_COOKIE
+    static u64 (*netns_cookie)(void *context) = (void *)122;
+    return netns_cookie(skb);
+#else
+    u64 me = bpf_skb_cgroup_id(skb), parent = 0, found = 0, at;
+#pragma unroll
+    for (int level = 1; level < 12; level++) {
+        at = bpf_skb_ancestor_cgroup_id(skb, level);
+        if (at == me)
+            found = parent;
+        parent = at;
+    }
+    return found;
+#endif
+}
+
+static __always_inline u64 namespace_of_current(struct bpf_sock_addr *context)
+{
+#ifdef NETNS_COOKIE
+    static u64 (*netns_cookie)(void *context) = (void *)122;
+    return netns_cookie(context);
+#else
+    static u64 (*current_ancestor)(int level) = (void *)123;
+    u64 me = bpf_get_current_cgroup_id(), parent = 0, found = 0, at;
+#pragma unroll
+    for (int level = 1; level < 12; level++) {
+        at = current_ancestor(level);
+        if (at == me)
+            found = parent;
+        parent = at;
+    }
+    return found;
+#endif
+}
+
+/* The two ends of a datagram; its payload's bytes, or -1, also for multicast, which is no pair's. IPv4 addresses are
+ * written as IPv6 writes them. */
+static __always_inline int read_datagram(struct __sk_buff *skb, struct udp_key *source, struct udp_key *target)
+{
+    u32 offset = 40, ports = 0;
+    u8 byte = 0;
+
+    if (skb->protocol == ETHERTYPE_IPV4) {
+        if (bpf_skb_load_bytes(skb, 0, &byte, 1) || bpf_skb_load_bytes(skb, 12, &source->address[3], 4) ||
+            bpf_skb_load_bytes(skb, 16, &target->address[3], 4))
+            return -1;
+        offset = (byte & 15) * 4;
+        source->address[2] = target->address[2] = 0xffff0000;
+        if ((target->address[3] & 0xff) >= 224)
+            return -1;
+    } else {
+        if (bpf_skb_load_bytes(skb, 8, &source->address, 16) || bpf_skb_load_bytes(skb, 24, &target->address, 16))
+            return -1;
+        if ((target->address[0] & 0xff) == 0xff)
+            return -1;
+    }
+    if (bpf_skb_load_bytes(skb, offset, &ports, 4))
+        return -1;
+    source->port = ports & 0xffff;
+    target->port = ports >> 16;
+    if (is_loopback(source))
+        source->netns = namespace_of(skb);
+    if (is_loopback(target))
+        target->netns = source->netns ? source->netns : namespace_of(skb);
+    return (int)skb->len - (int)offset - 8;
+}
+
+/* The entry of an address, made if need be, with this owner. */
+static __always_inline struct udp_owner *own(struct udp_key *key, u64 me)
+{
+    struct udp_owner *owner = udp_owners.lookup(key);
+
+    if (owner && owner->cgroup == me)
+        return owner;
+    struct udp_owner fresh = {};
+    fresh.cgroup = me;
+    udp_owners.update(key, &fresh);
+    return udp_owners.lookup(key);
+}
+
+/* What a sender has sent to nobody known was for this cgroup. An exchange would need kernel 5.12; so two CPUs may take
+ * the same at once, which is then below zero and hides as much of what comes next: the sum stays right. */
+static __always_inline void take_waiting(struct udp_owner *sender, u64 receiver)
+{
+    s64 bytes = sender->waiting_bytes, messages = sender->waiting_messages;
+
+    if (messages <= 0 || bytes < 0)
+        return;
+    __sync_fetch_and_add(&sender->waiting_bytes, -bytes);
+    __sync_fetch_and_add(&sender->waiting_messages, -messages);
+    count_several(UDP_CLAIMED, messages);
+    if (sender->cgroup != receiver)
+        add(sender->cgroup, receiver, UDP_NUMBER, bytes, 0, messages);
+}
+
+static __always_inline void udp_sent(struct __sk_buff *skb)
+{
+    struct udp_key source = {}, target = {};
+    struct udp_owner *mine, *peer;
+    u64 me, messages = skb->gso_segs;
+    int bytes = read_datagram(skb, &source, &target);
+
+    if (bytes < 0)
+        return;
+    if (!messages)
+        messages = 1;
+    me = bpf_skb_cgroup_id(skb);
+    mine = own(&source, me);
+    peer = udp_owners.lookup(&target);
+    if (peer) {
+        take_waiting(peer, me);
+        if (peer->cgroup != me)
+            add(me, peer->cgroup, UDP_NUMBER, bytes, 0, messages);
+    } else if (mine) {
+        __sync_fetch_and_add(&mine->waiting_bytes, (s64)bytes);
+        __sync_fetch_and_add(&mine->waiting_messages, messages);
+        count_several(UDP_WAITING, messages);
+    }
+}
+
+static __always_inline void udp_received(struct __sk_buff *skb)
+{
+    struct udp_key source = {}, target = {};
+    struct udp_owner *sender;
+    u64 me;
+
+    if (read_datagram(skb, &source, &target) < 0)
+        return;
+    me = bpf_skb_cgroup_id(skb);
+    own(&target, me);
+    sender = udp_owners.lookup(&source);
+    if (sender && sender->waiting_messages > 0) {
+        count(UDP_BY_INGRESS);
+        take_waiting(sender, me);
+    }
+}
+
+/* The same, seen by who has called recvfrom or recvmsg; its own address is not known here. */
+static __always_inline void udp_taken(struct bpf_sock_addr *context, struct udp_key *source)
+{
+    struct udp_owner *sender;
+
+    source->port = context->user_port & 0xffff;
+    if (is_loopback(source))
+        source->netns = namespace_of_current(context);
+    sender = udp_owners.lookup(source);
+    if (sender && sender->waiting_messages > 0)
+        take_waiting(sender, bpf_get_current_cgroup_id());
+}
