@@ -5,7 +5,8 @@
  * The opener leaves its cgroup under (own + 1, other). That is what the acceptor calls (other, own), so only the
  * acceptor can find anything, and each connection counts once. Bytes come from the socket's own counters.
  * Connections of at most SHORT_SEGMENTS segments cost one entry, and one lookup at the acceptor's FIN; longer ones
- * get storage at their socket and are added up every FLUSH_TICKS, FLUSH_PACKETS or FLUSH_BYTES, whichever is first.
+ * get storage at their socket, are looked at every LOOK_EVERY segments and added up every FLUSH_TICKS, FLUSH_LOOKS or
+ * FLUSH_BYTES, whichever is first.
  *
  * A packet's price is mostly that of the helpers it calls (where returns are made safe, 25 ns each): a packet of a
  * short connection calls one.
@@ -13,7 +14,9 @@
 
 #define SHORT_SEGMENTS 16
 #define FLUSH_TICKS 5
-#define FLUSH_PACKETS 16
+#define FLUSH_LOOKS 4
+/* Segments from one look at a long connection to the next. */
+#define LOOK_EVERY 4
 #define FLUSH_BYTES 65536
 /* An acceptor's first packets may come before the opener's entry (connections older than the observer). */
 #define TRIES_AT_ONCE 4
@@ -38,7 +41,7 @@ struct connection {
     u64 flushed_at;
     u32 sent; /* a sequence number */
     u32 messages;
-    u32 packets;
+    u32 looks;
     u32 tries;
 };
 
@@ -131,7 +134,8 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
     u32 own = tcp->snd_una - (u32)tcp->bytes_acked, other = tcp->rcv_nxt - (u32)tcp->bytes_received;
     u64 key = key_of(own + 1, other);
 
-    if (before <= SHORT_SEGMENTS) {
+    /* The first look at one that was short until now. */
+    if (before < SHORT_SEGMENTS + LOOK_EVERY) {
         none.sent = own;
     } else {
         none.sent = tcp->snd_nxt;
@@ -186,7 +190,7 @@ static __always_inline void flush(struct __sk_buff *skb, struct connection *conn
     connection->sent = sent;
     connection->received = received;
     connection->messages = messages;
-    connection->packets = 0;
+    connection->looks = 0;
     connection->flushed_at = now;
 }
 
@@ -209,8 +213,8 @@ static __always_inline void long_connection(struct __sk_buff *skb, struct bpf_so
         if (!connection->peer)
             return;
     }
-    connection->packets += 1;
-    if (now - connection->flushed_at >= FLUSH_TICKS || connection->packets >= FLUSH_PACKETS ||
+    connection->looks += 1;
+    if (now - connection->flushed_at >= FLUSH_TICKS || connection->looks >= FLUSH_LOOKS ||
         tcp->snd_nxt - connection->sent >= FLUSH_BYTES || tcp->bytes_received - connection->received >= FLUSH_BYTES ||
         state != ESTABLISHED)
         flush(skb, connection, tcp, now);
@@ -236,6 +240,9 @@ static __always_inline void tcp_sent(struct __sk_buff *skb)
         short_connection(skb, tcp, state, before);
         return;
     }
+    /* What is left out here the next look brings, or the FIN. */
+    if (state == ESTABLISHED && before / LOOK_EVERY == tcp->segs_out / LOOK_EVERY)
+        return;
     sk = bpf_sk_fullsock(sk);
     if (sk)
         long_connection(skb, sk, tcp, state, before);
