@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import machine_line, percentile
+from cri_proxy.shell.standalone import POLL_S
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
@@ -23,8 +24,6 @@ from tests.functional.support import run_pod_with, run_without_us, start
 from tests.machines import HYGON_7285_2S, machine
 
 CONTAINERS = 30
-#: Between two starts: no multiple of the half second of a poll.
-PAUSE_S = 0.37
 IDLE_S = 20.0
 RUNNING = (0, 100)
 SIZE: dict[str, Any] = {"cpu_request": 100, "cpu_limit": 1000}
@@ -54,7 +53,7 @@ async def in_cgroup(node: Node, number: int) -> float:
     seen_ns = time.time_ns()
     started_ns = (await node.direct.status(made.id)).status.started_at
     await node.direct.stop_pod(made.pod.id)
-    await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(pause_s(number))
     return (seen_ns - started_ns) / 1e9
 
 
@@ -79,7 +78,7 @@ async def at_door(runtime: FakeRuntime, direct: CriClient, number: int) -> float
     _, container_id = await run_pod_with(direct, f"p{number}", **SIZE)
     await runtime.wait_until(lambda: runtime.cpuset(container_id) != "")
     found_s = (time.time_ns() - runtime.containers[container_id].started_at) / 1e9
-    await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(pause_s(number))
     return found_s
 
 
@@ -101,6 +100,11 @@ async def idle(containers: int) -> None:
                 )
             finally:
                 await agent.close()
+
+
+def pause_s(number: int) -> float:
+    """Before the next start: at every moment between two polls alike (the golden ratio's multiples)."""
+    return POLL_S * (number * 0.618034 % 1)
 
 
 def cpu_s(pid: int) -> float:

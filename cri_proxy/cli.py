@@ -20,6 +20,7 @@ from cri_proxy.cli_affinity import affinity, rebalance
 from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
 from cri_proxy.cli_doctor import doctor
 from cri_proxy.cli_kubelet import kubelet
+from cri_proxy.cli_nri import nri
 from cri_proxy.cli_observer import observer
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_diff import diff_text
@@ -50,7 +51,7 @@ def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     ctx.obj = control_socket
 
 
-for command in (affinity, rebalance, observer, kubelet, doctor):
+for command in (affinity, rebalance, observer, kubelet, nri, doctor):
     cli.add_command(command)
 
 _file = click.Path(path_type=Path)
@@ -72,12 +73,18 @@ _file = click.Path(path_type=Path)
 @click.option(
     "--strict", is_flag=True, help="Exit where containers cannot be placed, instead of passing bytes."
 )
+@click.option(
+    "--standalone",
+    is_flag=True,
+    help="Serve nobody: find containers at the runtime, place them once they run.",
+)
 def run(
     config_file: Optional[Path],
     fallback_config: Optional[Path],
     force_config: Optional[Path],
     reset_policy: bool,
     strict: bool,
+    standalone: bool,
     **flags: Optional[str],
 ) -> None:
     """Run the daemon in the foreground."""
@@ -103,9 +110,13 @@ def run(
                 fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
         click.echo(f"state {_set_aside(config)}")
         return
+    if standalone and {"relay.socket", "relay.image_endpoint"} & overrides.keys():
+        raise click.UsageError("--standalone serves no socket: leave --relay-socket and --image-socket out")
     from cri_proxy.daemon import RunOptions, main
+    from cri_proxy.shell.proxy import Proxy
+    from cri_proxy.shell.standalone import Standalone
 
-    sys.exit(main(RunOptions(files, strict)))
+    sys.exit(main(RunOptions(files, strict, Standalone if standalone else Proxy)))
 
 
 def _set_aside(config: Config) -> str:

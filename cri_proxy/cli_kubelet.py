@@ -8,7 +8,7 @@ import functools
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -131,8 +131,21 @@ def status(as_json: bool) -> None:
     if as_json:
         print_json(asdict(found))
     else:
-        click.echo(status_text(found))
+        front_end = "proxy" if found.points_at_us else _front_end()
+        if front_end != "proxy":
+            click.echo(status_text(replace(found, hint="")))
+            click.echo(f"it need not: the daemon runs as {front_end} and serves kubelet no socket")
+        else:
+            click.echo(status_text(found))
     sys.exit(0 if found.points_at_us else 1)
+
+
+def _front_end() -> str:
+    """What the daemon runs as; one that does not answer is taken for the proxy."""
+    try:
+        return str(ask(control_socket(), "status").get("front_end", "proxy"))
+    except (DaemonAbsent, ControlError):
+        return "proxy"
 
 
 # ---------------------------------------------------------------------- enable

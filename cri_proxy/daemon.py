@@ -7,7 +7,6 @@ the way is a degraded reason, not an exit: the socket is served, bytes pass.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cri_proxy.core.config import BadConfig
+from cri_proxy.front_ends import FrontEnd, FrontEndMaker
 from cri_proxy.shell import logs, settings
 from cri_proxy.shell.affinity import AffinityController
 from cri_proxy.shell.affinity_client import AffinityClient
@@ -24,22 +24,23 @@ from cri_proxy.shell.assembly import Assembly, read_boot_id
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.commands import Commands
 from cri_proxy.shell.control import ControlServer
+from cri_proxy.shell.event_stream import EventCount
 from cri_proxy.shell.health import Health
-from cri_proxy.shell.interceptor import CriInterceptor, EventCount
 from cri_proxy.shell.keeper import Keeper
-from cri_proxy.shell.listen import SocketTaken, activated
-from cri_proxy.shell.machine import MachineReader
+from cri_proxy.shell.listen import SocketTaken
+from cri_proxy.shell.machine import MachineReader, read_memory_bytes
 from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.metrics_http import MetricsServer
+from cri_proxy.shell.metrics_http import MetricsEndpoint
 from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.notify import notify, watchdog_period_s
+from cri_proxy.shell.ownership import Ownership
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerWorker
+from cri_proxy.shell.proxy import Proxy
 from cri_proxy.shell.reconciler import Reconciler
-from cri_proxy.shell.relay import Relay
 from cri_proxy.shell.rounds import Rounds
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
-from cri_proxy.shell.serving import Serving, longest_stop_us
+from cri_proxy.shell.serving import longest_stop_us
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 from cri_proxy.shell.watch import TopologyWatch
@@ -58,6 +59,8 @@ class RunOptions:
 
     files: settings.Files
     strict: bool = False
+    #: How containers are learned of and reached; kubelet connects to a proxy.
+    front_end: FrontEndMaker = Proxy
     boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id")
     meminfo_file: Path = Path("/proc/meminfo")
 
@@ -67,9 +70,8 @@ class Daemon:
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options
-        self.serving: Optional[Serving] = None
+        self.front: Optional[FrontEnd] = None
         self.control: Optional[ControlServer] = None
-        self.metrics_http: Optional[MetricsServer] = None
         self.watch: Optional[TopologyWatch] = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
@@ -89,8 +91,8 @@ class Daemon:
         except OSError as error:
             await self._fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
             return 1
-        assert self.serving is not None
-        await self.serving.start_behind(self._bring_up())
+        assert self.front is not None
+        await self.front.start_behind(self._bring_up())
         missing = [self.health.reasons[topic] for topic in STRICT_TOPICS if topic in self.health.reasons]
         if self.options.strict and missing:
             await self._fail("\n".join(missing))
@@ -108,11 +110,13 @@ class Daemon:
         return 0
 
     def _announce(self) -> None:
-        engine, serving = self.parts.keeper.engine, self.serving
+        engine, front = self.parts.keeper.engine, self.front
+        assert front is not None
         self.log.info(
             f"cri-resmgr {VERSION}",
+            runs_as=front.name,
             mode=self.mode,
-            serving=[str(path) for path in serving.sockets] if serving else [],
+            serving=front.status()["sockets"],
             runtime=self.parts.runtime.path,
             cpus=len(engine.host.usable) if engine else 0,
             containers=len(engine.grants) if engine else 0,
@@ -123,7 +127,7 @@ class Daemon:
         for sentence in sentences.splitlines():
             log.error(sentence)
         notify(f"STATUS={sentences.splitlines()[0]}")
-        if self.serving is not None:
+        if self.front is not None:
             await self._stop()
 
     def _configure(self) -> None:
@@ -133,6 +137,7 @@ class Daemon:
         config = loaded.config
         self.log = log = logs.set_up(config["log.level"], config["log.format"])
         metrics = Metrics(VERSION)
+        self.metrics_http = MetricsEndpoint(metrics.text)
         self.health = health = Health(metrics, log, lambda: self.mode)
         #: Whether placing waits for a configuration that can be read.
         self._unconfigured = loaded.is_default
@@ -145,7 +150,7 @@ class Daemon:
         runtime = Runtime(path)
         store = Store(Path(config["state.directory"]))
         keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
-        keeper.memory_bytes = _memory_bytes(self.options.meminfo_file)
+        keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         keeper.mode = config["relay.mode"]
         cgroups = Cgroups(Path(config["topology.cgroup_root"]))
         machine = MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"]))
@@ -163,6 +168,7 @@ class Daemon:
             reconciler=Reconciler(runtime, cgroups, keeper),
             events=EventCount(look.set),
             look=look,
+            reload=self.reload,
         )
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
         self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._keep_again)
@@ -186,33 +192,17 @@ class Daemon:
         self.assembly.on_engage = self.affinity.follow
 
     async def _serve(self) -> None:
-        """Open the sockets; who connects waits for ``Serving.start_behind``.
+        """Open the sockets; who connects waits for ``FrontEnd.start_behind``.
 
-        :raises SocketTaken, OSError: kubelet's socket cannot be had.
+        :raises SocketTaken, OSError: what must be had cannot be, or the node has an owner already.
         """
-        config, runtime = self.parts.config, self.parts.runtime
-        images = config["relay.image_endpoint"]
-        self._image_runtime = Runtime(discover(images)) if images else None
-        image_channel = self._image_runtime and self._image_runtime.channel
-        relay = Relay(runtime.channel, image_channel, CriInterceptor(self.parts.keeper, self.parts.events))
-        serving = Serving(relay)
-        control = Path(config["control.socket"])
-        wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
-        if runtime.path.endswith("crio.sock"):
-            # kubelet chooses its stats provider by this end of the endpoint's name.
-            wanted.append(control.parent / "run/crio/crio.sock")
-        given = activated(os.environ, os.getpid())
-        problems = await serving.open(wanted, given, control.with_name("relay.sock"))
-        self.serving = serving
-        for path, problem in problems.items():
-            self.health.note(f"socket {path}", f"{path} is not served: {problem}")
-        serving.copy_access(Path(runtime.path))
-        self.control = ControlServer(control, Commands(self).table(), self.log)
-        try:
-            await self.control.start()
-        except (SocketTaken, OSError) as error:
-            self.control = None
-            self.health.note("control", f"the command line cannot talk to this daemon: {error}")
+        front = self.options.front_end(self.parts)
+        self.ownership = Ownership(self.parts.config, front.name)
+        await front.open()
+        self.front = front
+        if not self._own() and not front.must_serve:
+            raise SocketTaken(self.health.reasons["owner"])
+        await self._serve_control()
         await self._serve_metrics()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -220,20 +210,24 @@ class Daemon:
         loop.add_signal_handler(signal.SIGUSR1, self._toggle_debug)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self.reload()))
 
+    def _own(self) -> bool:
+        """Be the one that places containers here, or say who is."""
+        self.health.note("owner", self.ownership.take())
+        self.health.warn("owner", filter(None, [self.ownership.problem]))
+        return "owner" not in self.health.reasons
+
+    async def _serve_control(self) -> None:
+        control = ControlServer(Path(self.parts.config["control.socket"]), Commands(self).table(), self.log)
+        try:
+            await control.start()
+        except (SocketTaken, OSError) as error:
+            self.health.note("control", f"the command line cannot talk to this daemon: {error}")
+        else:
+            self.control = control
+            self.health.note("control", "")
+
     async def _serve_metrics(self) -> None:
-        """Serve metrics where the configuration says now, and nowhere else."""
-        if self.metrics_http is not None:
-            await self.metrics_http.stop()
-            self.metrics_http = None
-        listen, problem = self.parts.config["metrics.listen"], ""
-        if listen:
-            server = MetricsServer(listen, self.parts.metrics.text)
-            try:
-                await server.start()
-                self.metrics_http = server
-            except OSError as error:
-                problem = f"metrics are not served on {listen}: {error.strerror or error}"
-        self.health.note("metrics", problem)
+        self.health.note("metrics", await self.metrics_http.follow(self.parts.config["metrics.listen"]))
 
     def _signalled(self) -> None:
         if self._stopping.is_set():
@@ -250,8 +244,8 @@ class Daemon:
     async def _stop(self) -> None:
         parts = self.parts
         notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(parts.config['relay.drain'])}")
-        assert self.serving is not None
-        await self.serving.close(parts.config["relay.drain"])
+        assert self.front is not None
+        await self.front.close(parts.config["relay.drain"])
         while tasks := tuple(self._tasks):
             # Once may not be enough: before Python 3.12, wait_for can swallow a cancellation (bpo-37658).
             for task in tasks:
@@ -260,22 +254,20 @@ class Daemon:
             await asyncio.sleep(0)  # the callbacks of those that are done
         if self.control is not None:
             await self.control.stop()
-        if self.metrics_http is not None:
-            await self.metrics_http.stop()
+        await self.metrics_http.follow("")
         await self.affinity.close()
         await parts.keeper.updates.close()
         parts.keeper.save()
         parts.store.checkpoint()
         parts.store.close()
         await parts.runtime.close()
-        if self._image_runtime is not None:
-            await self._image_runtime.close()
+        self.ownership.give_up()
 
     def _start_tasks(self) -> None:
         parts, rounds = self.parts, self.rounds
-        serving = self.serving
-        assert serving is not None
-        self._spawn(rounds.follow_runtime(lambda: serving.copy_access(Path(parts.runtime.path))))
+        assert self.front is not None
+        self._spawn(rounds.follow_runtime(self.front.runtime_returned))
+        self._spawn(self.front.run())
         self._spawn(rounds.reconcile())
         self._spawn(rounds.read_events())
         self._spawn(self.observer.run())
@@ -305,6 +297,10 @@ class Daemon:
 
     async def _bring_up(self) -> bool:
         """Get the engine to work, with a configuration if there was none. False: not yet."""
+        if not self._own():
+            return False
+        if self.control is None:  # the owner before us had it
+            await self._serve_control()
         if self._unconfigured:
             try:
                 loaded = settings.load(self.options.files)
@@ -362,6 +358,8 @@ class Daemon:
             await self.assembly.follow_config()
             self._keep()
         self.affinity.reconfigured()
+        if self.front is not None:
+            self.front.reconfigured()
         self.log.info("configuration loaded", changed=list(changed))
         parts.look.set()
 
@@ -379,15 +377,6 @@ class Daemon:
     def mode(self) -> str:
         """The mode in force."""
         return self.assembly.mode
-
-
-def _memory_bytes(meminfo: Path) -> int:
-    """MemTotal, which kubelet's oom scores are relative to; 0 if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def main(options: RunOptions) -> int:

@@ -14,7 +14,7 @@ OTHERS = frozenset(
     ["adopt", "affinity", "config", "doctor", "explain", "kubelet", "metrics", "mode", "nri", "observer"]
 ) | {"placements", "rebalance", "release", "reset-policy", "simulate", "status", "topology"}
 #: Flags, in our spelling and Intel's, with which ``run`` serves nothing either, or must not without placing.
-NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict"])
+NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict", "standalone"])
 
 
 def main():
@@ -22,6 +22,10 @@ def main():
     # Python before 3.10 starts programs by fork(); gRPC's handlers then abort the child, if its threads are at work
     # (seen). They are for children that go on with gRPC: ours never do. Read once, when grpc is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    if sys.argv[1:3] == ["nri", "launch"]:  # becomes a plugin; nothing else is imported for that
+        from cri_proxy import nri_launcher
+
+        sys.exit(nri_launcher.main(sys.argv[3:]))
     serves = is_serving(sys.argv[1:])
     if serves:
         with contextlib.suppress(Exception):  # then callers wait for the daemon's own first words

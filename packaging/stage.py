@@ -15,8 +15,16 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "packaging" / "files"
 PRIVATE = "usr/lib/cri-resmgr"
+#: What a container runtime launches, below it.
+NRI_PLUGIN = "nri/10-cri-resmgr"
 DOCS = "usr/share/doc/cri-resmgr"
-UNITS = ("cri-resource-manager.service", "cri-resource-manager.socket", "cri-resmgr-observer.service")
+UNITS = (
+    "cri-resource-manager.service",
+    "cri-resource-manager.socket",
+    "cri-resmgr-observer.service",
+    "cri-resmgr-nri@.service",
+    "cri-resmgr-nri.service",
+)
 #: Where the distributions' zsh and licences are.
 ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
 LICENCES = {"deb": f"{DOCS}/licenses", "rpm": "usr/share/licenses/cri-resmgr"}
@@ -68,7 +76,8 @@ def _program(prepared: Path, python: str, root: Path) -> None:
     _put(private / "pyvenv.cfg", _PYVENV.format(python=python).encode())
     (private / "bin").mkdir()
     (private / "bin" / "python").symlink_to(f"../../../bin/python{python}")
-    _put(private / "maintain", (FILES / "maintain").read_bytes())
+    for path in (private / "maintain", private / NRI_PLUGIN):
+        _put(path, (FILES / path.name).read_bytes())
     _put(root / "usr/bin/cri-resmgr", (FILES / "cri-resmgr").read_bytes())
 
 
@@ -101,7 +110,8 @@ def _put(path: Path, data: bytes) -> None:
 
 def _modes(root: Path) -> None:
     """The same everywhere, whatever the builder's umask."""
-    programs = {root / "usr/bin/cri-resmgr", root / PRIVATE / "maintain"}
+    private = root / PRIVATE
+    programs = {root / "usr/bin/cri-resmgr", private / "maintain", private / NRI_PLUGIN}
     for folder, _, names in os.walk(root):
         Path(folder).chmod(0o755)
         for path in (Path(folder, name) for name in names):

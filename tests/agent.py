@@ -71,6 +71,8 @@ class Agent:
             "reconcile": {"interval": "1h", "poll": "1h"},
             # No observer of the machine's own is listened to.
             "affinity": {"socket": str(self.folder / "a.sock")},
+            # Nor are plugins of the machine's; tests about plugins set ``host``.
+            "nri": {"host": "off", "socket": str(self.folder / "nri" / "n.sock"), "plugin_path": ""},
         }
         self.write_config(config or {})
 

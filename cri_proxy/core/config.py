@@ -290,7 +290,7 @@ def _shared_sockets(config: Config) -> list[str]:
     ours = {_real(config["relay.socket"]): "relay.socket"}
     for extra in config["relay.extra_sockets"]:
         ours.setdefault(_real(extra), "relay.extra_sockets")
-    for key in ("control.socket", "relay.runtime_endpoint", "relay.image_endpoint"):
+    for key in ("control.socket", "nri.socket", "relay.runtime_endpoint", "relay.image_endpoint"):
         taken = ours.get(_real(config[key]))
         if taken:
             sentence = f"{config.origins[key]}: {key} is {config[key]}"

@@ -172,6 +172,11 @@ class Facts:
         return self.daemon.status if self.daemon else None
 
     @property
+    def front_end(self) -> str:
+        """What the daemon runs as; one that does not answer is taken for the proxy."""
+        return str((self.status or {}).get("front_end", "proxy"))
+
+    @property
     def usable(self) -> frozenset[int]:
         """The CPUs that are online, as far as is known."""
         return (

@@ -13,7 +13,16 @@ SERVICE, SOCKET, OBSERVER = (
     "cri-resource-manager.socket",
     "cri-resmgr-observer.service",
 )
-UNITS = (SERVICE, SOCKET, OBSERVER)
+NRI_SERVICE = "cri-resmgr-nri.service"
+UNITS = (SERVICE, SOCKET, OBSERVER, NRI_SERVICE)
+#: How the daemon runs where it is no proxy, by the name of its front end.
+RUNS_AS: Mapping[str, str] = {"nri-plugin": "as an NRI plugin", "standalone": "standalone"}
+#: The units that a daemon needs.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "proxy": (SERVICE, SOCKET, OBSERVER),
+    "nri-plugin": (NRI_SERVICE, OBSERVER),
+    "standalone": (SERVICE, OBSERVER),
+}
 _JOURNAL = "journalctl -u cri-resource-manager -n 50"
 
 #: Programs, as the kernel names them (15 characters), that also give CPUs or memory nodes to containers.
@@ -49,7 +58,7 @@ def check_runtime(facts: Facts) -> Iterator[Finding]:
         return
     sentence = f"{runtime.name} {runtime.version}, {runtime.api}, at {runtime.path}"
     yield Finding("runtime", "runtime", OK, sentence)
-    if runtime.nri_socket:
+    if runtime.nri_socket and facts.front_end != "nri-plugin":
         sentence = f"the runtime serves NRI at {runtime.nri_socket}: plugins there may place containers, too"
         yield Finding("runtime", "nri", NOTE, sentence)
     if runtime.socket.mode & 0o002:  # to connect is to write
@@ -67,7 +76,7 @@ def check_kubelet(facts: Facts) -> Iterator[Finding]:
     kubelet = facts.kubelet
     if kubelet is None:
         return
-    yield _pointing(kubelet)
+    yield _pointing(kubelet) if facts.front_end == "proxy" else _not_pointing(kubelet, facts.front_end)
     yield from _managers(kubelet)
     yield from _drivers(facts, kubelet)
     yield from _reserved(facts, kubelet)
@@ -97,6 +106,18 @@ def _pointing(kubelet: KubeletFacts) -> Finding:
     else:
         sentence = f"kubelet does not point at us but at {status.endpoint} ({where})"
     return Finding("kubelet", "kubelet", PROBLEM, sentence, status.hint)
+
+
+def _not_pointing(kubelet: KubeletFacts, front_end: str) -> Finding:
+    """Where no socket of ours is served, kubelet belongs at the runtime's."""
+    status, what = kubelet.status, RUNS_AS.get(front_end, front_end)
+    if status.points_at_us:
+        sentence = (
+            f"kubelet points at us ({status.endpoint}), and the daemon runs {what}: nobody serves it there"
+        )
+        return Finding("kubelet", "kubelet", PROBLEM, sentence, "cri-resmgr kubelet disable --restart")
+    sentence = f"kubelet's runtime is {status.endpoint}, as it should be: the daemon runs {what}"
+    return Finding("kubelet", "kubelet", OK, sentence)
 
 
 def _managers(kubelet: KubeletFacts) -> Iterator[Finding]:
@@ -228,6 +249,8 @@ def check_others(facts: Facts) -> Iterator[Finding]:
         sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes become foreign"
         yield Finding("others", "writer", WARNING, sentence, "run one of them; here: cri-resmgr mode off")
     for name in system.nri_plugins:
+        if facts.front_end == "nri-plugin" and name.endswith("-cri-resmgr"):
+            continue  # that is us
         found = True
         sentence = f"the runtime starts the NRI plugin {name}: it may write cpusets, too"
         yield Finding(
@@ -260,8 +283,13 @@ def check_units(facts: Facts) -> Iterator[Finding]:
             "units", "systemd", NOTE, "systemd does not run here: who starts the daemon again is not known"
         )
         return
+    needed = _NEEDED.get(facts.front_end, UNITS)
+    if ((facts.status or {}).get("nri") or {}).get("launched_by_runtime"):
+        needed = (OBSERVER,)
     for unit in system.units:
-        if unit.result == "start-limit-hit":
+        if unit.name not in needed:
+            yield from _not_needed(unit, facts.front_end)
+        elif unit.result == "start-limit-hit":
             sentence = f"{unit.name} was started too often and systemd has given up"
             hint = f"{_JOURNAL}; systemctl reset-failed {unit.name} && systemctl start {unit.name}"
             yield Finding("units", unit.name, PROBLEM, sentence, hint)
@@ -273,9 +301,22 @@ def check_units(facts: Facts) -> Iterator[Finding]:
             yield from _unit(unit, facts)
 
 
+def _not_needed(unit: UnitFacts, front_end: str) -> Iterator[Finding]:
+    runs = RUNS_AS.get(front_end, "as a proxy")
+    if unit.active == "active":
+        what = "who connects there is not served" if unit.name == SOCKET else "it places nothing"
+        sentence = f"{unit.name} is active, and the daemon runs {runs}: {what}"
+        hint = f"systemctl {'mask' if unit.name == SOCKET else 'disable'} --now {unit.name}"
+        yield Finding("units", unit.name, WARNING, sentence, hint)
+    elif unit.name != NRI_SERVICE:
+        state = "masked" if unit.load == "masked" else unit.active or "not installed"
+        sentence = f"{unit.name} is {state}, as it should be: the daemon runs {runs}"
+        yield Finding("units", unit.name, OK, sentence)
+
+
 def _unit(unit: UnitFacts, facts: Facts) -> Iterator[Finding]:
     state = f"{unit.active} ({unit.sub})" if unit.sub else unit.active
-    is_optional = unit.name != SERVICE
+    is_optional = unit.name not in (SERVICE, NRI_SERVICE)
     if unit.load != "loaded":
         verdict = NOTE if is_optional or facts.status is not None else WARNING
         yield Finding("units", unit.name, verdict, f"{unit.name} is not installed")

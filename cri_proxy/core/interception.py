@@ -6,7 +6,7 @@ request message, does what the ``Outcome`` says, and reports the reply and the e
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Callable, Optional, Protocol, Union
@@ -31,10 +31,38 @@ INTERCEPTED = frozenset(
 )
 
 
-def intercepted(full_method: str) -> str:
-    """The short name of a method that is intercepted, ``/runtime.v1.RuntimeService/CreateContainer``; else ""."""
+#: Methods that show containers and sandboxes: intercepted as well while plugins of other projects are connected,
+#: for what is not finished must not be seen.
+SHOWING = frozenset(
+    [
+        "ListContainers",
+        "StreamContainers",
+        "ContainerStatus",
+        "ListPodSandbox",
+        "StreamPodSandboxes",
+        "PodSandboxStatus",
+        "ListContainerStats",
+        "StreamContainerStats",
+        "ContainerStats",
+        "ListPodSandboxStats",
+        "StreamPodSandboxStats",
+        "PodSandboxStats",
+        "ListPodSandboxMetrics",
+        "StreamPodSandboxMetrics",
+    ]
+)
+
+
+def runtime_method(full_method: str) -> str:
+    """The short name of a method of the runtime service, ``/runtime.v1.RuntimeService/CreateContainer``; else ""."""
     service, _, method = full_method.lstrip("/").partition("/")
-    return method if method in INTERCEPTED and service in RUNTIME_SERVICES else ""
+    return method if service in RUNTIME_SERVICES else ""
+
+
+def intercepted(full_method: str) -> str:
+    """The short name of a method that is always intercepted; else ""."""
+    method = runtime_method(full_method)
+    return method if method in INTERCEPTED else ""
 
 
 @dataclass(frozen=True)
@@ -54,9 +82,26 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Answer:
-    """Make the reply ourselves: a coroutine that may call the runtime. Used while an NRI plugin is connected."""
+    """Make the reply ourselves: a coroutine that may call the runtime. Used while an NRI plugin is connected.
+
+    What was begun is finished: when the client goes away or its deadline passes, the coroutine runs on (a half
+    made container would be nobody's), and ``ended`` is called once it is over, with how it ended. Only a stop of
+    the daemon cancels it, after the drain. It fails by raising ``AnswerFailed``.
+    """
 
     reply: Callable[[], Awaitable[bytes]]
+
+
+class AnswerFailed(Exception):
+    """The status an answer ends with: one of our own, or the runtime's as it came, with its trailers."""
+
+    def __init__(
+        self, code: int, message: str, trailers: Sequence[tuple[str, Union[str, bytes]]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.trailers = tuple(trailers)
 
 
 Outcome = Union[Forward, Refuse, Answer]
@@ -91,8 +136,11 @@ def end_of(code: int, sent: bool) -> End:
 class Interception(Protocol):
     """One intercepted call."""
 
-    #: Applied to each reply message when set: whole list entries cut out. Used while an NRI plugin is connected.
-    filter: Optional[Callable[[bytes], bytes]]
+    #: Applied to each reply message, after ``replied``, when set: whole list entries cut out. None as its result:
+    #: the message is left out (of a server stream). Asked for anew with every message: it may be set while a call
+    #: lasts. Used while an NRI plugin is connected.
+    @property
+    def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]: ...
 
     async def request(self, message: bytes) -> Outcome:
         """Decide about the request message. Never raises: what cannot be decided goes through."""
@@ -103,7 +151,10 @@ class Interception(Protocol):
         ...
 
     async def ended(self, end: End, code: int, details: str) -> None:
-        """The call is over. Called exactly once after ``request`` began, also when the client is gone."""
+        """The call is over. Called exactly once after ``request`` began, also when the client is gone.
+
+        ``end`` is REFUSED also if nothing was sent to the runtime. Of an answer: when the coroutine is over.
+        """
         ...
 
 

@@ -116,6 +116,8 @@ def unfit(status: Mapping[str, Any], socket: str, current: str) -> str:
 
     "" if it may.
     """
+    if status.get("front_end", "proxy") != "proxy":
+        return f"the daemon runs as {status['front_end']}: it serves kubelet no socket, and needs none"
     if status["degraded"]:
         return f"the daemon is degraded: {'; '.join(status['degraded'].values())}"
     if status["mode"] == "off":

@@ -151,6 +151,19 @@ def duration() -> Check:
     return Check(expected, _read_duration, _write_duration)
 
 
+def matching(expected: str, pattern: str) -> Check:
+    """A text of a certain form."""
+    form = re.compile(pattern)
+
+    def read(raw: Raw) -> str:
+        text = _text(raw)
+        if not form.fullmatch(text):
+            raise vol.Invalid("")
+        return text
+
+    return Check(expected, read, write_text)
+
+
 def names() -> Check:
     """A tuple of names or globs; a single one needs no list."""
     return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, write_list)

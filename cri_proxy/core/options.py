@@ -13,6 +13,7 @@ from cri_proxy.core.option_checks import (
     socket_paths,
 )
 from cri_proxy.core.options_affinity import AFFINITY_OPTIONS
+from cri_proxy.core.options_nri import NRI_OPTIONS
 from cri_proxy.core.options_policies import POLICY_OPTIONS
 
 OPTIONS: tuple[Option, ...] = (
@@ -100,6 +101,7 @@ OPTIONS: tuple[Option, ...] = (
         "Where kubelet keeps cpu_manager_state and config.yaml.",
     ),
     *AFFINITY_OPTIONS,
+    *NRI_OPTIONS,
     Option(
         "reconcile.interval",
         duration(),

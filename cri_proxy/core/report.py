@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -253,7 +253,8 @@ def status_text(document: dict[str, Any]) -> str:
         else "NOT CONNECTED"
     )
     lines.append(f"  runtime    {runtime['socket']} ({state})")
-    lines.append(f"  serving    {', '.join(document['sockets'])}")
+    serving = document["sockets"] or [document.get("how") or "nobody"]
+    lines.append(f"  serving    {', '.join(serving)}")
     if "policy" in document:
         containers = (
             ", ".join(f"{count} {stance}" for stance, count in document["containers"].items()) or "none"
@@ -272,8 +273,26 @@ def status_text(document: dict[str, Any]) -> str:
             lines.append(f"  untouched  {who} (pod uid/container): failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
     lines += status_lines(document.get("affinity", {}))
+    lines += _plugin_lines(document.get("nri", {}))
     lines.append(
         f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting"
     )
     lines += [f"  warning    {sentence}" for sentence in document["warnings"]]
     return "\n".join(lines)
+
+
+def _plugin_lines(nri: Mapping[str, Any]) -> list[str]:
+    """The NRI plugins that a proxy hosts, or why it hosts none."""
+    if "plugins" not in nri:
+        return []
+    if nri["host"] != "on":
+        return [f"  plugins    not hosted: {nri['why']}"]
+    names = [
+        f"{plugin['index']}-{plugin['name']}".lstrip("-") + _unless_connected(plugin)
+        for plugin in nri["plugins"]
+    ]
+    return [f"  plugins    {', '.join(names) or 'none'}"]
+
+
+def _unless_connected(plugin: Mapping[str, Any]) -> str:
+    return "" if plugin["state"] == "connected" else f" ({plugin['state']})"

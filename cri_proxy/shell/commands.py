@@ -77,7 +77,8 @@ class Commands:
             "degraded": dict(parts.health.reasons),
             "warnings": parts.health.warnings,
             "uptime_s": round(time.monotonic() - self._started, 1),
-            "sockets": [str(path) for path in daemon.serving.sockets],
+            "front_end": daemon.front.name,
+            **daemon.front.status(),
             "runtime": {
                 "socket": runtime.path,
                 "connected": connected,
@@ -96,8 +97,8 @@ class Commands:
 
     def _exits(self) -> str:
         if self._daemon.parts.events.streams:
-            return "a client's event stream"
-        return "own event stream" if self._daemon.rounds.own_stream else "polling"
+            return str(self._daemon.front.exits)
+        return "own event stream" if self._daemon.parts.events.own_stream else "polling"
 
     async def topology(self, arguments: dict[str, Any]) -> Any:
         return write_topology(self._engine().host.topology.data)

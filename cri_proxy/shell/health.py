@@ -15,6 +15,8 @@ class Health:
 
     def __init__(self, metrics: Metrics, log: Any, mode: Callable[[], str]) -> None:
         self.reasons: dict[str, str] = {}
+        #: What systemd is told that we do, where all is well.
+        self.doing = "serving"
         self._metrics = metrics
         self._log = log
         self._mode = mode
@@ -57,7 +59,7 @@ class Health:
         self._metrics.degraded.set(1 if self.reasons else 0)
         for name in MODES:
             self._metrics.mode.labels(name).set(1 if name == mode else 0)
-        message = f"READY=1\nSTATUS={one_line(self.sentence()) or mode + ', serving'}"
+        message = f"READY=1\nSTATUS={one_line(self.sentence()) or mode + ', ' + self.doing}"
         if self._is_serving and (again or message != self._told):
             self._told = message
             notify(message)

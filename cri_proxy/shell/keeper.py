@@ -50,6 +50,8 @@ class Keeper:
     quotas: Optional[Quotas] = None
     #: Called when a create was left in doubt, so that somebody looks soon.
     on_doubt: Callable[[], None] = lambda: None
+    #: Called with the id of every container that an event says has started.
+    on_started: Callable[[str], None] = lambda container_id: None
     #: Called with every new pod before the client hears of it; waited for.
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
 

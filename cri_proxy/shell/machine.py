@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,3 +86,12 @@ class MachineReader:
             ) from None
         except (ValueError, BadTopology) as error:
             raise NoMachine(f"{self.source}: {error}") from None
+
+
+def read_memory_bytes(meminfo: Path) -> int:
+    """MemTotal, which kubelet's oom scores are relative to; 0 if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -48,3 +48,26 @@ class MetricsServer:
             pass
         finally:
             writer.close()
+
+
+class MetricsEndpoint:
+    """Metrics where the configuration says now, and nowhere else."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
+        self._server: Optional[MetricsServer] = None
+
+    async def follow(self, listen: str) -> str:
+        """Serve on HOST:PORT ("" = nowhere) from now on; why that is not possible, or ""."""
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+        if not listen:
+            return ""
+        server = MetricsServer(listen, self._text)
+        try:
+            await server.start()
+        except OSError as error:
+            return f"metrics are not served on {listen}: {error.strerror or error}"
+        self._server = server
+        return ""

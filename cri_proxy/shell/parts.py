@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 from cri_proxy.core.config import Config
 from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.shell.event_stream import EventCount
 from cri_proxy.shell.health import Health
-from cri_proxy.shell.interceptor import EventCount
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.machine import MachineReader
 from cri_proxy.shell.metrics import Metrics
@@ -18,9 +19,16 @@ from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.store import Store
 
 
+async def _nothing() -> None:
+    pass
+
+
 @dataclass
 class Parts:
-    """``config`` is replaced by a reload. ``look`` is set when the runtime's list should be looked at now."""
+    """``config`` is replaced by a reload. ``look`` is set when the runtime's list should be looked at now.
+
+    ``reload``: read the configuration again, as SIGHUP has it done.
+    """
 
     config: Config
     log: Any
@@ -34,3 +42,4 @@ class Parts:
     reconciler: Reconciler
     events: EventCount
     look: asyncio.Event
+    reload: Callable[[], Awaitable[None]] = _nothing

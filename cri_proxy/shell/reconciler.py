@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any, Callable, Optional
+
+from google.protobuf.json_format import ParseDict, ParseError
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import UnreadableRequest, read_pod, read_qos, read_resources
+from cri_proxy.core.arrivals import Arrival
+from cri_proxy.core.cri import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Seen, Stance
+from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
@@ -21,6 +26,14 @@ from policies.model import Container, Pod
 
 AT_A_TIME = 8
 
+#: Given the running and created containers that there is no record of, by id; returns those to take as they are.
+Welcome = Callable[[Engine, Mapping[str, Arrival]], Awaitable[Mapping[str, Arrival]]]
+
+
+async def adopt_all(engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str, Arrival]:
+    """Where creates pass through us: whoever was not announced keeps what it has."""
+    return found
+
 
 class Reconciler:
     """One runtime's list against one engine's records. ``run`` may be called any time; runs never overlap."""
@@ -30,6 +43,8 @@ class Reconciler:
         self._cgroups = cgroups
         self._keeper = keeper
         self._lock = asyncio.Lock()
+        #: What is done with containers that nobody announced.
+        self.welcome: Welcome = adopt_all
         #: The cgroup of each container, looked up once; None: it has none that can be read.
         self._paths: dict[str, Optional[str]] = {}
         #: Sandboxes the last list did not name, and those that cannot be understood.
@@ -56,7 +71,9 @@ class Reconciler:
             for ended in [s.id for s in seen.values() if s.exited]:
                 keeper.updates.forget(ended)
             await self._exit_codes(engine, seen)
-            details = await self._details(unknown_ids(engine, seen.values()), seen)
+            found = await self._details(unknown_ids(engine, seen.values()), seen)
+            adopted = await self.welcome(engine, found)
+            details = {key: arrival.container for key, arrival in adopted.items()}
             if with_cpusets:
                 await self._sandboxes(engine)
                 await self._cpusets(engine, seen)
@@ -106,7 +123,7 @@ class Reconciler:
             if not isinstance(got, BaseException):
                 seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
 
-    async def _details(self, ids: tuple[str, ...], seen: dict[str, Seen]) -> dict[str, Container]:
+    async def _details(self, ids: tuple[str, ...], seen: dict[str, Seen]) -> dict[str, Arrival]:
         """What containers are that we have no record of, and what they run on."""
         if not ids:
             return {}
@@ -118,31 +135,39 @@ class Reconciler:
         statuses = await gather_limited(
             AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
         )
-        details: dict[str, Container] = {}
+        details: dict[str, Arrival] = {}
         for container_id, got in zip(ids, statuses):
             pod = pods.get(seen[container_id].sandbox_id)
             if isinstance(got, BaseException) or pod is None:
                 continue
             status, info = got
             linux = linux_resources(status, info)
-            qos = read_qos(pod.cgroup_parent, linux)
-            resources = read_resources(linux, qos, self._keeper.memory_bytes)
-            container = Container(
-                pod,
-                status.metadata.name,
-                status.metadata.attempt,
-                qos,
-                resources,
-                dict(status.labels),
-                dict(status.annotations),
-            )
-            details[container_id] = understood(container)
             self._remember_cgroup(container_id, info)
             path = self._paths.get(container_id)
             sets = (self._cgroups.configured(path) if path else None) or _told_cpusets(linux)
             if sets is not None:
                 seen[container_id] = replace(seen[container_id], cpus=sets.cpus, mems=sets.mems or None)
+            item = seen[container_id]
+            details[container_id] = Arrival(
+                container_id,
+                self._container(pod, status, linux),
+                read_fence(linux),
+                uses_of(status, info),
+                item.cpus,
+                item.mems,
+                status.started_at if item.running else 0,
+                item.running,
+            )
         return details
+
+    def _container(
+        self, pod: Pod, status: cri.ContainerStatus, linux: cri.LinuxContainerResources
+    ) -> Container:
+        qos = read_qos(pod.cgroup_parent, linux)
+        resources = read_resources(linux, qos, self._keeper.memory_bytes)
+        name, attempt = status.metadata.name, status.metadata.attempt
+        labels, annotations = dict(status.labels), dict(status.annotations)
+        return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
 
     async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
         statuses = await gather_limited(AT_A_TIME, [self._runtime.sandbox_status(s.id) for s in sandboxes])
@@ -235,6 +260,23 @@ def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.Li
         return cri.LinuxContainerResources()
 
 
+def uses_of(status: cri.ContainerStatus, info: dict[str, Any]) -> tuple[Use, ...]:
+    """Devices and mounts as the runtime shows them.
+
+    containerd tells what was asked for. Of others there is the spec, where a device has its name in the container,
+    mostly the same; that of a privileged one lists all devices of the host.
+    """
+    asked, key, devices = info.get("config"), "host_path", None
+    if isinstance(asked, dict):
+        devices = asked.get("devices")
+    elif not info.get("privileged"):
+        key, devices = "path", ((info.get("runtimeSpec") or {}).get("linux") or {}).get("devices")
+    paths = [device.get(key) for device in devices or () if isinstance(device, dict)]
+    config = cri.ContainerConfig(mounts=status.mounts)
+    config.devices.extend(cri.Device(host_path=path) for path in paths if isinstance(path, str))
+    return read_uses(config)
+
+
 def _seen(container: cri.Container, pods: Mapping[str, Pod]) -> Seen:
     # Kubelet labels containers with their pod's uid; other clients may not, and their pods may have none.
     known = pods.get(container.pod_sandbox_id)
@@ -255,6 +297,10 @@ def _pod(sandbox: cri.PodSandbox, info: dict[str, Any]) -> Pod:
     linux = ((info.get("config") or {}).get("linux")) or {}
     config = cri.PodSandboxConfig(metadata=sandbox.metadata)
     config.linux.cgroup_parent = str(linux.get("cgroup_parent") or "")
+    for name in ("resources", "overhead"):
+        found = linux.get(name)
+        with contextlib.suppress(ParseError):
+            ParseDict(found if isinstance(found, dict) else {}, getattr(config.linux, name), True)
     for key, value in sandbox.labels.items():
         config.labels[key] = value
     for key, value in sandbox.annotations.items():

@@ -9,15 +9,16 @@ messages shown to it; what it decides is carried out here, nothing is decided he
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import grpc
 
 from cri_proxy.core.interception import (
     UNAVAILABLE,
     Answer,
+    AnswerFailed,
     End,
     Forward,
     Interception,
@@ -63,6 +64,7 @@ _LOOK_S = 0.01
 #: Words by which grpc says that a call never left this process.
 _NEVER_SENT = ("failed to connect", "connections to all backends failing", "empty address list")
 
+INTERNAL = 13
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -98,6 +100,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._images = images or runtime
         self._interceptor = interceptor
         self._active: set[_Call] = set()
+        #: Answers under way: they outlive the calls they are made for.
+        self._answers: set[asyncio.Task[Any]] = set()
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -140,10 +144,16 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             self._stop([call for call in self._active if _is_long(call.method) or call.is_due])
-            if not (self._active or is_busy()) or asyncio.get_running_loop().time() >= deadline:
+            if (
+                not (self._active or self._answers or is_busy())
+                or asyncio.get_running_loop().time() >= deadline
+            ):
                 break
             await asyncio.sleep(_LOOK_S)
         self._stop(list(self._active))
+        for answer in self._answers:
+            answer.cancel()
+        await asyncio.gather(*self._answers, return_exceptions=True)
 
     def _stop(self, calls: list[_Call]) -> None:
         for call in calls:
@@ -210,6 +220,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             return
         end, code, details = End.REFUSED, 1, "the client went away"
         upstream: Any = None
+        answered = False
         try:
             outcome: Outcome = await interception.request(message)
             if isinstance(outcome, Forward):
@@ -221,16 +232,32 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             elif isinstance(outcome, Refuse):
                 code, details = outcome.code, outcome.message
             else:
-                end, code, details = await _answer(outcome, context)
+                answered = True
+                code, details = await self._answer(interception, outcome, context)
         finally:
             if upstream is not None and not upstream.done():
                 upstream.cancel()
             # Before the client learns the end, the state knows it.
-            await interception.ended(end, code, details)
+            if not answered:
+                await interception.ended(end, code, details)
         if upstream is not None:
             await _finish(call, upstream, context)
         elif code:
             await context.abort(_CODES.get(code, grpc.StatusCode.UNKNOWN), details)
+
+    async def _answer(
+        self, interception: Interception, outcome: Answer, context: grpc.aio.ServicerContext
+    ) -> tuple[int, str]:
+        """Run an answer to its end, whether or not the client waits for it."""
+        task = asyncio.ensure_future(_run_answer(interception, outcome))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+        reply, code, details, trailers = await asyncio.shield(task)
+        if trailers:
+            context.set_trailing_metadata(tuple(trailers))
+        if reply is not None:
+            await context.write(reply)
+        return code, details
 
 
 def _is_long(method: str) -> bool:
@@ -283,14 +310,25 @@ async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
         yield message
 
 
-async def _answer(outcome: Answer, context: grpc.aio.ServicerContext) -> tuple[End, int, str]:
-    """Run an answer of our own; the error of a call it made upstream is the client's to see as it is."""
+async def _run_answer(
+    interception: Interception, outcome: Answer
+) -> tuple[Optional[bytes], int, str, Sequence[tuple[str, Union[str, bytes]]]]:
+    """The reply (None: it failed), code, details and trailers of an answer; its end is told here."""
+    reply: Optional[bytes] = None
+    trailers: Sequence[tuple[str, Union[str, bytes]]] = ()
+    end, code, details = End.UNKNOWN, UNAVAILABLE, STOPPING
     try:
-        await context.write(await outcome.reply())
-    except grpc.aio.AioRpcError as error:
-        context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
-        return End.REFUSED, error.code().value[0], error.details() or ""
-    return End.OK, 0, ""
+        reply = await outcome.reply()
+        end, code, details = End.OK, 0, ""
+    except AnswerFailed as error:
+        code, details, trailers = error.code, error.message, error.trailers
+        end = end_of(code, True)
+    except asyncio.CancelledError:
+        pass  # by a stop of ours, for which there was no more time
+    except Exception as error:
+        code, details = INTERNAL, f"cri-resmgr: {type(error).__name__}: {error}"
+    await interception.ended(end, code, details)
+    return reply, code, details, trailers
 
 
 async def _copy_replies(
@@ -302,9 +340,10 @@ async def _copy_replies(
         while (message := await upstream.read()) is not grpc.aio.EOF:
             if interception is not None:
                 await interception.replied(message)
-                if interception.filter is not None:
-                    message = interception.filter(message)
-            await context.write(message)
+                if (cut := interception.filter) is not None:
+                    message = cut(message)
+            if message is not None:
+                await context.write(message)
     except grpc.aio.AioRpcError:
         pass
     except asyncio.CancelledError:

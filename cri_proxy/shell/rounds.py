@@ -15,7 +15,7 @@ import grpc
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.shell.assembly import Assembly
-from cri_proxy.shell.interceptor import note_event
+from cri_proxy.shell.event_stream import note_event
 from cri_proxy.shell.notify import notify
 from cri_proxy.shell.parts import Parts
 from policies.model import Pod
@@ -45,8 +45,6 @@ class Rounds:
         self._assembly = assembly
         self._bring_up = bring_up
         self._afterwards = afterwards
-        #: Whether we read an event stream of our own.
-        self.own_stream = False
 
     def look_soon(self) -> None:
         """A create was left in doubt: the runtime usually knows a moment later."""
@@ -149,7 +147,7 @@ class Rounds:
 
     @property
     def _events_read(self) -> bool:
-        return self._parts.events.streams > 0 or self.own_stream
+        return self._parts.events.streams > 0 or self._parts.events.own_stream
 
     async def read_events(self) -> None:
         """Our own event stream: only while no client has one and where that takes nothing from anybody."""
@@ -160,7 +158,7 @@ class Rounds:
             if engine is None or parts.events.streams or not parts.runtime.events_can_be_shared():
                 continue
             try:
-                self.own_stream = True
+                parts.events.own_stream = True
                 async for event in parts.runtime.events():
                     note_event(keeper, engine, event)
                     if parts.events.streams or engine is not keeper.active():
@@ -170,4 +168,4 @@ class Rounds:
             except Exception:
                 parts.log.error("an event could not be followed", exc_info=True)
             finally:
-                self.own_stream = False
+                parts.events.own_stream = False

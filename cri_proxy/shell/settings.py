@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from cri_proxy.core.config import BadConfig, Config, Loaded, read_config
 from cri_proxy.core.config_text import BadText, Source, read_entries
@@ -31,6 +31,11 @@ ESSENTIAL = frozenset(
         "state.directory",
         "topology.cgroup_root",
         "affinity.socket",
+        "nri.host",
+        "nri.socket",
+        "nri.plugin_path",
+        "nri.plugin_config_path",
+        "nri.launcher",
     ]
 )
 
@@ -43,10 +48,14 @@ class Files:
     config: Optional[Path] = None
     force: Optional[Path] = None
     overrides: Mapping[str, Any] = ()  # type: ignore[assignment]
+    #: What is told in other ways than by files; it counts after config.yaml, and before what is forced.
+    told: Callable[[], list[Source]] = list
 
     def sources(self) -> list[Source]:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
-        return [*map(read_source, self._paths()), *self._command_line()]
+        found = [read_source(path) for path in self._paths()]
+        at = len(found) - (self.force is not None)
+        return [*found[:at], *self.told(), *found[at:], *self._command_line()]
 
     def sources_with(self, source: Source) -> list[Source]:
         """The same with one text in the place of the file it is named after; else in that of config.yaml.

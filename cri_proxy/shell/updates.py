@@ -7,9 +7,9 @@ the next ``retry``. A failure never reaches the caller of the request that cause
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Callable
 
 import grpc
 
@@ -27,7 +27,8 @@ class Updates:
     """The queue of updates to one runtime."""
 
     def __init__(self, runtime: Runtime, metrics: Metrics, log: Any) -> None:
-        self._runtime = runtime
+        #: How one update gets to the runtime; a front end may have a better way than ours.
+        self.deliver: Callable[[Update], Awaitable[None]] = runtime.update
         self._metrics = metrics
         self._log = log
         self._gate = asyncio.Semaphore(AT_A_TIME)
@@ -110,7 +111,7 @@ class Updates:
         while (update := self._wanted.get(container_id)) is not None:
             try:
                 async with self._gate:
-                    await self._runtime.update(update)
+                    await self.deliver(update)
             except grpc.aio.AioRpcError as error:
                 self._failed(update, error)
                 return

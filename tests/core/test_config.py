@@ -131,7 +131,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         config.values = {}  # type: ignore[misc]
 
 
-def test_what_needs_a_restart_is_sockets_endpoints_directories_and_the_cgroup_mount() -> None:
+def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_and_who_speaks_nri() -> None:
     assert {option.key for option in OPTIONS if not option.live} == {
         "relay.socket",
         "relay.extra_sockets",
@@ -141,6 +141,14 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_and_the_cgroup_mo
         "state.directory",
         "control.socket",
         "topology.cgroup_root",
+        "nri.host",
+        "nri.socket",
+        "nri.plugin_path",
+        "nri.plugin_config_path",
+        "nri.launcher",
+        "nri.plugin.socket",
+        "nri.plugin.name",
+        "nri.plugin.index",
     }
 
 
@@ -166,6 +174,10 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_and_the_cgroup_mo
             "control:\n  socket: /var/run/cri-resmgr/cri-resmgr.sock",
             "c.yaml:2: control.socket is /var/run/cri-resmgr/cri-resmgr.sock, "
             "expected another socket than relay.extra_sockets",
+        ),
+        (
+            "nri:\n  socket: /run/cri-resmgr.sock",
+            "c.yaml:2: nri.socket is /run/cri-resmgr.sock, expected another socket than relay.socket",
         ),
     ],
 )

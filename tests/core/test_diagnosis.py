@@ -90,7 +90,10 @@ KUBELET = KubeletStatus(
     points_at_us=True, written_by_us=True, dropped=False, restart_pending=False, pid=77, image_endpoint="",
     manager="", warnings=(), hint="",
 )  # fmt: skip
-HEALTHY_UNITS = tuple(UnitFacts(name, "loaded", "active", "running", "enabled") for name in UNITS)
+HEALTHY_UNITS = (
+    *(UnitFacts(name, "loaded", "active", "running", "enabled") for name in UNITS[:3]),
+    UnitFacts(UNITS[3], "loaded", "inactive", "dead", "disabled"),
+)
 HEALTHY = Facts(
     config=ConfigFacts(files=("/etc/cri-resmgr/config.yaml",)),
     daemon=DaemonFacts(CONTROL, STATUS, sockets=((SOCKET, True),)),
@@ -272,6 +275,64 @@ def test_what_is_a_problem_comes_with_what_to_do(name: str) -> None:
 
 #: Nobody looks at traffic.
 UNSEEN = with_status(affinity={"enabled": True, "observer": {"problem": "nobody serves it"}})
+
+#: What is right where the daemon serves no socket.
+STANDALONE = replace(
+    with_status(front_end="standalone", sockets=[]),
+    kubelet=replace(HEALTHY.kubelet, status=replace(KUBELET, points_at_us=False, hint="enable")),
+    system=with_unit(UNITS[1], load="masked", active="inactive").system,
+)
+PLUGIN = replace(
+    with_status(front_end="nri-plugin", sockets=[]),
+    kubelet=STANDALONE.kubelet,
+    runtime=with_part("runtime", nri_socket="/run/nri/nri.sock").runtime,
+    system=SystemFacts(
+        True,
+        (
+            *(replace(unit, active="inactive") for unit in HEALTHY_UNITS[:2]),
+            HEALTHY_UNITS[2],
+            replace(HEALTHY_UNITS[0], name=UNITS[3]),
+        ),
+        nri_plugins=("10-cri-resmgr",),
+        has_bcc=True,
+    ),
+)
+OTHERWISE: dict[str, tuple[Facts, dict[str, str]]] = {
+    "standalone": (STANDALONE, {}),
+    "plugin": (PLUGIN, {}),
+    "kubelet points at a standalone daemon": (replace(STANDALONE, kubelet=HEALTHY.kubelet), {"kubelet": PROBLEM}),
+    "systemd listens for a standalone daemon": (
+        replace(STANDALONE, system=HEALTHY.system), {UNITS[1]: WARNING},
+    ),
+    "a second plugin": (
+        replace(PLUGIN, system=replace(PLUGIN.system, nri_plugins=("10-cri-resmgr", "90-balloons"))),
+        {"nri-plugin": WARNING},
+    ),
+    "the plugin's proxy runs, too": (
+        replace(PLUGIN, system=replace(PLUGIN.system, units=(*HEALTHY_UNITS[:3], PLUGIN.system.units[3]))),
+        {UNITS[0]: WARNING, UNITS[1]: WARNING},
+    ),
+    "the plugin's unit has failed": (
+        replace(PLUGIN, system=replace(PLUGIN.system, units=(replace(HEALTHY_UNITS[3], active="failed"),))),
+        {UNITS[3]: PROBLEM},
+    ),
+    "the runtime launches the plugin": (
+        replace(
+            PLUGIN,
+            daemon=with_status(front_end="nri-plugin", sockets=[], nri={"launched_by_runtime": True}).daemon,
+            system=replace(PLUGIN.system, units=HEALTHY_UNITS[2:]),
+        ),
+        {},
+    ),
+    "a plugin runs beside the proxy": (with_unit(UNITS[3], active="active"), {UNITS[3]: WARNING}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_daemon_that_is_no_proxy_needs_neither_kubelet_nor_a_socket(name: str) -> None:
+    facts, expected = OTHERWISE[name]
+    assert findings_of(facts, [NOTE, WARNING, PROBLEM]) == expected
+
 
 NOTED: dict[str, tuple[Facts, str]] = {
     "NUMA balancing": (with_part("kernel", numa_balancing="1"), "numa-balancing"),

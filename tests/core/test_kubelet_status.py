@@ -97,6 +97,10 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "observing": ({"mode": "observe"}, ""),
     "degraded": ({"degraded": {"config": "no ladder"}}, "degraded: no ladder"),
     "off": ({"mode": "off"}, "mode is off"),
+    "standalone": (
+        {"front_end": "standalone", "sockets": []},
+        "runs as standalone: it serves kubelet no socket",
+    ),
     "no runtime": ({"runtime": {"socket": "/r", "connected": False}}, "no connection to the runtime at /r"),
     "another runtime": (
         {"runtime": {"socket": "/run/crio/crio.sock", "connected": True}},

@@ -187,6 +187,8 @@ LINES = {
         "  runtime    /run/c.sock (NOT CONNECTED)",
     ),
     "sockets": ({}, "  serving    /run/a.sock, /run/b.sock"),
+    "no sockets, and why": ({"sockets": [], "how": "late"}, "  serving    late"),
+    "no sockets": ({"sockets": []}, "  serving    nobody"),
     "policy": (PLACING, "  policy     hygon, usable CPUs 0-3, reserved none"),
     "containers": (PLACING, "  containers 2 placed; 1 places held, 0 creates in doubt"),
     "no containers": ({**PLACING, "containers": {}}, "  containers none; 1 places held, 0 creates in doubt"),
@@ -194,6 +196,23 @@ LINES = {
     "fences": (PLACING, "  untouched  default/db/app: the caller's cpuset holds no usable CPU"),
     "broken": (PLACING, "  BROKEN     a sentence"),
     "warning": ({"warnings": ["careful"]}, "  warning    careful"),
+    "hosted plugins": (
+        {
+            "nri": {
+                "host": "on",
+                "plugins": [
+                    {"index": "10", "name": "foo", "state": "connected"},
+                    {"index": "", "name": "bar", "state": "missing"},
+                ],
+            }
+        },
+        "  plugins    10-foo, bar (missing)",
+    ),
+    "no plugins": ({"nri": {"host": "on", "plugins": []}}, "  plugins    none"),
+    "no host": (
+        {"nri": {"host": "off", "why": "the runtime has NRI itself", "plugins": []}},
+        "  plugins    not hosted: the runtime has NRI itself",
+    ),
 }
 
 

@@ -203,6 +203,16 @@ class Containerd:
         text = (folder / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")).read_text().split()[0]
         return -1 if text == "max" else int(text)
 
+    def memory_limit_of(self, container_id: str) -> int:
+        """Bytes of memory that the container's cgroup may use; -1: no limit."""
+        folder, is_v1 = self._cgroup_of(container_id, "memory")
+        text = (folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")).read_text().strip()
+        return -1 if text == "max" else int(text)
+
+    def cgroup_file_of(self, container_id: str, controller: str, name: str) -> str:
+        """What a file of the container's cgroup says."""
+        return (self._cgroup_of(container_id, controller)[0] / name).read_text().strip()
+
     def _cgroup_of(self, container_id: str, controller: str) -> tuple[Path, bool]:
         """The container's cgroup in the hierarchy that has a controller, and whether that is v1."""
         lines = Path(f"/proc/{self.pid_of(container_id)}/cgroup").read_text().splitlines()

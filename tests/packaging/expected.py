@@ -5,6 +5,7 @@ PROGRAMS = (
     "/usr/lib/cri-resmgr/bin/python",
     "/usr/lib/cri-resmgr/pyvenv.cfg",
     "/usr/lib/cri-resmgr/maintain",
+    "/usr/lib/cri-resmgr/nri/10-cri-resmgr",
     "/etc/cri-resmgr/config.yaml",
     "/etc/cri-resmgr/fallback.cfg.sample",
     "/usr/share/man/man8/cri-resmgr.8.gz",
@@ -17,6 +18,8 @@ UNITS = (
     "/usr/lib/systemd/system/cri-resource-manager.service",
     "/usr/lib/systemd/system/cri-resource-manager.socket",
     "/usr/lib/systemd/system/cri-resmgr-observer.service",
+    "/usr/lib/systemd/system/cri-resmgr-nri@.service",
+    "/usr/lib/systemd/system/cri-resmgr-nri.service",
 )
 STATE = "/var/lib/cri-resmgr"
 #: Nothing lies elsewhere.

@@ -96,6 +96,7 @@ def test_upgrade_and_downgrade_restart_it_and_keep_state_and_configuration(
             "daemon-reload",
             "try-restart cri-resource-manager.service",
             "try-restart cri-resmgr-observer.service",
+            "try-restart cri-resmgr-nri.service",
         ]
         assert read(root, "/etc/cri-resmgr/config.yaml") == "relay:\n  mode: observe\n"
         assert read(root, "/var/lib/cri-resmgr/state.db") == "state"
@@ -119,8 +120,8 @@ def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: 
     assert root.files() == before
     if systemd:
         asked = root.asked_of_systemd()
-        assert f"stop {UNITS} cri-resmgr-observer.service" in asked
-        assert f"--no-reload disable {UNITS} cri-resmgr-observer.service" in asked
+        assert f"stop {UNITS} cri-resmgr-observer.service cri-resmgr-nri.service" in asked
+        assert f"--no-reload disable {UNITS} cri-resmgr-observer.service cri-resmgr-nri.service" in asked
 
 
 def test_after_a_removal_it_can_be_installed_again(root: Root, install: Callable[..., str]) -> None:

@@ -121,6 +121,7 @@ def test_upgrade_and_downgrade_restart_it_and_keep_state_and_configuration(
             "daemon-reload",
             "try-restart cri-resource-manager.service",
             "try-restart cri-resmgr-observer.service",
+            "try-restart cri-resmgr-nri.service",
         ]
         assert (root.path / "etc/cri-resmgr/config.yaml").read_text() == "relay:\n  mode: observe\n"
         assert (root.path / "var/lib/cri-resmgr/state.db").read_text() == "state"

@@ -19,8 +19,8 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.shell import logs
 from cri_proxy.shell.affinity import AffinityController, CannotRebalance
 from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.shell.event_stream import EventCount
 from cri_proxy.shell.health import Health
-from cri_proxy.shell.interceptor import EventCount
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.machine import MachineReader
 from cri_proxy.shell.metrics import Metrics

@@ -11,8 +11,9 @@ import pytest
 
 from bpf.capabilities import NEEDED
 from cri_proxy.core.config import read_config
+from cri_proxy.nri_launcher import unit_name
 from cri_proxy.shell.serving import longest_stop_us
-from tests.systemd.units import FOLDER, OBSERVER, SERVICE, SOCKET, settings_of, words_of
+from tests.systemd.units import FOLDER, NRI, OBSERVER, PLUGIN, SERVICE, SOCKET, settings_of, words_of
 
 DEFAULTS = read_config([]).config
 _ANALYZE = shutil.which("systemd-analyze")
@@ -33,21 +34,21 @@ def real(path: str) -> str:
 
 @has_analyze
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    units = tmp_path / "etc/systemd/system"
-    shutil.copytree(FOLDER, units)
+    shutil.copytree(FOLDER, tmp_path / "etc/systemd/system")
     shutil.copytree("/usr/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
     for program in ("usr/bin/cri-resmgr", "bin/kill"):
         path = tmp_path / program
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
-    command = [str(_ANALYZE), "verify", f"--root={tmp_path}", "--man=no", SERVICE, SOCKET, OBSERVER]
+    units = [SERVICE, SOCKET, OBSERVER, PLUGIN, NRI]
+    command = [str(_ANALYZE), "verify", f"--root={tmp_path}", "--man=no", *units]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @has_analyze
-@pytest.mark.parametrize(("name", "most"), [(SERVICE, 3.0), (OBSERVER, 3.9)])
+@pytest.mark.parametrize(("name", "most"), [(SERVICE, 3.0), (OBSERVER, 3.9), (NRI, 2.6)])
 def test_the_exposure_is_no_more_than_the_docs_say(name: str, most: float) -> None:
     command = [str(_ANALYZE), "security", "--offline=true", "--no-pager", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -139,7 +140,7 @@ def test_the_observer_has_memory_for_the_compiler_and_goes_before_anything_else_
     assert int(observer["Service.OOMScoreAdjust"][0]) > 0
 
 
-@pytest.mark.parametrize("name", [SERVICE, OBSERVER])
+@pytest.mark.parametrize("name", [SERVICE, OBSERVER, NRI])
 def test_reload_is_sighup_and_the_watchdog_is_on(name: str) -> None:
     unit = settings_of(name)
     assert unit["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
@@ -151,3 +152,31 @@ def test_enabling_the_service_enables_the_socket_and_the_alias() -> None:
     service = settings_of(SERVICE)
     assert service["Install.Alias"] == ["cri-resmgr.service"]
     assert service["Install.Also"] == [SOCKET]
+
+
+def test_a_hosted_plugin_ends_with_the_daemon_and_is_launched_by_it_alone() -> None:
+    plugin = settings_of(PLUGIN)
+    assert plugin["Unit.BindsTo"] == [SERVICE]
+    # With After= the daemon, which waits for its plugins before it is ready, would wait for ever.
+    assert "Unit.After" not in plugin and "Unit.Requires" not in plugin
+    assert plugin["Service.ExecStart"] == ["/usr/bin/cri-resmgr nri launch %i"]
+    assert plugin["Service.Restart"] == ["no"]
+    assert unit_name("10-foo") == PLUGIN.replace("@", "@10-foo")
+
+
+def test_the_plugin_of_a_runtime_may_do_no_more_than_the_proxy_and_stops_nobody() -> None:
+    plugin, service = settings_of(NRI), settings_of(SERVICE)
+    assert plugin["Service.ExecStart"] == ["/usr/bin/cri-resmgr nri run $NRI_OPTIONS"]
+    # A proxy that were stopped for it would leave kubelet without a runtime.
+    assert "Unit.Conflicts" not in plugin and "Unit.Requires" not in plugin
+    assert plugin["Service.CapabilityBoundingSet"] == [""]
+    for key in (
+        "ProtectSystem",
+        "ReadWritePaths",
+        "DevicePolicy",
+        "RestrictAddressFamilies",
+        "StateDirectory",
+    ):
+        assert plugin[f"Service.{key}"] == service[f"Service.{key}"]
+    most_s = longest_stop_us(DEFAULTS["relay.drain"]) / 1e6
+    assert float(plugin["Service.TimeoutStopSec"][0]) >= most_s

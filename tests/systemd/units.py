@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
-SERVICE, SOCKET, OBSERVER = (
+SERVICE, SOCKET, OBSERVER, PLUGIN = (
     "cri-resource-manager.service",
     "cri-resource-manager.socket",
     "cri-resmgr-observer.service",
+    "cri-resmgr-nri@.service",
 )
+#: Ourselves as a plugin; PLUGIN is one that we host.
+NRI = "cri-resmgr-nri.service"
 
 
 def settings_of(name: str) -> dict[str, list[str]]:

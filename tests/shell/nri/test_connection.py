@@ -12,8 +12,8 @@ from typing import Optional
 import pytest
 
 from cri_api import ttrpc_pb2 as pb
-from cri_proxy.shell import nri_connection
-from cri_proxy.shell.nri_connection import (
+from cri_proxy.shell.nri import connection as nri_connection
+from cri_proxy.shell.nri.connection import (
     MOST_SERVED,
     CallFailed,
     CallTimedOut,

@@ -1,0 +1,1 @@
+"""NRI, pure: what is asked of containers by plugins, and what our plugin asks."""

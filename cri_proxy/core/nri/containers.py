@@ -1,0 +1,230 @@
+"""NRI messages to the vocabulary of policies/model.py, and placements back to adjustments and updates.
+
+What NRI says of resources is written as the CRI message it came from, and read by the readers of ``cri.py``: there
+is one place that knows what shares, quotas and scores mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core import cri as cri_reader
+from cri_proxy.core.cri import (
+    CreateRequest,
+    UnreadableRequest,
+    linux_delta,
+    read_fence,
+    read_qos,
+    read_resources,
+)
+from cri_proxy.core.grants import Grant, Life, Quota, Seen, Update
+from cri_proxy.core.hints import Use, read_uses
+from cri_proxy.core.wishes import understood
+from policies.cpus import BadCpuList, parse_cpus
+from policies.model import Container, Fence, Placement, Pod, PodSize
+
+#: Kubelet's count of restarts, which it also makes the attempt of the container (kuberuntime/labels.go).
+RESTART_COUNT = "io.kubernetes.container.restartCount"
+_MOST = (1 << 63) - 1
+
+
+# ---------------------------------------------------------------------- pods and containers
+
+
+def read_pod(pod: nri.PodSandbox, known: Optional[Pod] = None) -> Pod:
+    """A pod; what ``known`` (an earlier reading) has and the message lacks is kept.
+
+    :raises UnreadableRequest: it has no id, or neither name nor uid.
+    """
+    if not pod.id:
+        raise UnreadableRequest("a PodSandbox without an id")
+    config = cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(name=pod.name, uid=pod.uid, namespace=pod.namespace),
+        labels=pod.labels,
+        annotations=pod.annotations,
+    )
+    config.linux.cgroup_parent = pod.linux.cgroup_parent
+    config.linux.resources.CopyFrom(cri_resources(pod.linux.pod_resources))
+    config.linux.overhead.CopyFrom(cri_resources(pod.linux.pod_overhead))
+    return cri_reader.read_pod(config, pod.id, pod.runtime_handler, known)
+
+
+def read_container(
+    container: nri.Container, pod: Pod, attempt: int = 0, memory_capacity_bytes: int = 0
+) -> CreateRequest:
+    """A container of a pod, the cpuset it has already, its devices and mounts.
+
+    ``attempt``: where its annotations do not tell.
+
+    :raises UnreadableRequest: it has no id or no name.
+    """
+    if not container.id or not container.name:
+        raise UnreadableRequest("a Container without an id or a name")
+    resources = cri_resources(container.linux.resources, container.linux.oom_score_adj.value)
+    qos = read_qos(pod.cgroup_parent, resources)
+    told = read_attempt(container)
+    found = Container(
+        pod=pod,
+        name=container.name,
+        attempt=attempt if told is None else told,
+        qos=qos,
+        resources=read_resources(resources, qos, memory_capacity_bytes),
+        labels=dict(container.labels),
+        annotations=dict(container.annotations),
+    )
+    return CreateRequest(understood(found), read_fence(resources), _uses(container))
+
+
+def read_attempt(container: nri.Container) -> Optional[int]:
+    """How often it was restarted, as kubelet notes it; None = nobody has."""
+    text = container.annotations.get(RESTART_COUNT, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def next_attempt(grants: Iterable[Grant], pod_uid: str, name: str) -> int:
+    """The attempt of a new container that does not tell its own: the next after those known of its name."""
+    known = [
+        g.container.attempt for g in grants if (g.container.pod.uid, g.container.name) == (pod_uid, name)
+    ]
+    return max(known, default=-1) + 1
+
+
+def cri_resources(resources: nri.LinuxResources, oom_score_adj: int = 0) -> cri.LinuxContainerResources:
+    """What CRI can say of resources, as kubelet would have sent it."""
+    cpu = resources.cpu
+    return cri.LinuxContainerResources(
+        cpu_shares=min(cpu.shares.value, _MOST),
+        cpu_quota=cpu.quota.value,
+        cpu_period=min(cpu.period.value, _MOST),
+        cpuset_cpus=cpu.cpus,
+        cpuset_mems=cpu.mems,
+        memory_limit_in_bytes=resources.memory.limit.value,
+        oom_score_adj=oom_score_adj,
+    )
+
+
+def read_size(request: nri.UpdatePodSandboxRequest) -> Optional[PodSize]:
+    """The pod's size after UpdatePodSandbox; None = it does not say."""
+    overhead = request.overhead_linux_resources
+    return cri_reader.sum_pod_size(cri_resources(request.linux_resources), cri_resources(overhead))
+
+
+def _uses(container: nri.Container) -> tuple[Use, ...]:
+    # A device's path on the host is not told; outside the container it is the same in all but odd cases.
+    devices = [cri.Device(host_path=device.path) for device in container.linux.devices]
+    mounts = [
+        cri.Mount(container_path=m.destination, host_path=m.source, readonly="ro" in m.options)
+        for m in container.mounts
+        if m.source.startswith("/") and (m.type == "bind" or not {"bind", "rbind"}.isdisjoint(m.options))
+    ]
+    return read_uses(cri.ContainerConfig(devices=devices, mounts=mounts))
+
+
+# ---------------------------------------------------------------------- what runs
+
+
+def read_seen(
+    containers: Iterable[nri.Container], pods: Mapping[str, Pod], grants: Mapping[str, Grant]
+) -> dict[str, Seen]:
+    """A Synchronize as a resync reads a runtime's list.
+
+    It names no container that has ended: those of ``grants`` that it lacks have, and what became of them the runtime
+    itself is asked later.
+    """
+    seen = {c.id: _seen(c, pods, grants.get(c.id)) for c in containers if c.id}
+    for key, grant in grants.items():
+        if key not in seen and grant.life is not Life.CREATING:
+            container = grant.container
+            seen[key] = Seen(
+                key,
+                container.pod.id,
+                container.pod.uid,
+                container.name,
+                container.attempt,
+                running=False,
+                exited=True,
+                exit_code=grant.exit_code,
+            )
+    return seen
+
+
+def _seen(container: nri.Container, pods: Mapping[str, Pod], grant: Optional[Grant]) -> Seen:
+    pod = pods.get(container.pod_sandbox_id)
+    told = read_attempt(container)
+    known = 0 if grant is None else grant.container.attempt
+    cpu = container.linux.resources.cpu
+    return Seen(
+        id=container.id,
+        sandbox_id=container.pod_sandbox_id,
+        pod_uid=container.pod_sandbox_id if pod is None else pod.uid,
+        name=container.name,
+        attempt=known if told is None else told,
+        running=container.state in (nri.CONTAINER_RUNNING, nri.CONTAINER_PAUSED),
+        exited=container.state == nri.CONTAINER_STOPPED,
+        exit_code=read_exit_code(container),
+        cpus=_read_set(cpu.cpus),
+        mems=_read_set(cpu.mems) or None,
+    )
+
+
+def read_exit_code(container: nri.Container) -> Optional[int]:
+    """How it ended; None = it has not, or the host is older than NRI 0.10 and does not tell."""
+    return container.exit_code if container.finished_at > 0 else None
+
+
+def _read_set(text: str) -> Optional[frozenset[int]]:
+    try:
+        return parse_cpus(text)
+    except BadCpuList:
+        return None
+
+
+# ---------------------------------------------------------------------- placements
+
+
+def write_adjustment(placement: Placement, fence: Fence) -> Optional[nri.ContainerAdjustment]:
+    """What a container is created with; None = nothing is changed.
+
+    What it has already (``fence``) is not set again: a field that another plugin has set can be set by nobody else.
+    """
+    cpu = _cpu(placement)
+    if placement.cpus == fence.cpus:
+        cpu.cpus = ""
+    if placement.mems == fence.mems:
+        cpu.mems = ""
+    if not cpu.ByteSize():
+        return None
+    return nri.ContainerAdjustment(linux=nri.LinuxContainerAdjustment(resources=nri.LinuxResources(cpu=cpu)))
+
+
+def write_update(update: Update, may_fail: bool = True) -> Optional[nri.ContainerUpdate]:
+    """An update of a container, another's or that of the request; None = nothing is changed.
+
+    ``may_fail``: the request that it is an answer to goes on without it. Memory is never in it: iSulad takes the
+    limit out of whatever memory it finds.
+    """
+    return write_container_update(update.id, update.placement, update.give_back, may_fail)
+
+
+def write_container_update(
+    container_id: str, placement: Placement, give_back: Optional[Quota], may_fail: bool = True
+) -> Optional[nri.ContainerUpdate]:
+    """As ``write_update``, of a placement."""
+    cpu = _cpu(placement, give_back)
+    if not cpu.ByteSize():
+        return None
+    linux = nri.LinuxContainerUpdate(resources=nri.LinuxResources(cpu=cpu))
+    return nri.ContainerUpdate(container_id=container_id, linux=linux, ignore_failure=may_fail)
+
+
+def _cpu(placement: Placement, give_back: Optional[Quota] = None) -> nri.LinuxCPU:
+    delta = linux_delta(placement, give_back)
+    cpu = nri.LinuxCPU(cpus=delta.cpuset_cpus, mems=delta.cpuset_mems)
+    if delta.cpu_quota:
+        cpu.quota.value = delta.cpu_quota
+    if delta.cpu_period:
+        cpu.period.value = delta.cpu_period
+    return cpu

@@ -1,0 +1,122 @@
+"""NRI resources as the CRI message that sets them: for creates as for updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.nri.terms import Site
+
+#: Tells of something that CRI cannot express: the setting's name, the field and key that own it, and why.
+Report = Callable[[str, nri.Field.ValueType, str, str], None]
+
+_MOST = (1 << 63) - 1
+#: Fields that both have: where NRI has them, and CRI's name.
+_NUMBERS = (
+    ("cpu", "shares", "cpu_shares"),
+    ("cpu", "quota", "cpu_quota"),
+    ("cpu", "period", "cpu_period"),
+    ("memory", "limit", "memory_limit_in_bytes"),
+    ("memory", "swap", "memory_swap_limit_in_bytes"),
+)
+#: What only NRI has: where, the setting that says what to do, the owner's word, and why not.
+_UNKNOWN_TO_CRI: tuple[tuple[str, str, str, nri.Field.ValueType], ...] = (
+    ("cpu", "realtime_runtime", "cpu_realtime", nri.CPURealtimeRuntime),
+    ("cpu", "realtime_period", "cpu_realtime", nri.CPURealtimePeriod),
+    ("memory", "kernel", "memory_kernel", nri.MemKernelLimit),
+    ("memory", "kernel_tcp", "memory_kernel", nri.MemTCPLimit),
+    ("memory", "swappiness", "memory_swappiness", nri.MemSwappiness),
+    ("memory", "disable_oom_killer", "memory_oom_killer", nri.MemDisableOomKiller),
+    ("memory", "use_hierarchy", "memory_hierarchy", nri.MemUseHierarchy),
+)
+_ON_V1 = "this host has cgroup v1, on which CRI has no word for it"
+
+
+@dataclass(frozen=True)
+class Expressed:
+    """``linux`` sets what has a value; ``emptied`` are CRI's names of numbers that are asked to be 0, which means unset."""
+
+    linux: cri.LinuxContainerResources
+    emptied: frozenset[str]
+
+
+def express(
+    asked: nri.LinuxResources, site: Site, report: Report, current: Optional[nri.LinuxResources] = None
+) -> Expressed:
+    """Resources in CRI's words. Classes and rules for devices are not among them: see ``nri_apply``.
+
+    ``current``: what the container has, as its spec says: what it has already need not be said.
+    """
+    linux = cri.LinuxContainerResources(cpuset_cpus=asked.cpu.cpus, cpuset_mems=asked.cpu.mems)
+    emptied = set()
+    for part, name, cri_name in _NUMBERS:
+        of = getattr(asked, part)
+        if of.HasField(name):
+            value = min(getattr(of, name).value, _MOST)
+            setattr(linux, cri_name, value)
+            if not value:
+                emptied.add(cri_name)
+    for part, name, setting, field in _UNKNOWN_TO_CRI:
+        of = getattr(asked, part)
+        if of.HasField(name) and not _has_already(current, part, name, of):
+            report(setting, field, "", f"CRI has no {part} {name}")
+    _express_hugepages(asked, linux, site, report)
+    _express_unified(asked, linux, site, report)
+    return Expressed(linux, frozenset(emptied))
+
+
+def resources_of(update: nri.ContainerUpdate, site: Site, report: Report) -> cri.LinuxContainerResources:
+    """What an UpdateContainerResources must set for an update; numbers of 0 are left as they are.
+
+    To be laid over what the container has, or appended to the caller's own request.
+    """
+    resources = update.linux.resources
+    for name, field in (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass)):
+        if resources.HasField(name):
+            report(name, field, "", "CRI can set a class only when a container is created")
+    if resources.devices:
+        report("device_rules", nri.Devices, "", "CRI cannot change the rules for devices")
+    return express(resources, site, report).linux
+
+
+def _has_already(current: Optional[nri.LinuxResources], part: str, name: str, asked: Any) -> bool:
+    if current is None:
+        return False
+    of = getattr(current, part)
+    return bool(of.HasField(name) and getattr(of, name) == getattr(asked, name))
+
+
+def _express_hugepages(
+    asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: Site, report: Report
+) -> None:
+    for limit in asked.hugepage_limits:
+        if site.hugetlb:
+            linux.hugepage_limits.add(page_size=limit.page_size, limit=limit.limit)
+        else:
+            report(
+                "hugepage_limits", nri.HugepageLimits, limit.page_size, "this host has no hugetlb controller"
+            )
+
+
+def _express_unified(
+    asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: Site, report: Report
+) -> None:
+    """What cgroup v2 calls by its file's name; what is asked for by that name itself wins."""
+    if not site.cgroup_v2:
+        for key in sorted(asked.unified):
+            report(
+                "unified", nri.CgroupsUnified, key, "this host has cgroup v1, which has no unified resources"
+            )
+        if asked.memory.HasField("reservation"):
+            report("memory_reservation", nri.MemReservation, "", _ON_V1)
+        if asked.HasField("pids"):
+            report("pids_limit", nri.PidsLimit, "", _ON_V1)
+        return
+    if asked.memory.HasField("reservation"):
+        linux.unified["memory.low"] = str(max(0, asked.memory.reservation.value))
+    if asked.HasField("pids"):
+        linux.unified["pids.max"] = str(asked.pids.limit) if asked.pids.limit > 0 else "max"
+    for key, value in asked.unified.items():
+        linux.unified[key] = value

@@ -1,0 +1,111 @@
+"""What a node and its runtime can do over CRI of what plugins ask for, and what to do about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Callable
+
+from cri_api import nri_v1alpha1_pb2 as nri
+
+
+class Reaction(Enum):
+    """What happens with an adjustment that CRI cannot express."""
+
+    REJECT = "reject"  # the container is not created
+    WARN = "warn"  # it is created without, and a line says so
+
+
+#: What CRI cannot express, or not everywhere, by the names of the setting. What a container would not work or not be
+#: safe without is rejected; a hint is only missed.
+REACTIONS: Mapping[str, Reaction] = MappingProxyType(
+    {
+        "annotations": Reaction.REJECT,
+        "mounts": Reaction.REJECT,
+        "mount_removal": Reaction.REJECT,
+        "env_removal": Reaction.WARN,
+        "hooks": Reaction.REJECT,
+        "devices": Reaction.REJECT,
+        "device_removal": Reaction.REJECT,
+        "device_rules": Reaction.REJECT,
+        "cdi_devices": Reaction.REJECT,
+        "rlimits": Reaction.REJECT,
+        "namespaces": Reaction.REJECT,
+        "sysctl": Reaction.REJECT,
+        "net_devices": Reaction.REJECT,
+        "cgroups_path": Reaction.REJECT,
+        "seccomp_policy": Reaction.REJECT,
+        "unified": Reaction.REJECT,
+        "hugepage_limits": Reaction.REJECT,
+        "pids_limit": Reaction.REJECT,
+        "cpu_realtime": Reaction.REJECT,
+        "memory_reservation": Reaction.WARN,
+        "memory_kernel": Reaction.WARN,
+        "memory_swappiness": Reaction.WARN,
+        "memory_oom_killer": Reaction.WARN,
+        "memory_hierarchy": Reaction.WARN,
+        "blockio_class": Reaction.WARN,
+        "rdt_class": Reaction.WARN,
+        "rdt": Reaction.WARN,
+        "io_priority": Reaction.WARN,
+        "scheduler": Reaction.WARN,
+        "memory_policy": Reaction.WARN,
+    }
+)
+
+
+class Cdi(Enum):
+    """How a runtime takes CDI devices."""
+
+    FIELD = "field"  # containerd 1.7, CRI-O 1.27 and later
+    ANNOTATION = "annotation"  # CRI-O before
+    NONE = "none"  # containerd 1.6, iSulad
+
+
+def no_host_node(_device: nri.LinuxDevice) -> str:
+    """No device has a node on this host."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the node and its runtime can do, and what the operator wants done about what they cannot."""
+
+    cgroup_v2: bool
+    #: There is a hugetlb controller: without it runtimes leave hugepage limits out and say nothing.
+    hugetlb: bool = True
+    cdi: Cdi = Cdi.FIELD
+    #: The runtime takes the classes for block IO and RDT from annotations (containerd, CRI-O).
+    class_annotations: bool = True
+    #: The path of a node on the host that is this device, "" if there is none.
+    host_node: Callable[[nri.LinuxDevice], str] = no_host_node
+    #: Where the shell writes seccomp profiles to.
+    seccomp_folder: str = "/var/lib/cri-resmgr/seccomp"
+    reactions: Mapping[str, Reaction] = field(default_factory=lambda: REACTIONS)
+
+
+@dataclass(frozen=True)
+class Inexpressible:
+    """Something a plugin asks for that is not to be had.
+
+    ``name`` is that of the setting, ``what`` NRI's word with the key ("Rlimits RLIMIT_NOFILE"), ``plugin`` "" where
+    NRI does not track who.
+    """
+
+    name: str
+    plugin: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        who = f'plugin "{self.plugin}"' if self.plugin else "a plugin"
+        if "," in self.plugin:
+            who = f'plugins "{self.plugin}"'
+        return f"{who} asked for {self.what}: {self.why}"
+
+
+def is_rejected(found: Inexpressible, site: Site) -> bool:
+    """Whether the container must not be created for it."""
+    return site.reactions.get(found.name, REACTIONS[found.name]) is Reaction.REJECT

@@ -1,0 +1,189 @@
+"""CreateContainer while plugins are connected: create first, then ask.
+
+NRI shows plugins a container's id and its whole OCI spec before it exists; a CRI client learns both afterwards. So:
+
+1. The engine's placement goes out with the create, as one more participant. The container is hidden.
+2. The runtime's own status of it says what plugins are to see; they are asked.
+3. Nothing asked for: done. Resources only: the engine decides again with these as the request's (a cpuset of a
+   plugin's is a fence, design rule 10), and the container, which was not started, is updated.
+4. Anything else takes another create: the container is removed, made anew from the changed request, and plugins are
+   asked again about the new id. Done when they ask for the same; three times at most.
+
+A plugin's refusal, or an error of the runtime's on the way, removes what was made. A bug of ours does not: the client
+gets the container as the engine has placed it.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import parse
+from cri_proxy.core.hiding import container_key
+from cri_proxy.core.interception import Answer, AnswerFailed, Forward, Interception, Outcome, Refuse
+from cri_proxy.core.nri.apply import Applied
+from cri_proxy.core.nri.life import Due
+from cri_proxy.core.nri.view import view_container
+from cri_proxy.shell.interceptor import CreateContainer
+from cri_proxy.shell.nri.calls import DOUBTFUL, NOT_FOUND, UNKNOWN, HostedCall, Parties
+from cri_proxy.shell.nri.expression import Expression
+from cri_proxy.shell.nri.host import Merged, PluginRefused
+from cri_proxy.shell.nri.provisional import Provisional
+
+#: How often a container is made for one request, at most.
+ROUNDS = 3
+
+
+class Create(HostedCall):
+    """``expression`` says how what plugins ask for is put to the runtime."""
+
+    def __init__(
+        self, parties: Parties, engine: Optional[Interception], full_method: str, expression: Expression
+    ) -> None:
+        super().__init__(parties, engine, full_method)
+        self._expression = expression
+        self._made = Provisional(parties, full_method)
+        self._delta = b""
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        sandbox = parse(cri.CreateContainerRequest, self.message).pod_sandbox_id
+        if self.parties.hidden.hides_sandbox(sandbox):
+            return Refuse(NOT_FOUND, f'failed to find sandbox id "{sandbox}": not found')
+        if not isinstance(outcome, Forward):
+            return outcome
+        self._delta = outcome.delta
+        return Answer(self._create)
+
+    async def _create(self) -> bytes:
+        """The reply, after everything. What is unfinished is marked on disk for as long as it is.
+
+        :raises AnswerFailed: the runtime's error, or plugins' refusal; nothing is left then.
+        """
+        parties = self.parties
+        key = container_key(parse(cri.CreateContainerRequest, self.message))
+        await parties.leftovers.clear_for(key)
+        if key in parties.hidden.making:
+            raise AnswerFailed(UNKNOWN, f'failed to reserve container name "{key[1]}": it is being created')
+        parties.hidden.making.add(key)
+        parties.marks.add(containers=[key])
+        is_settled = False
+        try:
+            reply = await self._make_and_ask()
+            is_settled = True
+        except AnswerFailed as error:
+            is_settled = not self._made.id and error.code not in DOUBTFUL
+            raise
+        finally:
+            if is_settled:
+                parties.hidden.making.discard(key)
+                parties.marks.drop(containers=[key])
+            else:
+                parties.leftovers.add(containers=frozenset([key]))
+        return reply
+
+    async def _make_and_ask(self) -> bytes:
+        parties, made = self.parties, self._made
+        await made.make(self.message, self._delta)
+        updates: list[nri.ContainerUpdate] = []
+        try:
+            updates = await self._agree()
+        except (PluginRefused, AnswerFailed) as error:
+            if made.id:
+                await made.unmake()
+            if isinstance(error, AnswerFailed):
+                raise
+            parties.log.warning("plugins do not let a container be created", why=str(error))
+            raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
+        except Exception:
+            if not made.id:
+                raise
+            self.bug()
+        container_id, reply = made.id, made.reply
+        await self.replied(reply)
+        made.show()
+        if pod_id := parties.life.pod_of(container_id):
+            if made.request != self.message:
+                await parties.world.look_up(container_id, pod_id)
+            parties.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
+        await parties.teller.apply_others(updates)
+        return reply
+
+    # ------------------------------------------------------------------ what plugins ask for
+
+    async def _agree(self) -> list[nri.ContainerUpdate]:
+        """Have the container as plugins want it; the updates of others they ask for.
+
+        :raises PluginRefused: they do not agree, or CRI has no words for what they want.
+        :raises AnswerFailed: the runtime's error.
+        """
+        made, times = self._made, 1
+        while True:
+            merged, wanted = await self._ask()
+            if wanted.request == made.request:
+                return list(merged.updates)
+            may_update = made.request == self.message and not wanted.recreate
+            if may_update and await self._update(wanted.request, wanted.resources):
+                return list(merged.updates)
+            if times == ROUNDS:
+                raise PluginRefused(
+                    f"plugins want another container each time it is made; it was made {ROUNDS} times"
+                )
+            times += 1
+            await made.unmake()
+            await self._decide_again(wanted.request)
+            await made.make(wanted.request, self._delta)
+            self._tell("had it made anew")
+
+    async def _ask(self) -> tuple[Merged, Applied]:
+        parties, made = self.parties, self._made
+        request = parse(cri.CreateContainerRequest, self.message)
+        sandbox = request.pod_sandbox_id
+        pod = await parties.world.pod(sandbox)
+        container = view_container(sandbox, await made.status(), request.config, pod.linux.cgroup_parent)
+        parties.world.remember(container)
+        parties.life.created(made.id, sandbox)
+        merged = await parties.host.create(pod, container)
+        parties.world.accepted.add(made.id)
+        return merged, self._expression.express(merged, self.message, container)
+
+    async def _update(self, request: bytes, linux: cri.LinuxContainerResources) -> bool:
+        """Give the container, which was not started yet, other resources. False: only another one can have them."""
+        before = self._placed
+        await self._decide_again(request)
+        resources = cri.LinuxContainerResources()
+        resources.CopyFrom(linux)
+        resources.MergeFrom(self._placed)
+        # An update cannot take back what the create has set.
+        if any(not getattr(resources, field.name) for field, _ in before.ListFields()):
+            return False
+        try:
+            await self.parties.upstream.update(self._made.id, resources)
+        except AnswerFailed as error:
+            self.parties.log.info("the container is made anew with its resources", error=error.message)
+            return False
+        self._made.request = request
+        self._tell("changed its resources")
+        return True
+
+    @property
+    def _placed(self) -> cri.LinuxContainerResources:
+        """What the engine adds to the request."""
+        placed: cri.LinuxContainerResources = parse(
+            cri.CreateContainerRequest, self._delta
+        ).config.linux.resources
+        return placed
+
+    def _tell(self, what: str) -> None:
+        """In the one line that the log has about a create."""
+        if isinstance(self.engine, CreateContainer):
+            self.engine.fields["plugins"] = what
+
+    async def _decide_again(self, request: bytes) -> None:
+        """The engine's place for what the request has become."""
+        if not isinstance(self.engine, CreateContainer):
+            return
+        outcome = await self.engine.decide_again(request)
+        if isinstance(outcome, Refuse):
+            raise AnswerFailed(outcome.code, outcome.message)
+        self._delta = outcome.delta if isinstance(outcome, Forward) else b""

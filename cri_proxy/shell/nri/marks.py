@@ -1,0 +1,76 @@
+"""What is being made and not finished, on disk: should the daemon be killed in between, the next one clears it up.
+
+One small file, replaced as a whole before a request is sent and when all is over. It survives ``kill -9``; after a
+power cut it may be older, and then names things that were finished (they run, and are left alone) or are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cri_proxy.core.hiding import ContainerKey, SandboxKey
+
+FILE = "nri-unfinished.json"
+
+
+class Marks:
+    """The file in the state directory. ``problem`` is "" while it can be written."""
+
+    def __init__(self, directory: Path, log: Any) -> None:
+        self._path = directory / FILE
+        self._log = log
+        self.containers: set[ContainerKey] = set()
+        self.sandboxes: set[SandboxKey] = set()
+        self.problem = ""
+
+    def load(self) -> tuple[frozenset[ContainerKey], frozenset[SandboxKey]]:
+        """What an earlier daemon has left; marked from now on. A file that cannot be read says nothing."""
+        try:
+            document = json.loads(self._path.read_text())
+            containers = {(str(s), str(n), int(a)) for s, n, a in document["containers"]}
+            sandboxes = {(str(n), str(ns), str(u), int(a)) for n, ns, u, a in document["sandboxes"]}
+        except FileNotFoundError:
+            return frozenset(), frozenset()
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self._log.error(f"{self._path} is not what cri-resmgr writes; it is begun anew", error=str(error))
+            return frozenset(), frozenset()
+        self.containers |= containers
+        self.sandboxes |= sandboxes
+        return frozenset(containers), frozenset(sandboxes)
+
+    def add(self, containers: Iterable[ContainerKey] = (), sandboxes: Iterable[SandboxKey] = ()) -> None:
+        """These are about to be made."""
+        self.containers.update(containers)
+        self.sandboxes.update(sandboxes)
+        self._write()
+
+    def drop(self, containers: Iterable[ContainerKey] = (), sandboxes: Iterable[SandboxKey] = ()) -> None:
+        """These are finished, or gone."""
+        self.containers.difference_update(containers)
+        self.sandboxes.difference_update(sandboxes)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            if not self.containers and not self.sandboxes:
+                with contextlib.suppress(FileNotFoundError):
+                    self._path.unlink()
+            else:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                document = {"containers": sorted(self.containers), "sandboxes": sorted(self.sandboxes)}
+                beside = self._path.with_name(FILE + ".new")
+                beside.write_text(json.dumps(document))
+                os.replace(beside, self._path)
+        except OSError as error:
+            if not self.problem:
+                self._log.error(
+                    "unfinished containers are not remembered", path=str(self._path), error=str(error)
+                )
+            self.problem = f"{self._path}: {error.strerror or error}"
+        else:
+            self.problem = ""

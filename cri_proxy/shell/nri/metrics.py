@@ -1,0 +1,51 @@
+"""The counters of hosted NRI plugins."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+#: Seconds. A plugin in Go answers in half a millisecond; after two seconds it is given up.
+CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 2.0, 5.0)
+#: Plugins name themselves: beyond these many they share a label.
+MOST_LABELS = 50
+OTHERS = "others"
+
+
+class NriMetrics:
+    """Labels: plugins as ``NN-name``, events as their calls are named."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._labels: set[str] = set()
+        self.calls = Counter(
+            "cri_resmgr_nri_calls_total",
+            "Calls of NRI plugins by result: ok, error, timeout, closed, bad reply",
+            ["plugin", "event", "result"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "cri_resmgr_nri_call_seconds",
+            "Time until an NRI plugin answered",
+            ["plugin", "event"],
+            buckets=CALL_BUCKETS,
+            registry=registry,
+        )
+        self.adjustments = Counter(
+            "cri_resmgr_nri_adjustments_total",
+            "What NRI plugins asked for: adjust, update, evict (not done)",
+            ["plugin", "kind"],
+            registry=registry,
+        )
+        self.plugins = Gauge("cri_resmgr_nri_plugins", "NRI plugins that are connected", registry=registry)
+        self.dropped = Counter(
+            "cri_resmgr_nri_plugins_dropped_total",
+            "NRI plugins that went or were given up",
+            ["plugin"],
+            registry=registry,
+        )
+
+    def label(self, title: str) -> str:
+        """A plugin's label."""
+        if title not in self._labels and len(self._labels) >= MOST_LABELS:
+            return OTHERS
+        self._labels.add(title)
+        return title

@@ -1,0 +1,79 @@
+"""Calls that make pods and containers while no plugin is there: they pass, and are counted.
+
+A plugin that comes is shown what there is; a create that is under way then would be in no list yet, and no plugin
+would be asked about it. So the list waits for those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Optional
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import UnreadableRequest, parse
+from cri_proxy.core.hiding import container_key, sandbox_key
+from cri_proxy.core.interception import AnswerFailed, End, Interception, Outcome, runtime_method
+from cri_proxy.shell.nri.calls import HostedCall, Parties
+
+
+class Passing:
+    """Counts the calls that make something and that plugins are not asked about, for none is there."""
+
+    def __init__(self) -> None:
+        self._under_way: set[PassingCall] = set()
+        #: Set when one has ended, and once in the beginning.
+        self._some = asyncio.Event()
+        self._some.set()
+        self._ended = asyncio.Event()
+
+    def open(self, parties: Parties, engine: Optional[Interception], full_method: str) -> Interception:
+        return PassingCall(parties, engine, full_method, self)
+
+    async def wait(self) -> None:
+        await self._some.wait()
+        self._some.clear()
+
+    async def settled(self, seconds: float) -> None:
+        """Return when those under way now have ended; at the latest after some time."""
+        deadline_s = asyncio.get_running_loop().time() + seconds
+        waiting = set(self._under_way)
+        while waiting & self._under_way:
+            self._ended.clear()
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._ended.wait(), max(left_s, 0.0))
+            except asyncio.TimeoutError:
+                return
+
+    def begun(self, call: PassingCall) -> None:
+        self._under_way.add(call)
+
+    def over(self, call: PassingCall) -> None:
+        self._under_way.discard(call)
+        self._ended.set()
+        self._some.set()
+
+
+class PassingCall(HostedCall):
+    def __init__(
+        self, parties: Parties, engine: Optional[Interception], full_method: str, count: Passing
+    ) -> None:
+        super().__init__(parties, engine, full_method)
+        self._count = count
+
+        count.begun(self)
+
+    async def request(self, message: bytes) -> Outcome:
+        # What a daemon before this one has left of that name goes first, whoever is there now.
+        leftovers = self.parties.leftovers
+        try:
+            if runtime_method(self.full_method) == "CreateContainer":
+                await leftovers.clear_for(container_key(parse(cri.CreateContainerRequest, message)))
+            else:
+                await leftovers.clear_for_sandbox(sandbox_key(parse(cri.RunPodSandboxRequest, message)))
+        except (AnswerFailed, UnreadableRequest):
+            pass  # the runtime says what there is to say
+        return await super().request(message)
+
+    async def after(self, end: End, code: int) -> None:
+        self._count.over(self)

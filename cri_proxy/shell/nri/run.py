@@ -1,0 +1,82 @@
+"""RunPodSandbox while plugins are connected: nobody sees the sandbox, or gets a container in it, until they agree."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import parse
+from cri_proxy.core.hiding import SandboxKey, sandbox_key
+from cri_proxy.core.interception import Answer, AnswerFailed, Forward, Outcome
+from cri_proxy.shell.nri.calls import DOUBTFUL, UNKNOWN, HostedCall
+from cri_proxy.shell.nri.host import PluginRefused
+from cri_proxy.shell.nri.upstream import SANDBOX_TIMEOUT_S
+
+
+class Run(HostedCall):
+    """A refusal stops and removes the sandbox, and tells plugins so; the same request may come again at once."""
+
+    sandbox_id = ""
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        key = sandbox_key(parse(cri.RunPodSandboxRequest, self.message))
+        return Answer(partial(self._run, key)) if isinstance(outcome, Forward) else outcome
+
+    async def _run(self, key: SandboxKey) -> bytes:
+        """:raises AnswerFailed: the runtime's error, or plugins' refusal."""
+        parties = self.parties
+        await parties.leftovers.clear_for_sandbox(key)
+        if key in parties.hidden.making_sandboxes:
+            raise AnswerFailed(UNKNOWN, f'failed to reserve sandbox name "{key[0]}": it is being run already')
+        parties.hidden.making_sandboxes.add(key)
+        parties.marks.add(sandboxes=[key])
+        is_settled = False
+        try:
+            reply = await self._make_and_ask()
+            is_settled = True
+        except AnswerFailed as error:
+            is_settled = not self.sandbox_id and error.code not in DOUBTFUL
+            raise
+        finally:
+            if is_settled:
+                parties.hidden.making_sandboxes.discard(key)
+                parties.marks.drop(sandboxes=[key])
+            else:
+                parties.leftovers.add(sandboxes=frozenset([key]))
+        await self.replied(reply)
+        return reply
+
+    async def _make_and_ask(self) -> bytes:
+        parties = self.parties
+        reply = await parties.upstream.forward(self.full_method, self.message, SANDBOX_TIMEOUT_S)
+        self.sandbox_id = parse(cri.RunPodSandboxResponse, reply).pod_sandbox_id
+        parties.hidden.sandboxes.add(self.sandbox_id)
+        try:
+            pod = await parties.world.pod(self.sandbox_id)
+            parties.life.pod_created(self.sandbox_id)
+            await parties.host.run_pod(pod)
+            parties.world.accepted.add(self.sandbox_id)
+        except PluginRefused as error:
+            parties.log.warning("plugins do not let a pod run", pod=self.sandbox_id, why=str(error))
+            await self._unmake()
+            raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
+        except Exception:
+            self.bug()
+        parties.life.pod_running(self.sandbox_id)
+        parties.hidden.sandboxes.discard(self.sandbox_id)
+        parties.world.accepted.discard(self.sandbox_id)
+        return reply
+
+    async def _unmake(self) -> None:
+        parties, sandbox_id = self.parties, self.sandbox_id
+        await parties.teller.tell(parties.life.pod_stopped(sandbox_id))
+        try:
+            await parties.upstream.remove_sandbox(sandbox_id)
+        except AnswerFailed as error:
+            parties.log.error(
+                "a sandbox that nobody gets could not be removed", id=sandbox_id, error=error.message
+            )
+        else:
+            self.sandbox_id = ""
+            parties.hidden.removed(sandbox_id)
+        await parties.teller.tell(parties.life.pod_removed(sandbox_id))

@@ -1,0 +1,105 @@
+"""Tells plugins what is due, in order for each pod, whether or not the client waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.core.nri.life import Due
+from cri_proxy.shell.nri.host import NriHost
+from cri_proxy.shell.nri.world import World
+
+#: How long a create waits until other containers have been updated for it: a runtime that hangs holds up nobody.
+UPDATE_WAIT_S = 2.0
+
+
+class Teller:
+    """One for a host. What it has begun ends with ``close``."""
+
+    def __init__(self, host: NriHost, world: World, log: Any) -> None:
+        self._host = host
+        self._world = world
+        self._log = log
+        self._last: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def soon(self, due: Iterable[Due]) -> list[asyncio.Task[None]]:
+        """Have events told, each after those of its pod that were given before."""
+        by_pod: dict[str, list[Due]] = {}
+        for one in due:
+            by_pod.setdefault(one.pod_id, []).append(one)
+        return [self._chain(pod_id, events) for pod_id, events in by_pod.items()]
+
+    async def tell(self, due: Iterable[Due]) -> None:
+        """Have events told, and wait for it; a caller that is cancelled does not take them along."""
+        tasks = self.soon(due)
+        if tasks:
+            await asyncio.shield(asyncio.gather(*tasks))
+
+    async def told(self, pod_id: str) -> None:
+        """Return when nothing is left to be told of a pod: what is asked about it next comes after that."""
+        if (task := self._last.get(pod_id)) is not None:
+            await asyncio.wait({task})
+
+    def _chain(self, pod_id: str, due: list[Due]) -> asyncio.Task[None]:
+        before = self._last.get(pod_id)
+        task = self.spawn(self._tell_after(before, due))
+        self._last[pod_id] = task
+        task.add_done_callback(
+            lambda done: self._last.pop(pod_id) if self._last.get(pod_id) is done else None
+        )
+        return task
+
+    async def _tell_after(self, before: Optional[asyncio.Task[None]], due: list[Due]) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        for one in due:
+            try:
+                await self._tell_one(one)
+            except Exception:
+                self._log.error(
+                    "an event could not be told", due=one.event, id=one.container_id, exc_info=True
+                )
+
+    async def _tell_one(self, due: Due) -> None:
+        world, host = self._world, self._host
+        pod = await world.pod(due.pod_id)
+        if due.event == nri.STOP_CONTAINER:
+            container = await world.last_known(due.container_id, due.pod_id)
+            container.state = nri.CONTAINER_STOPPED
+            updates = await host.stop(pod, container)
+            if updates:
+                self.spawn(world.apply("", updates))
+            return
+        container = None
+        if due.event == nri.POST_START_CONTAINER:
+            await world.look_up(due.container_id, due.pod_id)  # now it has a process
+        if due.container_id:
+            container = await world.container(due.container_id)
+            if container is None:
+                container = await world.last_known(due.container_id, due.pod_id)
+                container.state = nri.CONTAINER_STOPPED
+        await host.notify(due.event, pod, container)
+        if due.event == nri.REMOVE_CONTAINER:
+            world.forget(due.container_id)
+        elif due.event == nri.REMOVE_POD_SANDBOX:
+            world.forget_pod(due.pod_id)
+
+    async def apply_others(self, updates: list[nri.ContainerUpdate]) -> None:
+        """Update other containers as plugins want it; waits for it, not for ever. A failure is only logged."""
+        if updates:
+            await asyncio.wait({self.spawn(self._world.apply("", updates))}, timeout=UPDATE_WAIT_S)
+
+    def spawn(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        while tasks := tuple(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,387 @@
+"""What plugins are told of pods and containers, in which order, and what they may refuse or change on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_api import runtime_v1_pb2 as cri
+from tests.agent import Agent
+from tests.cri_client import CriClient, Pod
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import ask, counter, until
+from tests.functional.nri.support import adjust, env, plugin, plugin_process, try_create, try_run, variables
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+NO_VALIDATOR = 0x1FFF
+SANDBOX_STATUS = "/runtime.v1.RuntimeService/PodSandboxStatus"
+
+
+async def sandboxes(client: CriClient) -> list[str]:
+    listed = await client.call("ListPodSandbox", cri.ListPodSandboxRequest())
+    return [item.id for item in listed.items]
+
+
+# ---------------------------------------------------------------------- RunPodSandbox
+
+
+async def test_nobody_sees_a_sandbox_or_creates_in_it_until_its_hooks_are_through(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, go_on: Path
+) -> None:
+    async with plugin(agent, RunPodSandbox={"until": str(go_on)}) as told:
+        running = asyncio.ensure_future(client.run_pod("new"))
+        await told.line("RunPodSandbox")
+        [hidden] = runtime.pods
+        assert await sandboxes(client) == []
+        asked = cri.PodSandboxStatusRequest(pod_sandbox_id=hidden).SerializeToString()
+        assert (await client.call_bytes(SANDBOX_STATUS, asked)).code == 5
+        early = Pod(hidden, "u", "new", "default", runtime.pods[hidden].config)
+        got = await try_create(client, early, "c")
+        assert (got.code, got.details) == (5, f'failed to find sandbox id "{hidden}": not found')
+        assert runtime.containers == {}
+        go_on.touch()
+        pod = await running
+        assert await sandboxes(client) == [pod.id] == [hidden]
+        assert await client.create(pod, "c") in runtime.containers
+
+
+async def test_a_refused_pod_leaves_nothing_and_may_be_run_again_at_once(
+    agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    async with (
+        plugin(agent, "20-no", RunPodSandbox=[{"error": "not here"}, {}]),
+        plugin(agent, "10-first", mask=NO_VALIDATOR) as first,
+    ):
+        got = await try_run(client, "p")
+        assert (got.code, got.details) == (2, 'cri-resmgr: plugin "20-no" failed RunPodSandbox: not here')
+        assert runtime.pods == {}
+        assert first.events() == ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]
+        assert (await try_run(client, "p")).code == 0
+        assert len(runtime.pods) == 1
+
+
+async def test_the_runtimes_refusal_of_a_pod_passes_and_tells_nobody(
+    agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    runtime.script("RunPodSandbox", error=(14, "network plugin not ready"))
+    async with plugin(agent) as told:
+        got = await try_run(client, "p")
+        assert (got.code, got.details) == (14, "network plugin not ready")
+        assert told.events() == []
+
+
+# ---------------------------------------------------------------------- the end of a pod
+
+
+async def test_containers_are_stopped_before_the_pods_hook_and_the_pod_after_it(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+) -> None:
+    container = await client.create(pod, "c")
+    await client.start(container)
+    async with plugin(agent, mask=NO_VALIDATOR, StopPodSandbox={"until": str(go_on)}) as told:
+        stopping = asyncio.ensure_future(client.stop_pod(pod.id))
+        await told.line("StopPodSandbox")
+        assert runtime.containers[container].state == cri.CONTAINER_EXITED
+        status = await client.call("PodSandboxStatus", cri.PodSandboxStatusRequest(pod_sandbox_id=pod.id))
+        assert status.status.state == cri.SANDBOX_READY
+        assert runtime.calls_of("StopPodSandbox") == []
+        go_on.touch()
+        await stopping
+        await client.stop_pod(pod.id)
+        assert told.events() == ["StopContainer", "StopPodSandbox"]
+        await client.remove_pod(pod.id)
+        assert told.events() == ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"]
+
+
+async def test_a_pod_that_is_removed_at_once_has_all_its_events(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    await client.start(await client.create(pod, "c"))
+    async with plugin(agent, mask=NO_VALIDATOR) as told:
+        await client.remove_pod(pod.id)
+        assert told.events() == ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"]
+
+
+@pytest.mark.parametrize("how", ["event", "poll"])
+async def test_an_exit_is_told_with_its_code_without_any_call(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, how: str
+) -> None:
+    container = await client.create(pod, "c")
+    await client.start(container)
+    async with plugin(agent, mask=NO_VALIDATOR) as told:
+        if how == "event":
+            events = client.events()
+            await runtime.wait_until(lambda: runtime.subscribers == 1)
+        runtime.exit_container(container, 3)
+        line = await told.line("StopContainer")
+        shown = line["message"]["container"]
+        assert (shown["id"], shown["state"], shown["exit_code"]) == (container, "CONTAINER_STOPPED", 3)
+        if how == "event":
+            events.cancel()
+        # The call that comes after it tells nothing twice.
+        await client.stop(container)
+        await client.remove(container)
+        assert told.events() == ["StopContainer", "RemoveContainer"]
+
+
+# ---------------------------------------------------------------------- StartContainer
+
+
+async def test_a_refused_start_is_told_as_a_stop_and_blames_no_placement(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c", cpu_limit=1000)
+    before = counter(await ask(agent, "status"), "start_failures_total{next_create=untouched}")
+    async with plugin(agent, mask=NO_VALIDATOR, StartContainer={"error": "not now, cpuset"}) as told:
+        request = cri.StartContainerRequest(container_id=container).SerializeToString()
+        got = await client.call_bytes("/runtime.v1.RuntimeService/StartContainer", request)
+        assert (got.code, got.details) == (
+            2,
+            'cri-resmgr: plugin "10-test" failed StartContainer: not now, cpuset',
+        )
+        assert runtime.calls_of("StartContainer") == []
+        assert told.events() == ["StartContainer", "StopContainer"]
+    status = await ask(agent, "status")
+    assert counter(status, "start_failures_total{next_create=untouched}") == before
+    assert not [key for key in status["counters"] if "start_failures" in key]
+
+
+async def test_a_start_that_the_runtime_refuses_is_told_as_a_stop(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c")
+    runtime.script("StartContainer", error=(2, "no such file"))
+    async with plugin(agent, mask=NO_VALIDATOR) as told:
+        request = cri.StartContainerRequest(container_id=container).SerializeToString()
+        got = await client.call_bytes("/runtime.v1.RuntimeService/StartContainer", request)
+        assert (got.code, got.details) == (2, "no such file")
+        assert told.events() == ["StartContainer", "StopContainer"]
+
+
+# ---------------------------------------------------------------------- updates
+
+
+async def test_an_update_is_what_plugins_make_of_it_and_others_are_updated_too(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c", cpu_limit=2000)
+    other = await client.create(pod, "d", cpu_limit=2000)
+
+    def update(key: str, **resources: Any) -> dict[str, Any]:
+        return {"container_id": key, "linux": {"resources": resources}}
+
+    changes = [
+        update(container, memory={"limit": {"value": 7 << 20}}),
+        update(other, cpu={"shares": {"value": 33}}),
+    ]
+    async with plugin(agent, mask=NO_VALIDATOR, UpdateContainer={"reply": {"update": changes}}) as told:
+        await client.update(container, cpu_shares=512, memory_limit_in_bytes=1 << 30)
+        asked = (await told.line("UpdateContainer"))["message"]["linux_resources"]
+        assert (asked["cpu"]["shares"]["value"], asked["memory"]["limit"]["value"]) == ("512", str(1 << 30))
+        resources = runtime.containers[container].resources
+        assert (resources.cpu_shares, resources.memory_limit_in_bytes) == (512, 7 << 20)
+        assert resources.cpu_quota == 200_000
+        assert runtime.containers[other].resources.cpu_shares == 33
+        assert told.events() == ["UpdateContainer", "PostUpdateContainer"]
+
+
+async def test_a_refused_update_reaches_nobody(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c")
+    async with plugin(agent, UpdateContainer={"error": "no"}):
+        linux = cri.LinuxContainerResources(cpu_shares=9)
+        request = cri.UpdateContainerResourcesRequest(container_id=container, linux=linux)
+        got = await client.call_bytes(
+            "/runtime.v1.RuntimeService/UpdateContainerResources", request.SerializeToString()
+        )
+        assert (got.code, got.details) == (2, 'cri-resmgr: plugin "10-test" failed UpdateContainer: no')
+        assert runtime.calls_of("UpdateContainerResources") == []
+
+
+async def test_updates_that_nobody_asked_for_are_applied_and_the_failed_ones_told(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    good, bad, may_fail = [await client.create(pod, name) for name in ("a", "b", "c")]
+    runtime.script(
+        "UpdateContainerResources",
+        error=(2, "no"),
+        when=lambda message: bad.encode() in message or may_fail.encode() in message,
+    )
+    shares = {"resources": {"cpu": {"shares": {"value": 44}}}}
+    async with plugin_process(agent, "10-test") as told:
+        updates = [{"container_id": key, "linux": shares} for key in (good, bad, "unknown")]
+        updates.append({"container_id": may_fail, "linux": shares, "ignore_failure": True})
+        told.order("UpdateContainers", update=updates)
+        assert (await told.log.line("UpdateContainers answered"))["failed"] == [bad]
+        assert runtime.containers[good].resources.cpu_shares == 44
+
+
+async def test_a_cpuset_that_a_plugin_sets_on_its_own_is_a_fence(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c", cpu_limit=1000)
+    async with plugin_process(agent, "10-test") as told:
+        told.order(
+            "UpdateContainers",
+            update=[{"container_id": container, "linux": {"resources": {"cpu": {"cpus": "40-41"}}}}],
+        )
+        assert (await told.log.line("UpdateContainers answered"))["failed"] == []
+        assert runtime.cpuset(container) == "40-41"
+        [row] = await ask(agent, "placements")
+        assert row["cpus"] == "40-41"
+
+
+# ---------------------------------------------------------------------- who comes late
+
+
+async def test_a_late_plugin_learns_of_all_that_lives_and_then_of_what_happens(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    names = ("created", "running", "exited")
+    created, running, exited = [await client.create(pod, name) for name in names]
+    await client.start(running)
+    await client.start(exited)
+    runtime.exit_container(exited, 1)
+    async with plugin(agent, mask=NO_VALIDATOR) as told:
+        message = (await told.line("Synchronize"))["message"]
+        assert [shown["id"] for shown in message["pods"]] == [pod.id]
+        states = {shown["id"]: shown["state"] for shown in message["containers"]}
+        assert states == {created: "CONTAINER_CREATED", running: "CONTAINER_RUNNING"}
+        await client.stop(running)
+        await client.remove(exited)
+        assert told.events() == ["StopContainer", "RemoveContainer"]
+
+
+async def test_a_container_that_was_on_its_way_when_the_plugin_came_is_not_lost(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    gate = asyncio.Event()
+    runtime.script("CreateContainer", hold=gate, times=1)
+    creating = asyncio.ensure_future(client.create(pod, "c"))
+    await runtime.wait_for_call("CreateContainer")
+    lists = len(runtime.calls_of("ListContainers"))
+    async with plugin(agent, mask=NO_VALIDATOR, wait=False) as told:
+        await until(agent, lambda status: status["nri"]["is_asking"])
+        assert len(runtime.calls_of("ListContainers")) == lists
+        gate.set()
+        container = await creating
+        message = (await told.line("Synchronize"))["message"]
+        assert [shown["id"] for shown in message["containers"]] == [container]
+        assert told.events() == []
+
+
+async def test_after_a_restart_of_the_daemon_ends_are_told_of_what_was_there_before(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c", cpu_limit=1000)
+    await client.start(container)
+    cpus = runtime.cpuset(container)
+    assert await agent.terminate() == 0
+    await agent.start()
+    async with plugin(agent, mask=NO_VALIDATOR) as told, CriClient(agent.socket) as kubelet:
+        message = (await told.line("Synchronize"))["message"]
+        assert [shown["id"] for shown in message["containers"]] == [container]
+        assert runtime.cpuset(container) == cpus
+        await kubelet.remove_pod(pod.id)
+        assert told.events() == ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"]
+
+
+async def test_what_went_while_the_runtime_was_away_is_told_when_it_is_back(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    container = await client.create(pod, "c")
+    await client.start(container)
+    async with plugin(agent, mask=NO_VALIDATOR) as told:
+        await runtime.stop()
+        del runtime.containers[container]
+        await runtime.start()
+        await told.line("RemoveContainer")
+        assert told.events() == ["StopContainer", "RemoveContainer"]
+
+
+async def test_a_pods_new_size_is_told_and_may_be_refused(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    method = "/runtime.v1.RuntimeService/UpdatePodSandboxResources"
+    resources = cri.LinuxContainerResources(cpu_shares=2048)
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=pod.id, resources=resources)
+    refusal = {"error": "too large"}
+    async with plugin(agent, mask=NO_VALIDATOR, UpdatePodSandbox=[refusal, {}]) as told:
+        got = await client.call_bytes(method, request.SerializeToString())
+        assert (got.code, got.details) == (
+            2,
+            'cri-resmgr: plugin "10-test" failed UpdatePodSandbox: too large',
+        )
+        assert runtime.calls_of("UpdatePodSandboxResources") == []
+        assert (await client.call_bytes(method, request.SerializeToString())).code == 0
+        assert told.events() == ["UpdatePodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox"]
+        asked = (await told.line("UpdatePodSandbox"))["message"]["linux_resources"]
+        assert asked["cpu"]["shares"]["value"] == "2048"
+
+
+async def test_clients_of_the_older_cri_are_hosted_for_alike(
+    agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    asked = adjust(env=env(A="1"))
+    async with (
+        CriClient(agent.socket, api="runtime.v1alpha2") as older,
+        plugin(agent, mask=NO_VALIDATOR, CreateContainer=asked) as told,
+    ):
+        container = await older.create(await older.run_pod("p"), "c")
+        assert variables(runtime.containers[container]) == {"A": "1"}
+        assert {call.api for call in runtime.calls_of("CreateContainer")} == {"runtime.v1alpha2"}
+        assert told.events().count("PostCreateContainer") == 1
+
+
+async def test_many_pods_at_once_are_all_asked_about_and_nothing_is_left_over(
+    agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    resources = {"resources": {"cpu": {"shares": {"value": 300}}}}
+    async with (
+        plugin(agent, "10-env", mask=NO_VALIDATOR, CreateContainer=adjust(env=env(A="1"))),
+        plugin(agent, "20-res", mask=NO_VALIDATOR, CreateContainer=adjust(linux=resources)),
+    ):
+
+        async def live(number: int) -> str:
+            pod = await client.run_pod(f"pod-{number}")
+            container = await client.create(pod, f"c-{number}", cpu_limit=1000)
+            await client.start(container)
+            return container
+
+        made = await asyncio.gather(*(live(number) for number in range(12)))
+        assert set(runtime.containers) == set(made)
+        assert all(variables(record) == {"A": "1"} for record in runtime.containers.values())
+        assert all(record.resources.cpu_shares == 300 for record in runtime.containers.values())
+        assert {row["id"] for row in await ask(agent, "placements")} == set(made)
+        status = await ask(agent, "status")
+        assert status["nri"]["unfinished"] == 0
+        assert [item.id for item in await client.list_containers()] == [*runtime.containers]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "RunPodSandbox",
+        "CreateContainer",
+        "StartContainer",
+        "UpdateContainerResources",
+        "StopPodSandbox",
+        "ContainerStatus",
+    ],
+)
+async def test_what_is_no_request_is_the_runtimes_to_refuse(
+    agent: Agent, client: CriClient, direct: CriClient, runtime: FakeRuntime, method: str
+) -> None:
+    garbage, full_method = b"\x0a\xff\xff", f"/runtime.v1.RuntimeService/{method}"
+    runtime.script(method, error=(13, "grpc: error unmarshalling request"))
+    async with plugin(agent, mask=NO_VALIDATOR) as told:
+        got, past = (
+            await client.call_bytes(full_method, garbage),
+            await direct.call_bytes(full_method, garbage),
+        )
+        assert (got.code, got.details) == (past.code, past.details)
+        assert told.events() == []
