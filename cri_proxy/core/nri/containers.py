@@ -113,14 +113,26 @@ def read_size(request: nri.UpdatePodSandboxRequest) -> Optional[PodSize]:
 
 
 def _uses(container: nri.Container) -> tuple[Use, ...]:
-    # A device's path on the host is not told; outside the container it is the same in all but odd cases.
-    devices = [cri.Device(host_path=device.path) for device in container.linux.devices]
+    # A device's path on the host is not told; outside the container it is the same in all but odd cases. A privileged
+    # container has all of the host's, and has asked for none of them.
+    asked = [] if _may_use_all(container.linux.resources.devices) else container.linux.devices
+    devices = [cri.Device(host_path=device.path) for device in asked]
     mounts = [
         cri.Mount(container_path=m.destination, host_path=m.source, readonly="ro" in m.options)
         for m in container.mounts
         if m.source.startswith("/") and (m.type == "bind" or not {"bind", "rbind"}.isdisjoint(m.options))
     ]
     return read_uses(cri.ContainerConfig(devices=devices, mounts=mounts))
+
+
+def _may_use_all(rules: Iterable[nri.LinuxDeviceCgroup]) -> bool:
+    return any(
+        rule.allow
+        and rule.type in ("", "a")
+        and not (rule.HasField("major") or rule.HasField("minor"))
+        and set("rwm") <= set(rule.access)
+        for rule in rules
+    )
 
 
 # ---------------------------------------------------------------------- what runs

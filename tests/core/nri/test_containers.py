@@ -149,6 +149,35 @@ def test_devices_and_writable_bind_mounts_may_hint() -> None:
     assert read.uses == (("devices", "/dev/nvidia0"), ("mounts", "/mnt/disk1"), ("mounts", "/mnt/disk2"))
 
 
+@pytest.mark.parametrize(
+    ("rules", "hints"),
+    [
+        ([nri.LinuxDeviceCgroup(allow=False, access="rwm")], True),
+        (
+            [
+                nri.LinuxDeviceCgroup(allow=False, access="rwm"),
+                nri.LinuxDeviceCgroup(allow=True, access="rwm"),
+            ],
+            False,
+        ),
+        ([nri.LinuxDeviceCgroup(allow=True, type="a", access="rwm")], False),
+        (
+            [nri.LinuxDeviceCgroup(allow=True, type="c", major=nri.OptionalInt64(value=195), access="rwm")],
+            True,
+        ),
+        ([nri.LinuxDeviceCgroup(allow=True, access="m")], True),
+    ],
+    ids=["nothing but its own", "privileged", "privileged, in words", "one driver's", "may make nodes"],
+)
+def test_the_devices_of_a_privileged_container_do_not_hint(
+    rules: list[nri.LinuxDeviceCgroup], hints: bool
+) -> None:
+    linux = nri.LinuxContainer(devices=[nri.LinuxDevice(path="/dev/sda", type="b", major=8)])
+    linux.resources.devices.extend(rules)
+    read = read_container(nri.Container(id="c", name="app", linux=linux), make_pod())
+    assert bool(read.uses) is hints
+
+
 @pytest.mark.parametrize("container", [nri.Container(name="x"), nri.Container(id="x")], ids=["id", "name"])
 def test_a_container_without_id_or_name_is_not_understood(container: nri.Container) -> None:
     with pytest.raises(UnreadableRequest, match="without an id or a name"):
