@@ -1,0 +1,229 @@
+"""Flow control (RFC 9113, 5.2 and 6.9) of somebody who stands between a sender and a receiver.
+
+Each connection and each intercepted stream has two ledgers in each direction: the *window* that the receiver gives
+us, and the window that the sender believes it has. As long as bytes only pass, the two are the same. The difference
+is the ``surplus``, and every event has one effect on it:
+
+1. DATA is kept back: the sender's window shrinks, the receiver's does not: surplus - n;
+2. credit is granted that the receiver has not given: surplus + n;
+3. DATA of ours, or kept back before, is sent: surplus + n;
+4. the receiver's WINDOW_UPDATE is kept back: surplus - n.
+
+While there is a surplus the sender may send more than the receiver takes, so updates are kept back (4) until it is
+gone, and what does not fit into the window waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Optional
+
+from cri_proxy.core.http2.frames import (
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
+    END_STREAM,
+    HEAD,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    Buffer,
+    write_window_update,
+)
+
+
+class Ledger:
+    """What one receiver gives (``window``), and how much more its sender believes to have (``surplus``)."""
+
+    __slots__ = ("surplus", "window")
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.surplus = 0
+
+    @property
+    def sender_window(self) -> int:
+        """The window as the sender sees it."""
+        return self.window + self.surplus
+
+
+@dataclass
+class _Piece:
+    """Bytes that wait. ``raw``: whole frames that are sent behind them, whatever the window.
+
+    ``is_owed``: they are the sender's, who was given no credit for them yet.
+    """
+
+    payload: memoryview
+    end_stream: bool
+    raw: bytes
+    is_owed: bool
+
+
+class Outlet:
+    """DATA on its way to one receiver. ``out`` takes what is sent, ``back`` what the sender is told."""
+
+    def __init__(self, out: list[Buffer], back: list[Buffer]) -> None:
+        self.connection = Ledger(DEFAULT_WINDOW)
+        #: The largest frame the receiver takes, and the largest it has ever said it takes.
+        self.frame_bytes = self.largest_frame = DEFAULT_FRAME_BYTES
+        self._initial = DEFAULT_WINDOW
+        self._confirmed = (DEFAULT_WINDOW, DEFAULT_FRAME_BYTES)
+        self._expected: deque[tuple[int, int]] = deque()
+        self._streams: dict[int, Ledger] = {}
+        self._waiting: dict[int, deque[_Piece]] = {}
+        self._out = out
+        self._back = back
+
+    # ------------------------------------------------------------------ streams
+
+    def open(self, stream: int) -> None:
+        """Keep ledgers for a stream. Others are only counted on the connection."""
+        self._streams[stream] = Ledger(self._initial)
+
+    def ledger(self, stream: int) -> Optional[Ledger]:
+        return self._streams.get(stream)
+
+    def is_waiting(self, stream: int) -> bool:
+        """Whether bytes of a stream wait for the receiver."""
+        return stream in self._waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(len(piece.payload) for pieces in self._waiting.values() for piece in pieces)
+
+    def close(self, stream: int) -> None:
+        """Forget a stream. What waits is dropped; the sender gets its credit back."""
+        self._streams.pop(stream, None)
+        if stream in self._waiting:
+            self.grant(0, sum(len(piece.payload) for piece in self._waiting.pop(stream) if piece.is_owed))
+
+    # ------------------------------------------------------------------ from the sender
+
+    def passes(self, stream: int, size: int) -> bool:
+        """Whether a DATA frame of ``size`` bytes may pass now; it is counted then."""
+        connection, ledger = self.connection, self._streams.get(stream)
+        if connection.surplus > 0 or (ledger is not None and ledger.surplus > 0) or self._waiting:
+            room = connection.window if ledger is None else min(connection.window, ledger.window)
+            # Where there is no surplus the sender knows best: it may have heard of a change before us.
+            if stream in self._waiting or (size > room and self._has_surplus(ledger)):
+                return False
+        connection.window -= size
+        if ledger is not None:
+            ledger.window -= size
+        return True
+
+    def keep(self, stream: int, size: int) -> None:
+        """DATA of ``size`` bytes, padding included, has come and does not pass."""
+        self.connection.surplus -= size
+        ledger = self._streams.get(stream)
+        if ledger is not None:
+            ledger.surplus -= size
+
+    def grant(self, stream: int, credit: int) -> None:
+        """Give the sender credit in the receiver's stead; stream 0 is the connection."""
+        if credit > 0:
+            ledger = self._streams[stream] if stream else self.connection
+            ledger.surplus += credit
+            self._back.append(write_window_update(stream, credit))
+
+    def give_back(self, stream: int, size: int) -> None:
+        """Credit for bytes that were kept and will never be sent: padding."""
+        self.grant(0, size)
+        if stream in self._streams:
+            self.grant(stream, size)
+
+    # ------------------------------------------------------------------ to the receiver
+
+    def put(self, stream: int, payload: Buffer, end_stream: bool = False, raw: bytes = b"") -> None:
+        """Send bytes that were kept, or are ours, as soon as there is a window for them; then ``raw``."""
+        self._put(stream, _Piece(memoryview(payload), end_stream, raw, False))
+
+    def delay(self, stream: int, payload: Buffer, size: int, end_stream: bool) -> None:
+        """Keep a DATA frame of ``size`` bytes that does not pass now, until it does; without its padding."""
+        self.keep(stream, size)
+        self.give_back(stream, size - len(payload))
+        self._put(stream, _Piece(memoryview(payload), end_stream, b"", True))
+
+    def _put(self, stream: int, piece: _Piece) -> None:
+        self._waiting.setdefault(stream, deque()).append(piece)
+        self._send(stream)
+
+    def credit(self, stream: int, credit: int) -> int:
+        """The receiver gives credit. What of it is for the sender to know."""
+        ledger = self._streams.get(stream) if stream else self.connection
+        if ledger is None:
+            return credit
+        ledger.window += credit
+        if self._waiting:
+            self.send()
+        kept = max(0, min(credit, ledger.surplus))
+        ledger.surplus -= kept
+        return credit - kept
+
+    def send(self) -> None:
+        """Send what waits and has a window now."""
+        for stream in list(self._waiting):
+            self._send(stream)
+
+    def _send(self, stream: int) -> None:
+        pieces, ledger = self._waiting[stream], self._streams.get(stream)
+        while pieces:
+            piece = pieces[0]
+            if not self._send_payload(stream, piece, ledger):
+                return
+            if piece.raw:
+                self._out.append(piece.raw)
+            pieces.popleft()
+        del self._waiting[stream]
+
+    def _send_payload(self, stream: int, piece: _Piece, ledger: Optional[Ledger]) -> bool:
+        """False: there is more of it than window."""
+        while len(piece.payload) or piece.end_stream:
+            room = min(self.connection.window, self.frame_bytes)
+            size = min(len(piece.payload), room if ledger is None else min(room, ledger.window))
+            if size <= 0 and len(piece.payload):
+                return False
+            is_last = piece.end_stream and size == len(piece.payload)
+            self._out.append(HEAD.pack(size << 8 | DATA, END_STREAM if is_last else 0, stream))
+            self._out.append(piece.payload[:size])
+            piece.payload = piece.payload[size:]
+            piece.end_stream = piece.end_stream and not is_last
+            for book in (self.connection,) if ledger is None else (self.connection, ledger):
+                book.window -= size
+                book.surplus += size
+        return True
+
+    def _has_surplus(self, ledger: Optional[Ledger]) -> bool:
+        return self.connection.surplus > 0 or (ledger is not None and ledger.surplus > 0)
+
+    # ------------------------------------------------------------------ settings
+
+    def expect(self, settings: list[tuple[int, int]]) -> None:
+        """The receiver has sent SETTINGS. They hold when the sender has confirmed them; less holds at once (6.5.3)."""
+        window, frame_bytes = self._expected[-1] if self._expected else self._confirmed
+        for name, value in settings:
+            if name == INITIAL_WINDOW_SIZE:
+                window = value
+            elif name == MAX_FRAME_SIZE:
+                frame_bytes = value
+        self._expected.append((window, frame_bytes))
+        self.largest_frame = max(self.largest_frame, frame_bytes)
+        self._apply()
+
+    def confirm(self) -> None:
+        """The sender has confirmed the oldest SETTINGS."""
+        if self._expected:
+            self._confirmed = self._expected.popleft()
+            self._apply()
+
+    def _apply(self) -> None:
+        possible = (self._confirmed, *self._expected)
+        initial = min(window for window, _ in possible)
+        self.frame_bytes = min(frame_bytes for _, frame_bytes in possible)
+        change, self._initial = initial - self._initial, initial
+        # A window may become negative; it is then waited for (6.9.2).
+        for ledger in self._streams.values():
+            ledger.window += change
+        if change > 0 and self._waiting:
+            self.send()

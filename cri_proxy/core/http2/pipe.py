@@ -1,0 +1,162 @@
+"""One direction of a relayed connection: bytes in, the same bytes out, but for the frames that somebody takes out.
+
+Only whole frames are passed on, and header blocks in one piece: between two passes a frame of ours can be put in
+anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from cri_proxy.core.http2.frames import (
+    CONTINUATION,
+    DEFAULT_FRAME_BYTES,
+    END_HEADERS,
+    HAS_PRIORITY,
+    HEAD,
+    HEAD_BYTES,
+    HEADERS,
+    MAX_BLOCK_BYTES,
+    PADDED,
+    STREAM_MASK,
+    Buffer,
+    Doubt,
+    Error,
+    check,
+    header_block,
+)
+
+#: A block that is nothing but its frame's payload has only the first of these flags.
+_WHOLE = END_HEADERS | PADDED | HAS_PRIORITY
+
+
+class Frame:
+    """A whole frame in ``data[at:end]``; of a HEADERS frame all of its block. Valid while it is handled."""
+
+    __slots__ = ("at", "block", "data", "end", "flags", "kind", "stream")
+
+    def __init__(
+        self, kind: int, flags: int, stream: int, data: bytes, at: int, end: int, block: bytes
+    ) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.stream = stream
+        self.data = data
+        self.at = at
+        self.end = end
+        self.block = block
+
+    @property
+    def size(self) -> int:
+        """The length of the payload, which is what flow control counts."""
+        return self.end - self.at - HEAD_BYTES
+
+    @property
+    def payload(self) -> bytes:
+        return self.data[self.at + HEAD_BYTES : self.end]
+
+
+#: What comes in a frame's place; None: the frame itself.
+Handler = Callable[[Frame], Optional[bytes]]
+
+
+class Paused(Exception):
+    """The frame at hand waits, and all that follow; it is handled again after ``Pipe.resume``."""
+
+
+class Pipe:
+    """``handle`` is asked about each frame. ``out`` takes what is passed on."""
+
+    def __init__(self, handle: Handler, out: list[Buffer]) -> None:
+        #: Larger frames are not what the receiver has allowed.
+        self.largest_frame = DEFAULT_FRAME_BYTES
+        self.is_paused = False
+        self._handle = handle
+        self._out = out
+        #: What came and was not handled, and how many bytes of it are needed for anything to happen.
+        self._pieces: list[bytes] = []
+        self._have = 0
+        self._wanted = HEAD_BYTES
+        #: Where in the bytes at hand those begin that pass and were not passed on yet.
+        self._start = 0
+
+    @property
+    def unhandled_bytes(self) -> int:
+        return self._have
+
+    def read(self, data: bytes) -> None:
+        """The next bytes.
+
+        :raises Doubt: they are not what HTTP/2 allows.
+        """
+        if self._have or self.is_paused:
+            self._pieces.append(data)
+            self._have += len(data)
+            if self.is_paused or self._have < self._wanted:
+                return
+            data = b"".join(self._pieces)
+        self._run(data)
+
+    def resume(self) -> None:
+        """Go on with the frame that waited."""
+        self.is_paused = False
+        if self._have >= self._wanted:
+            self._run(b"".join(self._pieces))
+
+    def flush(self, frame: Frame) -> None:
+        """Pass on what came before the frame at hand, so that something can be put in."""
+        if self._start < frame.at:
+            self._out.append(frame.data[self._start : frame.at])
+            self._start = frame.at
+
+    def _run(self, data: bytes) -> None:
+        at = self._start = 0
+        size, handle, out = len(data), self._handle, self._out
+        wanted = HEAD_BYTES
+        while size - at >= HEAD_BYTES:
+            length_kind, flags, stream = HEAD.unpack_from(data, at)
+            kind, length = length_kind & 0xFF, length_kind >> 8
+            if length > self.largest_frame:
+                raise Doubt(
+                    Error.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {self.largest_frame}"
+                )
+            end = at + HEAD_BYTES + length
+            if end > size:
+                wanted = end - at
+                break
+            stream &= STREAM_MASK
+            block = b""
+            # Most frames are DATA, and HEADERS in one piece; these come first, and at no cost.
+            if not stream or kind > HEADERS:
+                check(kind, flags, stream, length)
+            if kind == HEADERS and flags & _WHOLE == END_HEADERS:
+                block = data[at + HEAD_BYTES : end]
+            elif kind == HEADERS:
+                found = header_block(data, at)
+                if found is None:
+                    wanted = size - at + 1
+                    if wanted > MAX_BLOCK_BYTES + self.largest_frame:
+                        raise Doubt(Error.ENHANCE_YOUR_CALM, "a header block without end")
+                    break
+                block, end = found
+            elif kind == CONTINUATION:
+                raise Doubt(Error.PROTOCOL_ERROR, f"CONTINUATION on stream {stream} without HEADERS")
+            try:
+                instead = handle(Frame(kind, flags, stream, data, at, end, block))
+            except Paused:
+                self.is_paused = True
+                break
+            if instead is not None:
+                if self._start < at:
+                    out.append(data[self._start : at])
+                if instead:
+                    out.append(instead)
+                self._start = end
+            at = end
+        if self._start < at:
+            out.append(data[self._start : at])
+        self._keep(data[at:], wanted)
+
+    def _keep(self, rest: bytes, wanted: int) -> None:
+        self._pieces = [rest] if rest else []
+        self._have, self._wanted = len(rest), wanted

@@ -1,0 +1,322 @@
+"""A client's connection and the one to the runtime that belongs to it: bytes are moved, calls are run.
+
+Without a runtime it is a connection to a small end of our own (``LocalEnd``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, Callable, Optional, Protocol, Union, cast
+
+from cri_proxy.core.http2.frames import Buffer
+from cri_proxy.core.http2.headers import Metadata
+from cri_proxy.core.http2.local import LocalEnd
+from cri_proxy.core.http2.relay import RelayedConnection
+from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
+from cri_proxy.core.interception import Interceptor
+from cri_proxy.shell.frame_call import Done, FrameCall, Instead, run_call
+
+#: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
+CONNECT_S = 5.0
+#: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
+NOTE_S = 2.0
+#: A client that was sent away has so long to read that and to go by itself.
+LINGER_S = 1.0
+#: What it has not taken by then it does not get.
+LAST_BYTES_S = 10.0
+#: A connection on which nothing is said: grpc-go's server gives it 120 s.
+SILENT_S = 120.0
+
+
+class LinkOwner(Protocol):
+    """What a link needs of the relay."""
+
+    runtime: str
+    interceptor: Interceptor
+    tasks: set[asyncio.Task[Any]]
+
+    def failed_open(self, method: str, reason: str) -> None: ...
+    def failed(self, error: Exception) -> None: ...
+    def closing(self, reason: str) -> None: ...
+    def joined(self, link: Link) -> None: ...
+    def left(self, link: Link) -> None: ...
+
+
+class Link:
+    """``is_greeted``: the client has got a SETTINGS frame (``greeting``)."""
+
+    def __init__(self, owner: LinkOwner, is_greeted: bool = False) -> None:
+        self.connection: Optional[RelayedConnection] = None
+        self.local: Optional[LocalEnd] = None
+        self.has_read_farewell = False
+        self.client = _End(self._from_client, self._client_lost, self._regulate)
+        self.runtime = _End(self._from_runtime, self._runtime_lost, self._regulate)
+        #: Notes that the runtime's direction has waited for so far.
+        self._notes = 0
+        self._owner = owner
+        self._is_greeted = is_greeted
+        self._is_closing = False
+        self._since_s = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    async def join(self, accepted: socket.socket) -> None:
+        """Connect to the runtime, then begin to read what the client says."""
+        self._since_s = self._loop.time()
+        accepted.setblocking(False)
+        # Before there is one: the runtime may speak first, and at once.
+        self.connection = RelayedConnection(self._open_call, int(self._is_greeted))
+        try:
+            await asyncio.wait_for(
+                self._loop.create_unix_connection(lambda: self.runtime, self._owner.runtime), CONNECT_S
+            )
+        except (OSError, asyncio.TimeoutError):
+            self.connection, self.local = None, LocalEnd(self._is_greeted)
+        try:
+            await self._loop.connect_accepted_socket(lambda: self.client, accepted)
+        except OSError:
+            accepted.close()
+            self.abort()
+            return
+        self._owner.joined(self)
+        self._pump()
+
+    # ------------------------------------------------------------------ bytes
+
+    def _from_client(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        if self.connection is not None:
+            self.connection.from_client(data, self._loop.time())
+        elif self.local is not None:
+            self.local.from_client(data)
+        self._pump()
+
+    def _from_runtime(self, data: bytes) -> None:
+        if self.connection is not None and not self._is_closing:
+            self.connection.from_runtime(data, self._loop.time())
+            self._pump()
+
+    def _pump(self) -> None:
+        """Write what there is to write, do what there is to do."""
+        if self.connection is None:
+            if self.local is not None:
+                self.client.write(self.local.to_client)
+                if self.local.is_over:
+                    self.close()
+            return
+        while events := self.connection.take_events():
+            for event in events:
+                self._handle(event)
+        self.runtime.write(self.connection.to_runtime)
+        self.client.write(self.connection.to_client)
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Nobody is read from faster than the other side takes it."""
+        is_paused = self.connection is not None and self.connection.is_paused
+        self.runtime.read(not (self.client.is_full or is_paused))
+        self.client.read(not self.runtime.is_full)
+
+    def _client_lost(self) -> None:
+        if self.connection is not None:
+            self.connection.client_lost()
+            self._pump()
+        self.abort()
+
+    def _runtime_lost(self) -> None:
+        if self.connection is not None:
+            self.connection.runtime_lost()
+            self._pump()
+
+    # ------------------------------------------------------------------ calls
+
+    def _open_call(self, method: str) -> Optional[FrameCall]:
+        interception = self._owner.interceptor.open(method)
+        return None if interception is None else FrameCall(interception, self)
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, Asked):
+            run_call(event.call, event, self._owner.tasks)
+        elif isinstance(event, Observed):
+            event.call.add(event, self._noting())
+        elif isinstance(event, Ended):
+            event.call.add(event, self._noting() if event.waits else _nothing)
+        elif isinstance(event, FailedOpen):
+            self._owner.failed_open(event.method, event.reason)
+        elif isinstance(event, FarewellRead):
+            self.has_read_farewell = True
+        elif isinstance(event, Closing):
+            if event.is_doubt:
+                self._owner.closing(event.reason)
+            # After what is to be written yet, which the caller does.
+            self._loop.call_soon(self.close)
+
+    def _noting(self) -> Done:
+        """The direction of the runtime waits for this to be called, but not for ever."""
+        self._notes += 1
+        number = self._notes
+
+        def noted(instead: Instead) -> None:
+            waiting.cancel()
+            if self._notes == number and self.connection is not None:
+                self._notes += 1
+                self.connection.resume(instead)
+                self._pump()
+
+        waiting = self._loop.call_later(NOTE_S, noted, ())
+        return noted
+
+    def forward(self, stream: int, delta: bytes) -> None:
+        self._on_connection(lambda connection: connection.forward(stream, delta))
+
+    def take_over(self, stream: int) -> None:
+        self._on_connection(lambda connection: connection.take_over(stream))
+
+    def answer(self, stream: int, message: bytes) -> None:
+        self._on_connection(lambda connection: connection.answer(stream, message))
+
+    def finish(self, stream: int, code: int, details: str, metadata: Metadata = ()) -> None:
+        self._on_connection(lambda connection: connection.finish(stream, code, details, metadata))
+
+    def failed_open(self, error: Exception) -> None:
+        """An interception has failed; its call goes on."""
+        self._owner.failed(error)
+
+    def stop_call(self, stream: int, code: int, details: str) -> None:
+        self._on_connection(lambda connection: connection.stop_call(stream, code, details))
+
+    def tick(self, now_s: float) -> None:
+        """Time passes."""
+        end = self.connection or self.local
+        if end is not None and not end.has_begun and now_s > self._since_s + SILENT_S:
+            self.close()
+        self._on_connection(lambda connection: connection.tick(now_s))
+
+    def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:
+        if self.connection is not None and not self._is_closing:
+            work(self.connection)
+            self._pump()
+
+    # ------------------------------------------------------------------ the end
+
+    @property
+    def methods(self) -> dict[int, str]:
+        """The calls under way, by stream."""
+        return {} if self.connection is None else self.connection.methods
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client waits for the end of a call, or for bytes of it."""
+        is_busy = self.connection is not None and self.connection.is_busy
+        return is_busy or self.client.unwritten > 0
+
+    def say_farewell(self) -> None:
+        """Ask the client for no new calls here; ``has_read_farewell`` follows."""
+        if self.connection is None:
+            self.has_read_farewell = True
+            self.send_away()
+        self._on_connection(lambda connection: connection.say_farewell())
+
+    def send_away(self) -> None:
+        """Of a link without a runtime: let the client connect again."""
+        if self.local is not None:
+            self.local.say_farewell()
+            self._pump()
+
+    def close(self) -> None:
+        """Close, after what is still to be written; the client may go first."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self.runtime.close()
+        self.client.read(True)  # else its own end would not be seen
+        if self.client.transport is None or not self.client.is_open:
+            self.abort()
+        else:
+            self._loop.call_later(LINGER_S, self.client.close)
+            self._loop.call_later(LAST_BYTES_S, self.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        self.client.abort()
+        self.runtime.abort()
+        self._owner.left(self)
+
+
+class _End(asyncio.Protocol):
+    """One end of a link."""
+
+    def __init__(
+        self, data: Callable[[bytes], None], lost: Callable[[], None], regulate: Callable[[], None]
+    ) -> None:
+        self.transport: Optional[asyncio.Transport] = None
+        #: More was written than is wanted in memory.
+        self.is_full = False
+        self.is_open = True
+        self._data = data
+        self._lost = lost
+        self._regulate = regulate
+        self._is_reading = True
+
+    @property
+    def unwritten(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Write, and empty the list; before there is a transport: leave it."""
+        if not pieces or self.transport is None:
+            return
+        data: Union[bytes, Buffer] = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def read(self, wanted: bool) -> None:
+        """Read on, or not."""
+        if wanted is self._is_reading or self.transport is None:
+            return
+        self._is_reading = wanted
+        with contextlib.suppress(RuntimeError):  # it is closing
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def close(self) -> None:
+        """Close when all is written."""
+        if self.transport is None:
+            self.is_open = False
+        else:
+            self.transport.close()
+
+    def abort(self) -> None:
+        self.is_open = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if not self.is_open:  # it was not waited for
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._data(data)
+
+    def connection_lost(self, _error: Optional[Exception]) -> None:
+        self.is_open = False
+        self._lost()
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._regulate()
+
+
+def _nothing(_instead: Instead) -> None:
+    pass

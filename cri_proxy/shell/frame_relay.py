@@ -1,0 +1,285 @@
+"""The transport that relays HTTP/2 frames: serves clients' sockets, has one connection to the runtime for each of theirs.
+
+It takes the place of ``Relay`` and ``Serving`` together: the same ``open``, ``start_behind``, ``copy_access``,
+``sockets`` and ``close``. Nothing is decided here: what passes and what does not is ``core.http2.relay``'s, what
+becomes of a call is the interceptor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_proxy import greeting
+from cri_proxy.core.interception import UNAVAILABLE, Interceptor
+from cri_proxy.shell.frame_link import Link
+from cri_proxy.shell.listen import SocketTaken, claim, copy_access
+from cri_proxy.shell.relay import LONG_CALLS, STOPPING, YOUNG_S
+from cri_proxy.shell.serving import LAST_BYTES_S, START_BEHIND_S
+from cri_proxy.shell.splice import ACCEPT_AGAIN_S, ACCEPT_AT_ONCE, FAREWELL_S
+
+#: How often a runtime that is away is looked for.
+LOOK_FOR_RUNTIME_S = 0.1
+#: Others wait at the socket. Each needs two descriptors; a service has 1,024 unless its unit says more.
+MAX_LINKS = 400
+BACKLOG = 4096
+_TICK_S = 1.0
+_LOOK_S = 0.01
+
+Note = Callable[[str, str], None]
+
+
+class FrameRelay:
+    """``runtime``: the path of its socket. ``on_failed_open``: a request that passed unseen, its method and why.
+
+    ``on_closing``: why a connection was closed about which there was a doubt. ``on_bug``: what an interception has
+    raised, which passes its call on unchanged.
+    """
+
+    def __init__(
+        self,
+        runtime: str,
+        interceptor: Interceptor,
+        on_failed_open: Note = lambda method, reason: None,
+        on_closing: Callable[[str], None] = lambda reason: None,
+        on_bug: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.runtime = runtime
+        self.interceptor = interceptor
+        #: Paths that clients may use.
+        self.sockets: list[Path] = []
+        #: Intercepted calls under way.
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.failed_open = on_failed_open
+        self.closing = on_closing
+        self.failed = on_bug
+        self._links: set[Link] = set()
+        self._joining: set[asyncio.Task[None]] = set()
+        self._own: dict[Path, socket.socket] = {}
+        self._given: list[socket.socket] = []
+        self._is_accepting = False
+        self._ticking: Optional[asyncio.Task[None]] = None
+        self._looking: Optional[asyncio.Task[None]] = None
+
+    # ------------------------------------------------------------------ sockets
+
+    async def open(
+        self, wanted: Sequence[Path], given: Sequence[socket.socket], inner: Optional[Path] = None
+    ) -> dict[Path, str]:
+        """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
+
+        Returns why others are not served, by path. Who connects from here on waits for ``start_behind``.
+        ``inner`` is not needed: listening sockets are served as they are.
+
+        :raises SocketTaken, OSError: the first cannot be had.
+        """
+        taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
+        # /var/run is /run: one socket may be wanted by two names.
+        others = {os.path.realpath(path): path for path in reversed(wanted)}
+        problems = {}
+        mask = os.umask(0o177)
+        try:
+            for path in [path for real, path in reversed(others.items()) if real not in taken_over]:
+                try:
+                    self._own[path] = _bound(path)
+                except (SocketTaken, OSError) as error:
+                    if path == wanted[0]:
+                        raise
+                    problems[path] = str(error)
+        finally:
+            os.umask(mask)
+        self._given = list(given)
+        self.sockets = [path for path in wanted if path not in problems]
+        self.sockets += [Path(name) for name in sorted(taken_over - {os.path.realpath(p) for p in wanted})]
+        return problems
+
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
+        """Serve as soon as ``work`` is done, or it has taken too long; then wait for it."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task}, timeout=START_BEHIND_S)
+        self._ticking = asyncio.ensure_future(self._tick())
+        for connection in greeting.take():
+            self._begin(connection, is_greeted=True)
+        self._accept_on(self._listeners())
+        await task
+
+    def copy_access(self, runtime: Path) -> None:
+        """Give clients' sockets the mode and owner of the runtime's."""
+        copy_access(runtime, [path for path in self._own if path in self.sockets])
+
+    def _listeners(self) -> list[socket.socket]:
+        return [*self._own.values(), *self._given]
+
+    # ------------------------------------------------------------------ connections
+
+    def _accept_on(self, listeners: Iterable[socket.socket]) -> None:
+        self._is_accepting = True
+        for listener in listeners:
+            listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _pause(self) -> None:
+        """Accept no more; callers queue at the sockets."""
+        self._is_accepting = False
+        for listener in self._listeners():
+            asyncio.get_running_loop().remove_reader(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPT_AT_ONCE):
+            if len(self._links) + len(self._joining) >= MAX_LINKS:
+                self._pause()
+                asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
+                return
+            try:
+                accepted, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptors, no memory
+                self._pause()
+                asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
+                return
+            self._begin(accepted)
+
+    def _accept_again(self) -> None:
+        if not self._is_accepting and self._ticking is not None:
+            self._accept_on(self._listeners())
+
+    def _begin(self, accepted: socket.socket, is_greeted: bool = False) -> None:
+        task = asyncio.get_running_loop().create_task(Link(self, is_greeted).join(accepted))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    def joined(self, link: Link) -> None:
+        """A client is there."""
+        self._links.add(link)
+        if link.local is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self._look_for_runtime())
+
+    def left(self, link: Link) -> None:
+        """A client has gone."""
+        self._links.discard(link)
+
+    async def _look_for_runtime(self) -> None:
+        """While clients are here that have no runtime: when it is there again they connect anew."""
+        while waiting := [link for link in self._links if link.local is not None and not link.local.is_over]:
+            await asyncio.sleep(LOOK_FOR_RUNTIME_S)
+            if await _is_there(self.runtime):
+                for link in waiting:
+                    link.send_away()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = asyncio.get_running_loop().time()
+            for link in list(self._links):
+                link.tick(now_s)
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self, drain_s: float) -> None:
+        """Take no new calls, let those under way end, remove what we have made.
+
+        Long calls and streams end at once, others when ``drain_s`` are over. On sockets we were given no call fails
+        that ends within it: who connects meanwhile waits for the next daemon, so the wait for old calls comes first.
+        """
+        if self._given:
+            await self._settle(drain_s)
+        ticking, self._ticking = self._ticking, None
+        self._pause()
+        await asyncio.gather(*self._joining)
+        for link in list(self._links):
+            link.say_farewell()
+        await self._until(lambda link: link.has_read_farewell, FAREWELL_S)
+        await self._drain(drain_s)
+        await self._until(lambda link: not link.is_busy, LAST_BYTES_S)
+        for link in list(self._links):
+            link.close()
+        await self._until(lambda link: False, LAST_BYTES_S)
+        for link in list(self._links):
+            link.abort()
+        await _cancelled([task for task in (ticking, self._looking, *self.tasks) if task is not None])
+        for listener in self._listeners():
+            listener.close()
+        for path in self._own:
+            path.unlink(missing_ok=True)
+        self._own, self._given = {}, []
+
+    async def _settle(self, seconds: float) -> None:
+        """Serve on until those under way now have ended and there is none that is slow, at most ``seconds``."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        since_s = dict.fromkeys(self._calls(long=False), begun_s)
+        while (now_s := loop.time()) < begun_s + seconds:
+            since_s = {call: since_s.get(call, now_s) for call in self._calls(long=False)}
+            if all(began_s > max(begun_s, now_s - YOUNG_S) for began_s in since_s.values()):
+                return
+            await asyncio.sleep(_LOOK_S)
+        # Those have had their time; the drain is for the others.
+        for (link, stream, _method), began_s in since_s.items():
+            if began_s <= begun_s:
+                link.stop_call(stream, UNAVAILABLE, STOPPING)
+
+    async def _drain(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            for link, stream, _ in self._calls(long=True):
+                link.stop_call(stream, UNAVAILABLE, STOPPING)
+            rest = self._calls(long=False)
+            if not (rest or self.tasks) or asyncio.get_running_loop().time() >= deadline:
+                break
+            await asyncio.sleep(_LOOK_S)
+        for link, stream, _ in rest:
+            link.stop_call(stream, UNAVAILABLE, STOPPING)
+
+    def _calls(self, long: bool) -> list[tuple[Link, int, str]]:
+        """The calls under way that last for minutes, or all others."""
+        return [
+            (link, stream, method)
+            for link in list(self._links)
+            for stream, method in link.methods.items()
+            if _is_long(method) is long
+        ]
+
+    async def _until(self, holds: Callable[[Link], bool], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not all(holds(link) for link in self._links) and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_S)
+
+
+def _is_long(method: str) -> bool:
+    name = method.rpartition("/")[2]
+    return name in LONG_CALLS or name.startswith("Stream")
+
+
+def _bound(path: Path) -> socket.socket:
+    claim(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SocketTaken(f"{path} cannot be served: {error.strerror or error}") from None
+    return listener
+
+
+async def _is_there(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        _reader, writer = await asyncio.open_unix_connection(path)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+    return False
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

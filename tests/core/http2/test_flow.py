@@ -1,0 +1,313 @@
+"""Flow control: what is held costs nobody a window, nobody sends more than the other takes, and the books agree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cri_proxy.core.http2.flow import Outlet
+from cri_proxy.core.http2.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    PREFACE,
+    SETTINGS,
+    Buffer,
+    write_frame,
+    write_settings,
+    write_window_update,
+)
+from cri_proxy.core.http2.messages import write_message
+from cri_proxy.core.http2.relay import RelayedConnection
+from cri_proxy.core.http2.requests import MAX_HELD_BYTES
+from cri_proxy.core.http2.stream import FailedOpen
+from tests.core.http2.pair import CREATE, VERSION, Pair, written
+
+MIB = 1 << 20
+
+
+def forwarded(pair: Pair, stream: int, wanted: int, step: int) -> None:
+    """The runtime takes the request of a stream, ``step`` bytes at a time."""
+    pair.relay.forward(stream, b"")
+    pair.pump()
+    while len(pair.received(stream)) < wanted:
+        before = len(pair.received(stream))
+        pair.take(pair.runtime, stream, step)
+        assert len(pair.received(stream)) > before
+
+
+@pytest.mark.parametrize("window", [65_535, 1])
+def test_a_create_of_1_mib_is_held_and_sent_whatever_the_runtimes_initial_window(window: int) -> None:
+    pair = Pair(runtime_settings={INITIAL_WINDOW_SIZE: window})
+    stream = pair.call(CREATE, None)
+    message = bytes(range(256)) * 4096
+    assert pair.send(stream, write_message(message), end=True) == b""
+    assert pair.asked()[0].message == message and pair.failed_open() == []
+    forwarded(pair, stream, MIB + 5, 60_000)
+    assert pair.received(stream) == write_message(message) and pair.has_ended(stream)
+    assert pair.books_are_right()
+
+
+def test_a_client_that_stops_in_the_middle_of_a_create_holds_up_nobody() -> None:
+    pair = Pair()
+    stalled = pair.call(CREATE, None)
+    pair.send(stalled, write_message(b"c" * MIB)[: MIB // 2])
+    for _ in range(100):
+        stream = pair.call(VERSION, b"v" * 10_000)
+        assert pair.has_ended(stream)
+        pair.take(pair.runtime, stream, 10_005)
+        pair.reply(stream, b"r" * 10_000)
+        assert pair.has_ended(stream, "client")
+        pair.take(pair.client, stream, 10_005)
+    pair.send(stalled, write_message(b"c" * MIB)[MIB // 2 :], end=True)
+    forwarded(pair, stalled, MIB + 5, 60_000)
+    assert pair.has_ended(stalled) and pair.books_are_right()
+
+
+@pytest.mark.parametrize("window", [0, 1000, 65_534])
+def test_an_initial_window_that_is_lowered_while_data_is_held_is_kept_to(window: int) -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"c" * 60_000)
+    pair.runtime.update_settings({INITIAL_WINDOW_SIZE: window})
+    pair.pump()
+    pair.relay.forward(stream, b"d" * 10_000)
+    pair.pump()  # h2 raises if more is sent than the window allows
+    assert len(pair.received(stream)) == window
+    pair.runtime.update_settings({INITIAL_WINDOW_SIZE: 100_000})
+    pair.pump()
+    assert len(pair.received(stream)) == 65_535  # the connection's is still what it was
+    pair.take(pair.runtime, stream, 10_000)
+    assert pair.received(stream) == write_message(b"c" * 60_000 + b"d" * 10_000) and pair.books_are_right()
+
+
+def test_a_window_that_has_become_negative_is_waited_for() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"c" * 60_000, end=False)
+    pair.relay.forward(stream, b"")
+    pair.pump()
+    pair.runtime.update_settings({INITIAL_WINDOW_SIZE: 0})
+    pair.pump()
+    ledger = pair.relay._wire.requests.ledger(stream)
+    assert ledger is not None and ledger.window == -60_005
+    pair.take(pair.runtime, stream, 60_005)
+    assert ledger.window == 0 and pair.books_are_right()
+
+
+def test_what_exceeds_the_cap_of_a_connection_is_sent_on_unseen() -> None:
+    relay = RelayedConnection(lambda method: method)
+    relay.from_runtime(write_settings((INITIAL_WINDOW_SIZE, 2**31 - 1), (MAX_FRAME_SIZE, (1 << 24) - 1)), 0.0)
+    relay.from_client(PREFACE + write_settings() + write_frame(SETTINGS, ACK, 0), 0.0)
+    relay.from_runtime(write_window_update(0, 2**31 - 1 - 65_535), 0.0)
+    message = write_message(bytes(15 * MIB))
+    assert 5 * len(message) > MAX_HELD_BYTES
+    for stream in (1, 3, 5, 7, 9):
+        relay.from_client(write_frame(HEADERS, END_HEADERS, stream, b"\x83\x86\x84"), 0.0)
+        relay.from_client(write_frame(DATA, 0, stream, message[:-1]), 0.0)
+    assert relay.take_events() == [FailedOpen("/", "too large")]
+    sent = [(kind, stream, len(payload)) for kind, _, stream, payload in written(b"".join(relay.to_runtime))]
+    assert [frame for frame in sent if frame[0] == DATA] == [(DATA, 9, len(message) - 1)]
+
+
+# ---------------------------------------------------------------------- the ledgers by themselves
+
+
+def outlet() -> tuple[Outlet, list[Buffer], list[Buffer]]:
+    out: list[Buffer] = []
+    back: list[Buffer] = []
+    return Outlet(out, back), out, back
+
+
+def test_the_books_hold_when_more_than_2_to_the_31_bytes_have_passed() -> None:
+    flow, out, back = outlet()
+    flow.open(1)
+    chunk = bytes(16_384)
+    passed = 0
+    for turn in range(140_000):  # 2.3 GB
+        if turn % 1000 == 0:  # some of it held and sent on, with a delta of 7 bytes
+            flow.keep(1, 16_384)
+            flow.grant(0, 16_384)
+            flow.grant(1, 16_384)
+            flow.put(1, chunk)
+            flow.put(1, b"+" * 7)
+            passed += 16_391
+        else:
+            assert flow.passes(1, 16_384)
+            passed += 16_384
+        told = passed if turn % 2 else 0  # the receiver gives it back every other time
+        if told:
+            for stream in (0, 1):
+                flow.credit(stream, told)
+            passed = 0
+        out.clear()
+        back.clear()
+    ledger = flow.ledger(1)
+    assert ledger is not None
+    for book in (flow.connection, ledger):
+        assert (book.window, book.surplus) == (65_535, 0)
+
+
+def test_windows_of_2_to_the_31_minus_1_are_counted_exactly() -> None:
+    flow, _, back = outlet()
+    flow.expect([(INITIAL_WINDOW_SIZE, 2**31 - 1)])
+    flow.confirm()
+    flow.open(1)
+    assert flow.credit(0, 2**31 - 1 - 65_535) == 2**31 - 1 - 65_535
+    flow.keep(1, 10_000)
+    flow.grant(0, 10_000)
+    flow.grant(1, 10_000)
+    flow.put(1, bytes(10_000))
+    ledger = flow.ledger(1)
+    assert ledger is not None
+    assert flow.connection.sender_window == ledger.sender_window == 2**31 - 1
+    assert flow.credit(0, 10_000) == flow.credit(1, 10_000) == 0
+    assert len(back) == 2
+
+
+def test_more_holds_when_it_is_confirmed_and_less_at_once() -> None:
+    flow, _, _ = outlet()
+    flow.open(1)
+    flow.expect([(INITIAL_WINDOW_SIZE, 100_000), (5, 20_000)])
+    flow.expect([(INITIAL_WINDOW_SIZE, 500)])
+    ledger = flow.ledger(1)
+    assert ledger is not None and (ledger.window, flow.frame_bytes, flow.largest_frame) == (
+        500,
+        16_384,
+        20_000,
+    )
+    flow.confirm()
+    assert (ledger.window, flow.frame_bytes) == (500, 20_000)
+    flow.confirm()
+    flow.expect([(INITIAL_WINDOW_SIZE, 700)])
+    assert ledger.window == 500
+    flow.confirm()
+    assert ledger.window == 700
+
+
+# ---------------------------------------------------------------------- any order of events
+
+
+class Connection(RuleBasedStateMachine):
+    """h2 on both ends says at once if a window is exceeded or a header block out of step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair(intercepted=(CREATE,))
+        self.sent: dict[int, bytes] = {}
+        self.open: list[int] = []
+        self.asked: list[int] = []
+        self.taken: dict[int, int] = {}
+
+    @rule(method=st.sampled_from([CREATE, VERSION]), size=st.integers(0, 30_000), end=st.booleans())
+    def begin(self, method: str, size: int, end: bool) -> None:
+        pair = self.pair
+        stream = pair.call(method, None, x_size=str(size))
+        message = write_message(b"m" * size)
+        left = pair.send(stream, message, end)
+        self.sent[stream] = message[: len(message) - len(left)]
+        self.open.append(stream)
+        self.note_asked()
+
+    def note_asked(self) -> None:
+        self.asked = [
+            e.stream for e in self.pair.asked() if e.stream in self.open and e.stream not in self.taken
+        ]
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), delta=st.integers(0, 3000))
+    def forward(self, data: st.DataObject, delta: int) -> None:
+        stream = data.draw(st.sampled_from(self.asked))
+        self.taken[stream] = delta
+        self.sent[stream] = write_message(self.sent[stream][5:] + b"d" * delta)
+        self.pair.relay.forward(stream, b"d" * delta)
+        self.pair.pump()
+        self.note_asked()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), size=st.integers(0, 90_000), refuse=st.booleans())
+    def answer(self, data: st.DataObject, size: int, refuse: bool) -> None:
+        stream = data.draw(st.sampled_from(self.asked))
+        self.taken[stream] = 0
+        self.pair.relay.take_over(stream)
+        if not refuse:
+            self.pair.relay.answer(stream, b"a" * size)
+        self.pair.relay.finish(stream, 9 if refuse else 0, "why")
+        self.pair.pump()
+        self.open.remove(stream)
+        del self.sent[stream]
+        self.note_asked()
+
+    def answerable(self) -> list[int]:
+        return [stream for stream in self.open if stream in self.sent and not self.is_held(stream)]
+
+    def is_held(self, stream: int) -> bool:
+        return self.pair.relay.methods.get(stream) == CREATE and stream not in self.taken
+
+    @precondition(lambda self: self.answerable())
+    @rule(data=st.data(), size=st.integers(0, 16_000), status=st.sampled_from("0259"))
+    def reply(self, data: st.DataObject, size: int, status: str) -> None:
+        stream = data.draw(st.sampled_from(self.answerable()))
+        room = self.pair.runtime.local_flow_control_window(stream) - 5
+        self.pair.reply(stream, *([b"r" * min(size, room)] if room > 0 else []), status=status)
+        self.pair.answer_notes()
+        self.open.remove(stream)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(self.open))
+        self.pair.client.reset_stream(stream)
+        self.pair.pump()
+        self.open.remove(stream)
+        self.sent.pop(stream, None)
+        self.note_asked()
+
+    @rule(side=st.sampled_from(["client", "runtime"]), window=st.sampled_from([1, 100, 65_535, 200_000]))
+    def change_the_initial_window(self, side: str, window: int) -> None:
+        getattr(self.pair, side).update_settings({INITIAL_WINDOW_SIZE: window})
+        self.pair.pump()
+
+    @rule(size=st.integers(1, 200_000))
+    def take_more(self, size: int) -> None:
+        for connection in (self.pair.client, self.pair.runtime):
+            if connection.inbound_flow_control_window + size < 2**30:
+                connection.increment_flow_control_window(size)
+            for stream in self.open:
+                if stream in connection.streams and connection.streams[stream].open:
+                    connection.increment_flow_control_window(size, stream)
+        self.pair.pump()
+        self.pair.answer_notes()
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        assert self.pair.closing() == []
+        # While the runtime's direction waits for the client, what the runtime has said is not read.
+        assert self.pair.relay.is_paused or self.pair.books_are_right()
+
+    @invariant()
+    def what_arrives_is_what_was_sent(self) -> None:
+        for stream, sent in self.sent.items():
+            assert sent.startswith(self.pair.received(stream))
+
+
+TestConnection = Connection.TestCase
+TestConnection.settings = settings(stateful_step_count=25)
+
+
+@given(st.lists(st.integers(0, 400), max_size=8), st.integers(1, 300))
+def test_bytes_are_sent_in_their_order_whatever_the_credit(sizes: list[int], step: int) -> None:
+    flow, out, _ = outlet()
+    flow.expect([(INITIAL_WINDOW_SIZE, 0)])
+    flow.confirm()
+    flow.open(1)
+    for number, size in enumerate(sizes):
+        flow.put(1, bytes([number]) * size, number == len(sizes) - 1)
+    while flow.is_waiting(1):
+        flow.credit(1, step)
+    frames = written(b"".join(out))
+    assert b"".join(f[3] for f in frames) == b"".join(bytes([n]) * s for n, s in enumerate(sizes))
+    assert [f[1] for f in frames] == [0] * (len(frames) - 1) + [1] * bool(frames)

@@ -1,0 +1,97 @@
+"""Header blocks are read in step with their writers, and ours are read by anybody without a trace in the tables."""
+
+from __future__ import annotations
+
+import pytest
+from hpack import Decoder, Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cri_proxy.core.http2.frames import Doubt
+from cri_proxy.core.http2.headers import HeaderReader, status_of, value_of, write_response, write_trailers
+
+REQUEST = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/runtime.v1.RuntimeService/Version"),
+    (b":authority", b"localhost"),
+    (b"user-agent", b"grpc-go/1.60"),
+]
+NAMES = st.sampled_from([b"a", b"b", b"grpc-timeout", b"x" * 40])
+BLOCKS = st.lists(st.lists(st.tuples(NAMES, st.binary(max_size=60)), max_size=5), max_size=30)
+
+
+@given(BLOCKS, st.sampled_from([0, 64, 200, 4096]), st.booleans())
+def test_blocks_are_read_as_they_were_written(
+    blocks: list[list[tuple[bytes, bytes]]], table: int, huffman: bool
+) -> None:
+    writer, reader = Encoder(), HeaderReader()
+    writer.header_table_size = table
+    for block in blocks:
+        assert list(reader.read(writer.encode(block, huffman=huffman))) == block
+
+
+def test_a_known_block_means_something_else_after_the_table_has_changed() -> None:
+    writer, reader = Encoder(), HeaderReader()
+    writer.encode([(b"x", b"1")])
+    for text in (b"1", b"2", b"1", b"3"):
+        reader.read(b"\x40\x01x\x01" + text)  # a new entry at the front
+        assert reader.read(b"\xbe") == reader.read(b"\xbe") == [(b"x", text)]
+
+
+def test_a_larger_table_may_be_used_once_it_is_allowed() -> None:
+    bigger = b"\x3f\xe1\x3f"  # 8192
+    with pytest.raises(Doubt):
+        HeaderReader().read(bigger + b"\x88")
+    reader = HeaderReader()
+    reader.allow_table(8192)
+    reader.allow_table(100)  # announced by the writer, if it does
+    assert reader.read(bigger + b"\x88") == [(b":status", b"200")]
+
+
+@pytest.mark.parametrize(
+    "block", [b"\x80", b"\xff\xff\xff\xff\xff", b"\x40", b"\x00\x85\xff\xff\xff\xff\xff\x00"]
+)
+def test_what_is_no_block_is_a_doubt(block: bytes) -> None:
+    with pytest.raises(Doubt):
+        HeaderReader().read(block)
+
+
+@pytest.mark.parametrize(
+    "details",
+    ["", "plain", "größer 龙 🐉", "one\ntwo\r\n", "100% of %2F", "x" * 127, "x" * 128, "x" * 3000, "ü" * 900],
+)
+def test_our_blocks_are_read_by_anybody_and_leave_no_trace(details: str) -> None:
+    decoder = Decoder()
+    block = write_response([("x-initial", "i")]) + write_trailers(
+        9, details, [("t-bin", b"\xfe\x00"), ("t", "")]
+    )
+    read = [(name, value) for name, value in decoder.decode(block, raw=True)]
+    assert read[:3] == [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"x-initial", b"i")]
+    assert read[-2:] == [(b"t-bin", b"/gA"), (b"t", b"")]
+    assert status_of(read) == (9, details)
+    assert list(decoder.header_table.dynamic_entries) == []
+
+
+def test_a_message_that_no_client_would_take_is_cut_at_a_character() -> None:
+    read = Decoder().decode(write_trailers(2, "ü" * 10_000), raw=True)
+    assert status_of(list(read)) == (2, "ü" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("trailers", "status"),
+    [
+        ([(b"grpc-status", b"0")], (0, "")),
+        ([(b"grpc-status", b"16"), (b"grpc-message", b"50%25 %zz %")], (16, "50% %zz %")),
+        ([(b"grpc-status", b"abc")], (2, "no grpc-status in the trailers (HTTP status unknown)")),
+        ([(b":status", b"503")], (2, "no grpc-status in the trailers (HTTP status 503)")),
+    ],
+)
+def test_a_status_is_read_as_a_client_would(
+    trailers: list[tuple[bytes, bytes]], status: tuple[int, str]
+) -> None:
+    assert status_of(trailers) == status
+
+
+def test_of_several_values_the_first_counts() -> None:
+    assert value_of([(b"a", b"1"), (b"a", b"2")], b"a") == b"1" and value_of(REQUEST, b"a") == b""

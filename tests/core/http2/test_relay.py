@@ -1,0 +1,240 @@
+"""Calls that end in the relay, and connections that end: nobody loses step, nobody waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from cri_proxy.core.http2.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Error,
+    write_frame,
+    write_settings,
+)
+from cri_proxy.core.http2.messages import write_message
+from cri_proxy.core.http2.relay import CLEAR_S, RelayedConnection
+from cri_proxy.core.http2.stream import FarewellRead
+from cri_proxy.core.interception import End
+from tests.core.http2.pair import (
+    BLOCK,
+    CREATE,
+    HOLDS,
+    LONG,
+    OTHER_BLOCK,
+    VERSION,
+    Pair,
+    all_is_in_step,
+    created,
+    goaways,
+    hand_made,
+    written,
+)
+
+# ---------------------------------------------------------------------- refusals and answers
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["whole request", "request still open"])
+def test_a_refusal_ends_the_call_on_both_sides_and_both_stay_in_step(end: bool) -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create" * 100, end=end)
+    pair.relay.take_over(stream)
+    pair.relay.finish(stream, 9, "ns/pod wants größer\n100%")
+    pair.pump()
+    assert pair.headers(stream) == [
+        {
+            ":status": "200",
+            "content-type": "application/grpc",
+            "grpc-status": "9",
+            "grpc-message": "ns/pod wants gr%C3%B6%C3%9Fer%0A100%25",
+        }
+    ]
+    assert pair.was_reset(stream) and pair.received(stream) == b"" and pair.relay.methods == {}
+    assert pair.was_reset(stream, "client") is not end
+    assert all_is_in_step(pair) and pair.books_are_right()
+
+
+def test_headers_that_cross_a_refusal_reach_the_clients_table() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    # Sent before the reset is read: new table entries, which later blocks refer to.
+    pair.runtime.send_headers(stream, [(":status", "200"), ("x-early", "remember me")])
+    pair.relay.take_over(stream)
+    pair.relay.finish(stream, 9, "no")
+    pair.pump()
+    assert pair.headers(stream) == [
+        {":status": "200", "x-early": "remember me"},
+        {"grpc-status": "9", "grpc-message": "no"},
+    ]
+    other = pair.call(VERSION)
+    pair.runtime.send_headers(other, [(":status", "200"), ("x-early", "remember me")], end_stream=True)
+    pair.pump()
+    assert pair.headers(other) == [{":status": "200", "x-early": "remember me"}] and all_is_in_step(pair)
+
+
+def test_an_end_that_crosses_a_refusal_is_the_one_that_counts() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    first = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12")]
+    pair.runtime.send_headers(stream, first, end_stream=True)
+    pair.relay.take_over(stream)
+    pair.relay.finish(stream, 9, "no")
+    pair.pump()
+    assert [block["grpc-status"] for block in pair.headers(stream)] == ["12"] and all_is_in_step(pair)
+    assert pair.relay.methods == {}
+
+
+def test_a_runtime_that_says_nothing_does_not_keep_a_refusal_from_the_client() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    pair.relay.take_over(stream)
+    pair.relay.finish(stream, 9, "no")
+    pair.relay.to_runtime.clear()
+    pair.relay_writes()
+    assert pair.headers(stream) == []
+    pair.relay.tick(CLEAR_S)
+    pair.relay_writes()
+    assert pair.headers(stream)[-1]["grpc-status"] == "9"
+
+
+def test_an_answer_larger_than_the_clients_window_comes_as_it_is_taken() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    pair.relay.take_over(stream)
+    pair.relay.answer(stream, LONG)
+    pair.relay.finish(stream, 0, "", [("x-trailer", "t"), ("x-bin", b"\0\1")])
+    pair.pump()
+    other = pair.call(VERSION)
+    pair.runtime.send_headers(other, [(":status", "200")])
+    pair.runtime.send_data(other, b"d" * 10_000)
+    pair.pump()
+    # All of the connection's window is taken by the answer, which the runtime cannot know.
+    assert len(pair.received(stream, "client")) == 65_535 and pair.received(other, "client") == b""
+    pair.take(pair.client, stream, 65_535)
+    assert pair.received(stream, "client") == write_message(LONG)
+    assert pair.headers(stream) == [
+        {":status": "200", "content-type": "application/grpc"},
+        {"grpc-status": "0", "x-trailer": "t", "x-bin": "AAE"},
+    ]
+    assert pair.received(other, "client") == b"d" * 10_000
+    pair.take(pair.client, stream, len(LONG) + 5 - 65_535)
+    pair.take(pair.client, other, 10_000)
+    assert pair.books_are_right() and pair.surplus() == (0, 0)
+    pair.runtime.end_stream(other)
+    pair.pump()
+    assert all_is_in_step(pair)
+
+
+def test_data_that_crosses_an_answer_is_swallowed_with_its_credit() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create", end=False)
+    pair.relay.take_over(stream)
+    pair.client.send_data(stream, b"more" * 1000)
+    pair.pump()
+    pair.relay.answer(stream, b"done")
+    pair.relay.finish(stream, 0, "")
+    pair.pump()
+    assert pair.received(stream, "client") == write_message(b"done") and pair.received(stream) == b""
+    assert pair.books_are_right() and all_is_in_step(pair)
+
+
+def test_a_client_that_leaves_while_it_is_answered_gets_nothing_more() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    pair.relay.take_over(stream)
+    pair.pump()
+    pair.client.reset_stream(stream, Error.CANCEL)
+    pair.pump()
+    pair.relay.answer(stream, b"late")
+    pair.relay.finish(stream, 0, "")
+    pair.pump()
+    assert pair.headers(stream) == [] and pair.relay.methods == {} and all_is_in_step(pair)
+
+
+# ---------------------------------------------------------------------- the end of a connection
+
+
+def test_when_the_runtime_goes_calls_end_unavailable_and_the_client_is_sent_away() -> None:
+    pair = Pair()
+    begun = created(pair)
+    pair.runtime.send_headers(begun, [(":status", "200")])
+    pair.pump()
+    waiting, held = pair.call(VERSION), pair.call(CREATE, b"held")
+    pair.relay.runtime_lost()
+    pair.relay_writes()
+    assert [pair.headers(stream)[-1]["grpc-status"] for stream in (begun, waiting, held)] == ["14"] * 3
+    assert [e.end for e in pair.ended()] == [End.UNKNOWN, End.REFUSED]
+    assert len(pair.closing()) == 1 and goaways(pair.to_client) == [(held, Error.NO_ERROR)]
+
+
+def test_a_reply_that_was_there_before_the_runtime_went_is_passed_on() -> None:
+    pair = Pair()
+    stream = created(pair)
+    pair.reply(stream, b"the id")
+    pair.relay.runtime_lost()
+    pair.answer_notes()
+    assert pair.headers(stream)[-1]["grpc-status"] == "0" and len(pair.closing()) == 1
+
+
+def test_goaway_of_the_runtime_passes_and_ends_what_it_will_not_serve() -> None:
+    pair = Pair()
+    served = created(pair)
+    pair.call(CREATE, b"held")
+    goaway = write_frame(GOAWAY, 0, 0, served.to_bytes(4, "big") + bytes(4))
+    pair.relay.from_runtime(goaway, 0.0)
+    pair.relay_writes()
+    assert [(e.end, e.code) for e in pair.ended()] == [(End.REFUSED, 14)]
+    assert goaways(pair.to_client) == [(served, 0)] and list(pair.relay.methods) == [served]
+
+
+def test_a_farewell_is_in_two_steps_and_ends_no_call() -> None:
+    relay, _ = hand_made(write_frame(HEADERS, END_HEADERS, 1, OTHER_BLOCK))
+    relay.say_farewell()
+    [first, (_, _, _, payload)] = written(b"".join(relay.to_client))[-2:]
+    assert first[3] == (0x7FFFFFFF).to_bytes(4, "big") + bytes(4) and relay.take_events() == []
+    # A call that was on its way is served, and counted.
+    relay.from_client(
+        write_frame(HEADERS, END_HEADERS, 3, OTHER_BLOCK) + write_frame(PING, ACK, 0, payload), 0.0
+    )
+    assert relay.take_events() == [FarewellRead()] and set(relay.methods) == {1, 3}
+    # A server's own that follows may not be larger.
+    relay.from_runtime(write_frame(GOAWAY, 0, 0, (0x7FFFFFFF).to_bytes(4, "big") + bytes(4)), 0.0)
+    relay.from_runtime(write_frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x88"), 0.0)
+    assert goaways(b"".join(relay.to_client)) == [(0x7FFFFFFF, 0), (3, 0)] and set(relay.methods) == {3}
+
+
+def test_nothing_reaches_a_client_before_the_runtimes_settings() -> None:
+    relay = RelayedConnection(lambda method: method)
+    block = write_frame(HEADERS, END_HEADERS, 1, BLOCK)
+    relay.from_client(PREFACE + write_settings() + block + write_frame(DATA, 0, 1, HOLDS), 0.0)
+    relay.say_farewell()
+    assert relay.to_client == []
+    relay.from_runtime(write_settings((3, 100)) + write_frame(SETTINGS, ACK, 0), 0.0)
+    kinds = [(kind, flags) for kind, flags, _, _ in written(b"".join(relay.to_client))]
+    assert kinds[0] == (SETTINGS, 0) and kinds[-1] == (SETTINGS, ACK)
+    assert {kind for kind, _ in kinds} == {SETTINGS, WINDOW_UPDATE, GOAWAY, PING}
+
+
+def test_a_runtime_that_goes_before_it_has_said_anything_is_spoken_for() -> None:
+    relay = RelayedConnection(lambda method: method)
+    relay.runtime_lost()
+    assert [kind for kind, _, _, _ in written(b"".join(relay.to_client))] == [SETTINGS, GOAWAY]
+
+
+def test_a_call_that_is_stopped_ends_with_our_word_on_both_sides() -> None:
+    pair = Pair()
+    stream = created(pair)
+    pair.runtime.send_headers(stream, [(":status", "200")])
+    pair.pump()
+    pair.relay.stop_call(stream, 14, "stopping")
+    pair.pump()
+    assert pair.headers(stream)[-1] == {"grpc-status": "14", "grpc-message": "stopping"}
+    assert pair.was_reset(stream) and [(e.end, e.code) for e in pair.ended()] == [(End.UNKNOWN, 14)]
+    assert all_is_in_step(pair)
