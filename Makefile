@@ -4,6 +4,8 @@ PYTHON ?= python3
 TARGET := $(filter 3.%,$(PYTHON))
 RELEASE ?= 1
 RUNTIME ?= demo
+# Tests at a time: on two cores three, as most of them wait more than they compute.
+WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
@@ -14,7 +16,7 @@ VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc lib
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian
 
-.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-vm e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
+.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-vm e2e-vm-life e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +38,7 @@ demo-affinity: setup ## Containers that talk come together: the graph, the plan,
 
 test: setup ## All tests; as root also those on a real containerd
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
@@ -53,11 +55,15 @@ e2e: setup ## Only the tests on a real containerd (root)
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm tests/vm -k "not old-cgroup"
+	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life"
+
+e2e-vm-life: setup ## On that machine: restart and upgrade under load, out of memory, no runtime (root)
+	@tools/debian-packages $(VIRTUAL)
+	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k life
 
 e2e-vm-old: setup ## The same on kernel 5.10 with Python 3.9, cgroup v1 and v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --long tests/vm -k old-cgroup
+	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k old-cgroup
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(BIN)/ruff check .
@@ -68,6 +74,8 @@ lint: setup ## ruff, mypy --strict, import rules
 bench: setup ## Added latency and decision time, measured side by side
 	$(BIN)/python -m bench.relay_latency
 	$(BIN)/python -m bench.decision_time
+	$(BIN)/python -m bench.nri_latency
+	$(BIN)/python -m bench.standalone_latency
 
 bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
 	$(BIN)/python -m bench.placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 # As the launcher does for the daemon, and as early: before grpc is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -18,6 +19,22 @@ settings.register_profile(
     "long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+#: What is not done twice at a time: the tests of such a folder are one worker's, one after the other.
+ONE_AFTER_ANOTHER = ("tests/e2e/", "tests/packaging/", "tests/vm/", "tests/bpf/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole folders for those above, else a test at a time. Not by pytest-xdist's groups: pytest 9.2 ignores them."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Folders(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in ONE_AFTER_ANOTHER if nodeid.startswith(folder)), nodeid)
+
+    return Folders(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,6 +9,7 @@ from typing import Callable
 
 import pytest
 
+from tests.e2e.packages import containerd_17
 from tests.vm.guest.table import RUNS
 from tests.vm.image import BOOKWORM, BULLSEYE, image, missing
 from tests.vm.job import make_job
@@ -41,9 +42,10 @@ def machine_of(
             planned = RUNS[name]
             job = make_job(
                 tmp_path_factory.mktemp("job"),
-                package(planned.python),
+                package(planned.python, tmp_path_factory.mktemp("deb")),
                 name,
                 _selected(request.session, name),
+                containerd_17(CACHE.parent) if planned.suite == BOOKWORM.suite else None,
             )
             guest = VirtualMachine(
                 SHAPES[planned.shape], image(SYSTEMS[planned.suite], CACHE), job, planned.words

@@ -1,4 +1,4 @@
-"""The folder that a guest is given: the package, the checks, images for its pods. It sees it as /job."""
+"""The folder that a guest is given: packages, the checks, images for its pods. It sees it as /job."""
 
 from __future__ import annotations
 
@@ -6,21 +6,32 @@ import json
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from typing import Optional
 
 from tests.e2e.images import make_images
 from tests.e2e.traffic_images import build_talk
+from tests.vm.packages import newer
 
 TESTS = Path(__file__).parents[1]
+RUNTIME_PROGRAMS = ("containerd", "containerd-shim-runc-v2")
 
 
-def make_job(folder: Path, deb: Path, run: str, checks: Collection[str]) -> Path:
-    """Fill an empty folder, for these checks of a run; returns it."""
+def make_job(
+    folder: Path, deb: Path, run: str, checks: Collection[str], runtime: Optional[Path] = None
+) -> Path:
+    """Fill an empty folder, for these checks of a run; ``runtime``: a containerd for later. Returns the folder."""
     shutil.copytree(
         TESTS / "vm", folder / "tests" / "vm", ignore=shutil.ignore_patterns("__pycache__", "test_*")
     )
     for name in ("__init__.py", "cri_client.py"):
         shutil.copy(TESTS / name, folder / "tests" / name)
     shutil.copy(deb, folder / deb.name)
+    (folder / "upgrade").mkdir()
+    newer(deb, folder / "upgrade")
+    if runtime is not None:
+        (folder / "containerd").mkdir()
+        for name in RUNTIME_PROGRAMS:
+            shutil.copy(runtime.with_name(name), folder / "containerd")
     make_images(folder)
     build_talk(folder)
     (folder / "job.json").write_text(json.dumps({"run": run, "deb": deb.name, "checks": sorted(checks)}))

@@ -1,30 +1,52 @@
-"""The package that is tested: built now, or the file named by CRI_RESMGR_DEB_311 (or _39)."""
+"""The package that is tested: built now, or the file named by CRI_RESMGR_DEB_311 (or _39); and its upgrade."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 600
 
 
-def package(python: str) -> Path:
-    """The .deb for guests with this Python ("3.11"), built from the sources as they are.
+def package(python: str, folder: Path) -> Path:
+    """The .deb for guests with this Python ("3.11"), built from the sources as they are, in that folder.
 
-    :raises RuntimeError: it cannot be built; with what make said.
+    As ``make deb`` does but packed loosely: unpacking takes longer under emulation than packing here.
+
+    :raises RuntimeError: it cannot be built; with what was said.
     """
     given = os.environ.get(f"CRI_RESMGR_DEB_{python.replace('.', '')}", "")
     if given:
         return Path(given)
-    command = ["make", "--no-print-directory", "deb", f"PYTHON={python}"]
+    command = [
+        sys.executable,
+        "packaging/build.py",
+        "deb",
+        f"--python={python}",
+        "--quick",
+        f"--dist={folder}",
+    ]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )
-    found = sorted(
-        (ROOT / "dist").glob(f"cri-resmgr_*py{python}_*.deb"), key=lambda path: path.stat().st_mtime
-    )
-    if done.returncode != 0 or not found:
+    if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} made no package: {(done.stdout + done.stderr)[-3000:]}")
-    return found[-1]
+    return Path(done.stdout.split()[-1])
+
+
+def newer(deb: Path, folder: Path) -> Path:
+    """The same package with a later version, written into a folder: what an upgrade needs of a second build."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        tree = Path(scratch) / "tree"
+        subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
+        control = tree / "DEBIAN" / "control"
+        control.write_text(re.sub(r"(?m)^(Version: .*)$", r"\1.upgrade", control.read_text()))
+        made = folder / f"newer-{deb.name}"
+        command = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", "-z1", str(tree), str(made)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return made

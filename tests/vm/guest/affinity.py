@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.vm.guest.installation import CONFIG, OBSERVER, SERVICE, run, unit
+from tests.vm.guest.installation import CONFIG, OBSERVER, SERVICE, SLOW_CONFIG, run, unit
 from tests.vm.guest.node import Node, Running, until
 
 PORT = 8080
@@ -33,7 +33,7 @@ async def the_observer_sees_without_ebpf(node: Node) -> None:
 
 
 async def _observes(node: Node, provider: str) -> None:
-    CONFIG.write_text(_CONFIG)
+    CONFIG.write_text(SLOW_CONFIG + _CONFIG)
     run("systemctl", "restart", SERVICE)
     run("systemctl", "start", OBSERVER)
     told = await until(

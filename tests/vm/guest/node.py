@@ -92,8 +92,9 @@ class Node:
     api: str
     kubelet: Kubelet
     job: Path
-    #: Pods that outlive the check that made them.
+    #: Containers that outlive the check that made them; they are in the shared pod.
     residents: list[Running] = field(default_factory=list)
+    _shared: Optional[Pod] = None
 
     # --- what kubelet does
 
@@ -114,15 +115,35 @@ class Node:
         await self.kubelet.start(container)
         return Running(pod, container)
 
+    async def shared_pod(self) -> Pod:
+        """For all containers that need no pod of their own: to make one and to end it takes seconds each."""
+        if self._shared is None:
+            self._shared = await self.pod("shared")
+        return self._shared
+
     async def remove(self, *pods: Pod) -> None:
-        """Stop and remove pods; all but the residents if none is named."""
+        """Stop and remove pods; if none is named, all but the residents and the shared pod itself."""
         chosen = {pod.id for pod in pods}
         if not pods:
             listed = await self.kubelet.call("ListPodSandbox", cri.ListPodSandboxRequest())
-            chosen = {pod.id for pod in listed.items} - {one.pod.id for one in self.residents}
+            chosen = {pod.id for pod in listed.items}
+            if self._shared is not None:
+                chosen.discard(self._shared.id)
+                await self._empty(self._shared)
         for pod_id in chosen:
             await self.kubelet.stop_pod(pod_id)
             await self.kubelet.remove_pod(pod_id)
+
+    async def _empty(self, pod: Pod) -> None:
+        staying = {container.id for container in self.residents}
+        for container in await self.kubelet.list_containers(pod_sandbox_id=pod.id):
+            if container.id not in staying:
+                await self.kubelet.remove(container.id)
+
+    def forget(self) -> None:
+        """Nothing is resident any more: the next `remove` takes everything."""
+        self.residents.clear()
+        self._shared = None
 
     def _parent(self, qos: str, uid: str) -> str:
         if self.driver == "cgroupfs":

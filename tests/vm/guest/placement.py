@@ -71,12 +71,11 @@ def memory_of(shape: Shape, cpus: str) -> str:
 
 
 async def every_size_from_one_cpu_to_the_machine_has_its_rung(node: Node) -> None:
-    """A pod of the smallest and of the largest; the sizes between as containers of the last."""
-    smallest = await _sized(node, 1, None)
-    largest = await _sized(node, node.shape.cpus, None)
-    for wanted in range(2, node.shape.cpus):
-        await _sized(node, wanted, largest.pod)
-    assert await node.place_inside(smallest) == node.place(smallest)
+    """The smallest in a pod of its own, the others as containers of one; the last is asked from inside, too."""
+    await _sized(node, 1, None)
+    shared = await node.shared_pod()
+    made = [await _sized(node, wanted, shared) for wanted in range(2, node.shape.cpus + 1)]
+    assert await node.place_inside(made[0]) == node.place(made[0])
 
 
 async def _sized(node: Node, wanted: int, pod: Optional[Pod]) -> Running:
@@ -93,9 +92,15 @@ async def _sized(node: Node, wanted: int, pod: Optional[Pod]) -> Running:
 
 
 async def pods_fill_every_ccx_before_they_share_one(node: Node) -> None:
-    size = node.shape.cpus_per_ccx * 1000
+    half = len(node.shape.ccxs) // 2
+    pods = [await node.shared_pod(), await node.pod("fill")]
     made = [
-        await node.run(f"fill-{number}", cpu_limit=size, memory_limit=SMALL_MEMORY)
+        await node.run(
+            f"fill-{number}",
+            pod=pods[number // half],
+            cpu_limit=node.shape.cpus_per_ccx * 1000,
+            memory_limit=SMALL_MEMORY,
+        )
         for number in range(len(node.shape.ccxs))
     ]
     assert sorted(map(node.cpus, made)) == sorted(node.shape.ccxs)
@@ -110,7 +115,8 @@ async def a_pod_without_limits_runs_in_one_numa_node_and_keeps_all_memory(node: 
 async def exclusive_cpus_are_nobody_elses_and_come_back(node: Node) -> None:
     """Asked for by annotation; the others of the machine make room before, and get it back after."""
     shape, size = node.shape, node.shape.cpus_per_node * 1000
-    shared = [await node.run(f"shared-{number}", cpu_limit=size) for number in range(shape.nodes)]
+    pod = await node.shared_pod()
+    shared = [await node.run(f"shared-{number}", pod=pod, cpu_limit=size) for number in range(shape.nodes)]
     assert sorted(map(node.cpus, shared)) == sorted(shape.numa_nodes)
     own = await node.run(
         "own", qos="guaranteed", cpu_limit=shape.threads * 1000, memory_limit=SMALL_MEMORY,
@@ -127,7 +133,7 @@ async def exclusive_cpus_are_nobody_elses_and_come_back(node: Node) -> None:
 
 
 async def a_resize_climbs_the_ladder(node: Node) -> None:
-    made = await node.run("grows", cpu_limit=1000, memory_limit=SMALL_MEMORY)
+    made = await node.run("grows", pod=await node.shared_pod(), cpu_limit=1000, memory_limit=SMALL_MEMORY)
     assert node.cpus(made) in node.shape.ccxs
     for wanted in (node.shape.cpus_per_ccx + 1, node.shape.cpus):
         await node.kubelet.update(

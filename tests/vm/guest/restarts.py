@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 from cri_api import runtime_v1_pb2 as cri
@@ -14,6 +16,8 @@ from tests.vm.guest.placement import ladder
 
 CALLERS = 4
 PAUSE_S = 0.05  # else the calls have the CPUs for themselves, and nothing restarts
+#: The first of the residents.
+SMALLEST: dict[str, Any] = {"cpu_request": 100, "cpu_limit": 1000, "memory_limit": GIB // 16}
 
 
 async def a_killed_daemon_comes_back_and_moves_nobody(node: Node) -> None:
@@ -25,9 +29,9 @@ async def a_killed_daemon_comes_back_and_moves_nobody(node: Node) -> None:
     await until_served(node.kubelet)
     state = await until(lambda: unit(SERVICE), lambda shown: shown["ActiveState"] == "active")
     assert int(state["MainPID"]) not in (0, pid)
-    await _until_all_are_known(node, made)
+    await until_all_are_known(node, made)
     assert node.places(made) == before
-    await _a_new_container_is_placed(node)
+    await a_new_container_is_placed(node)
 
 
 async def a_restart_fails_no_call_and_moves_nobody(node: Node) -> None:
@@ -41,7 +45,7 @@ async def a_restart_fails_no_call_and_moves_nobody(node: Node) -> None:
     counts = await asyncio.gather(*callers)
     print(f"{sum(counts)} calls during two restarts")
     assert min(counts) > 0
-    await _until_all_are_known(node, made)
+    await until_all_are_known(node, made)
     assert node.places(made) == before
 
 
@@ -50,7 +54,7 @@ async def a_reload_moves_nobody(node: Node) -> None:
     before = node.places(made)
     pid = unit(SERVICE)["MainPID"]
     run("systemctl", "reload", SERVICE)
-    await _a_new_container_is_placed(node)
+    await a_new_container_is_placed(node)
     assert node.places(made) == before
     assert unit(SERVICE)["MainPID"] == pid
 
@@ -62,36 +66,51 @@ async def a_restart_of_the_runtime_moves_nobody(node: Node) -> None:
     await until_served(node.kubelet)
     await until(lambda: node.ask("status")["runtime"]["connected"])
     assert node.places(made) == before
-    await _a_new_container_is_placed(node)
+    await a_new_container_is_placed(node)
+    assert node.places(made) == before
+
+
+async def a_newer_runtime_moves_nobody(node: Node) -> None:
+    """The job's containerd in the place of the distribution's; it has a stream of events. Goes on without, if none."""
+    newer = node.job / "containerd"
+    if not newer.exists():
+        print("there is no other containerd in this job")
+        return
+    made = await residents(node)
+    before = node.places(made)
+    for program in newer.iterdir():
+        shutil.copy(program, "/usr/local/bin")
+    override = Path("/etc/systemd/system/containerd.service.d/newer.conf")
+    override.write_text("[Service]\nExecStart=\nExecStart=/usr/local/bin/containerd\n")
+    run("systemctl", "daemon-reload")
+    await a_restart_of_the_runtime_moves_nobody(node)
+    reply = await node.kubelet.call("Version", cri.VersionRequest())
+    print(reply.runtime_name, reply.runtime_version)
     assert node.places(made) == before
 
 
 async def mode_off_leaves_new_pods_alone(node: Node) -> None:
     node.ask("mode", mode="off")
     try:
-        free = await node.run("free", pod=(await residents(node))[0].pod, cpu_limit=1000)
+        free = await node.run("free", pod=await node.shared_pod(), cpu_limit=1000)
         assert node.cpus(free) == f"0-{node.shape.cpus - 1}"
         await node.kubelet.remove(free.id)
     finally:
         node.ask("mode", mode="enforce")
-    await _a_new_container_is_placed(node)
+    await a_new_container_is_placed(node)
 
 
 async def residents(node: Node) -> list[Running]:
     """Containers of three sizes in a pod, made once: they live through all of this."""
     if not node.residents:
-        pod = await node.pod("resident")
+        pod = await node.shared_pod()
         for size in (1, node.shape.cpus_per_node, node.shape.cpus):
-            resources: dict[str, Any] = {
-                "cpu_request": 100,
-                "cpu_limit": size * 1000,
-                "memory_limit": GIB // 16,
-            }
+            resources = {**SMALLEST, "cpu_limit": size * 1000}
             node.residents.append(await node.run(f"resident-{size}", pod=pod, **resources))
     return node.residents
 
 
-async def _until_all_are_known(node: Node, made: list[Running]) -> None:
+async def until_all_are_known(node: Node, made: list[Running]) -> None:
     wanted = {container.id: node.cpus(container) for container in made}
 
     def known() -> bool:
@@ -101,8 +120,8 @@ async def _until_all_are_known(node: Node, made: list[Running]) -> None:
     await until(known)
 
 
-async def _a_new_container_is_placed(node: Node) -> None:
-    made = await node.run("new", pod=node.residents[0].pod, cpu_limit=1000)
+async def a_new_container_is_placed(node: Node) -> None:
+    made = await node.run("new", pod=await node.shared_pod(), cpu_limit=1000)
     assert node.cpus(made) in ladder(node.shape, 1)[1]
     await node.kubelet.remove(made.id)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Callable
 
-from tests.vm.guest import affinity, doctor, placement, removal, restarts
+from tests.vm.guest import affinity, doctor, faults, kubelet, load, placement, plugins, removal, restarts
 from tests.vm.guest.node import Node
 
 Check = Callable[[Node], Awaitable[None]]
@@ -35,6 +35,19 @@ _RESTARTS: tuple[Check, ...] = (
     restarts.a_reload_moves_nobody,
     restarts.a_restart_of_the_runtime_moves_nobody,
     restarts.mode_off_leaves_new_pods_alone,
+)
+_PLUGINS: tuple[Check, ...] = (
+    plugins.a_plugin_sets_what_only_cgroup_v2_has,
+    plugins.a_plugin_sets_hugepage_limits,
+    plugins.a_preregistered_plugin_is_a_unit_of_its_own,
+)
+#: Minutes under emulation.
+_LIFE: tuple[Check, ...] = (
+    restarts.a_newer_runtime_moves_nobody,
+    load.a_restart_under_load_fails_no_call_and_moves_nobody,
+    load.an_upgrade_under_load_fails_no_call_and_moves_nobody,
+    faults.a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one,
+    faults.a_daemon_out_of_memory_is_back_when_there_is_some,
 )
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
@@ -70,11 +83,14 @@ RUNS: Mapping[str, Run] = {
             *_PLACEMENT,
             doctor.doctor_says_that_all_of_the_host_is_shown,
             *_RESTARTS,
+            kubelet.kubelet_is_switched_over_and_back_to_the_byte,
             affinity.the_observer_sees_by_ebpf,
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            *_PLUGINS,
             *_REMOVAL,
         ),
     ),
+    "life": Run("smt-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _LIFE),
     "old-cgroup-v1": Run(
         "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1,
         (
@@ -83,6 +99,7 @@ RUNS: Mapping[str, Run] = {
             *_RESTARTS,
             affinity.the_observer_sees_without_ebpf,
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            plugins.a_plugin_sets_what_only_cgroup_v2_has,
             *_REMOVAL,
         ),
     ),

@@ -1,0 +1,71 @@
+"""What goes wrong on a node, and is right again by itself when the cause is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+
+from cri_api import runtime_v1_pb2 as cri
+from tests.vm.guest.installation import SERVICE, SOCKET_UNIT, run, unit
+from tests.vm.guest.node import RUNTIME, Node, until, until_served
+from tests.vm.guest.restarts import a_new_container_is_placed, residents, until_all_are_known
+
+#: Less than an interpreter needs.
+TOO_LITTLE = "MemoryMax=4M"
+CONTAINERD = "containerd.service"
+
+
+async def a_daemon_out_of_memory_is_back_when_there_is_some(node: Node) -> None:
+    """By a real event of its cgroup, again and again; callers wait meanwhile, and the journal says why."""
+    made = await residents(node)
+    before = node.places(made)
+    begun = int(unit(SERVICE)["NRestarts"])
+    run("systemctl", "set-property", "--runtime", SERVICE, TOO_LITTLE)
+    try:
+        await until(lambda: int(unit(SERVICE)["NRestarts"]) >= begun + 2)
+        waiting = asyncio.create_task(until_served(node.kubelet))
+        assert node.places(made) == before
+    finally:
+        run("systemctl", "set-property", "--runtime", SERVICE, "MemoryMax=infinity")
+    await waiting
+    await until_all_are_known(node, made)
+    assert node.places(made) == before
+    said = run("journalctl", "--no-pager", "--output=cat", f"--unit={SERVICE}", "--lines=60").stdout
+    killed = [line for line in said.splitlines() if "oom-kill" in line or "OOM killer" in line]
+    assert killed, said
+    print(killed[0])
+
+
+async def a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one(node: Node) -> None:
+    """READY comes all the same; calls are answered at once with what is wrong."""
+    made = await residents(node)
+    before = node.places(made)
+    run("systemctl", "stop", SOCKET_UNIT, SERVICE, CONTAINERD)
+    # As after a boot: /run is empty.
+    RUNTIME.unlink(missing_ok=True)
+    try:
+        run("systemctl", "start", SOCKET_UNIT, SERVICE)
+        state = unit(SERVICE)
+        assert state["ActiveState"] == "active", state
+        print(state["StatusText"])
+        await _is_unavailable(node)
+        told = node.ask("status")["runtime"]
+        assert not told["connected"], told
+    finally:
+        run("systemctl", "start", CONTAINERD)
+    await until_served(node.kubelet)
+    await until_all_are_known(node, made)
+    assert node.places(made) == before
+    await a_new_container_is_placed(node)
+
+
+async def _is_unavailable(node: Node) -> None:
+    try:
+        reply = await node.kubelet.call("Version", cri.VersionRequest())
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        print(error.details())
+        return
+    raise AssertionError(f"a runtime that is not there has answered: {reply}")
