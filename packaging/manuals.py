@@ -70,7 +70,7 @@ def write_all(target: Path) -> None:
 
 def manual_page() -> str:
     """cri-resmgr(8), from the commands' own help."""
-    context = click.Context(cli, info_name=NAME)
+    context = click.Context(cli, info_name=NAME, **cli.context_settings)
     options = "".join(_options(cli, context))
     commands = "".join(
         _command(command, context, words) for command, context, words in _commands(cli, context)

@@ -116,13 +116,15 @@ async def test_odd_but_legal_names_and_the_same_name_twice_are_taken(tmp_path: P
 
 
 async def test_who_does_not_register_is_closed_and_keeps_nobody_waiting(tmp_path: Path) -> None:
-    async with hosting(tmp_path, registration_timeout_s=0.3) as it:
-        async with external(tmp_path, it.socket, "10-mute", {"registers": False}, wait=False) as mute:
+    silent = {"registers": False}
+    async with hosting(tmp_path) as it:
+        async with external(tmp_path, it.socket, "10-mute", silent, wait=False) as mute:
             await mute.log.line("started")
-            it.set(registration_timeout_s=HANG_S)
             async with external(tmp_path, it.socket, "20-foo"):
                 await it.has("20-foo")
-                await mute.log.line("closed")
+        it.set(registration_timeout_s=0.3)
+        async with external(tmp_path, it.socket, "11-mute", silent, wait=False) as mute:
+            await mute.log.line("closed")
         assert any("it has not registered within 0.3 s" in warning for warning in it.warnings())
 
 
