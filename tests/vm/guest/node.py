@@ -32,6 +32,8 @@ _CONTAINERD = """\
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "docker.io/local/pause:1"
+  # Its default is to pass over limits of huge pages, whoever asks for them.
+  disable_hugetlb_controller = false
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = "{plugins}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
