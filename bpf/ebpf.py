@@ -190,7 +190,7 @@ class EbpfProvider:
 
 
 def _load(root: str, python: str, edges: int) -> Loaded:
-    """Load traffic.c; first as for kernels that tell the network namespace of a packet (5.14)."""
+    """Load traffic.c; first as for kernels that tell the network namespace of a packet (6.1 does not)."""
     attachments = attachments_at(root)
     try:
         return load(SOURCE, attachments, python, {"EDGES": edges, "NETNS_COOKIE": 1})

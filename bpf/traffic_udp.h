@@ -27,7 +27,7 @@ static __always_inline bool is_loopback(struct udp_key *key)
 }
 
 /* Pods share 127.0.0.1: what tells them apart is their network namespace; or, where the kernel does not say that in
- * these programs (before 5.14), the cgroup that theirs are in, which is that of the pod. */
+ * these programs (6.1 does not), the cgroup that theirs are in, which is that of the pod. */
 static __always_inline u64 namespace_of(struct __sk_buff *skb)
 {
 #ifdef NETNS_COOKIE
