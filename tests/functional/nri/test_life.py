@@ -215,6 +215,8 @@ async def test_updates_that_nobody_asked_for_are_applied_and_the_failed_ones_tol
     async with plugin_process(agent, "10-test") as told:
         updates = [{"container_id": key, "linux": shares} for key in (good, bad, "unknown")]
         updates.append({"container_id": may_fail, "linux": shares, "ignore_failure": True})
+        # It has answered; that the host has heard it is another matter.
+        await until(agent, lambda status: status["nri"]["plugins"])
         told.order("UpdateContainers", update=updates)
         assert (await told.log.line("UpdateContainers answered"))["failed"] == [bad]
         assert runtime.containers[good].resources.cpu_shares == 44
@@ -225,6 +227,7 @@ async def test_a_cpuset_that_a_plugin_sets_on_its_own_is_a_fence(
 ) -> None:
     container = await client.create(pod, "c", cpu_limit=1000)
     async with plugin_process(agent, "10-test") as told:
+        await until(agent, lambda status: status["nri"]["plugins"])
         told.order(
             "UpdateContainers",
             update=[{"container_id": container, "linux": {"resources": {"cpu": {"cpus": "40-41"}}}}],
