@@ -4,8 +4,8 @@ PYTHON ?= python3
 TARGET := $(filter 3.%,$(PYTHON))
 RELEASE ?= 1
 RUNTIME ?= demo
-# Tests at a time: on two cores three, as most of them wait more than they compute.
-WORKERS ?= 3
+# Tests at a time.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
