@@ -545,8 +545,12 @@ class FakeRuntime:
         return script
 
     def calls_of(self, method: str) -> list[Call]:
-        """The recorded calls of a short name or "/service/Method", in order of arrival."""
-        return [call for call in self.calls if method in (call.method, call.full_method)]
+        """The recorded calls of a short name or "/service/Method", in order of arrival; not what never had a request."""
+        return [
+            call
+            for call in self.calls
+            if method in (call.method, call.full_method) and (call.request or call.outcome in ("ok", "error"))
+        ]
 
     @property
     def subscribers(self) -> int:

@@ -49,7 +49,15 @@ OPTIONS: tuple[Option, ...] = (
         "relay.image_endpoint",
         endpoint("the runtime's"),
         "",
-        "The socket of a separate image service.",
+        "The socket of a separate image service. With one, calls are relayed by grpc (relay.transport).",
+        live=False,
+    ),
+    Option(
+        "relay.transport",
+        one_of("frames", "grpc"),
+        "frames",
+        "frames: HTTP/2 frames pass as they are; grpc: each call is received and made anew, several times slower,"
+        " should a client or runtime not get along with the other.",
         live=False,
     ),
     Option(

@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Any, Callable, Optional, Protocol, Union, cast
+from typing import Any, Callable, Optional, Protocol
 
-from cri_proxy.core.http2.frames import Buffer
 from cri_proxy.core.http2.headers import Metadata
 from cri_proxy.core.http2.local import LocalEnd
 from cri_proxy.core.http2.relay import RelayedConnection
 from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
 from cri_proxy.core.interception import Interceptor
 from cri_proxy.shell.frame_call import Done, FrameCall, Instead, run_call
+from cri_proxy.shell.frame_end import End
 
 #: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
 CONNECT_S = 5.0
+BACKLOG_LOOK_S = 0.01
 #: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
 NOTE_S = 2.0
 #: A client that was sent away has so long to read that and to go by itself.
@@ -51,8 +52,8 @@ class Link:
         self.connection: Optional[RelayedConnection] = None
         self.local: Optional[LocalEnd] = None
         self.has_read_farewell = False
-        self.client = _End(self._from_client, self._client_lost, self._regulate)
-        self.runtime = _End(self._from_runtime, self._runtime_lost, self._regulate)
+        self.client = End(self._from_client, self._client_lost, self._regulate)
+        self.runtime = End(self._from_runtime, self._runtime_lost, self._regulate)
         #: Notes that the runtime's direction has waited for so far.
         self._notes = 0
         self._owner = owner
@@ -68,17 +69,10 @@ class Link:
         # Before there is one: the runtime may speak first, and at once.
         self.connection = RelayedConnection(self._open_call, int(self._is_greeted))
         try:
-            await asyncio.wait_for(
-                self._loop.create_unix_connection(lambda: self.runtime, self._owner.runtime), CONNECT_S
-            )
+            self.runtime.begin(await asyncio.wait_for(_connected(self._owner.runtime), CONNECT_S))
         except (OSError, asyncio.TimeoutError):
             self.connection, self.local = None, LocalEnd(self._is_greeted)
-        try:
-            await self._loop.connect_accepted_socket(lambda: self.client, accepted)
-        except OSError:
-            accepted.close()
-            self.abort()
-            return
+        self.client.begin(accepted)
         self._owner.joined(self)
         self._pump()
 
@@ -232,7 +226,7 @@ class Link:
         self._is_closing = True
         self.runtime.close()
         self.client.read(True)  # else its own end would not be seen
-        if self.client.transport is None or not self.client.is_open:
+        if not self.client.is_open:
             self.abort()
         else:
             self._loop.call_later(LINGER_S, self.client.close)
@@ -246,76 +240,22 @@ class Link:
         self._owner.left(self)
 
 
-class _End(asyncio.Protocol):
-    """One end of a link."""
+async def _connected(path: str) -> socket.socket:
+    """A connection to a listening socket. A unix socket's ``connect`` does not take time, but for a full backlog.
 
-    def __init__(
-        self, data: Callable[[bytes], None], lost: Callable[[], None], regulate: Callable[[], None]
-    ) -> None:
-        self.transport: Optional[asyncio.Transport] = None
-        #: More was written than is wanted in memory.
-        self.is_full = False
-        self.is_open = True
-        self._data = data
-        self._lost = lost
-        self._regulate = regulate
-        self._is_reading = True
-
-    @property
-    def unwritten(self) -> int:
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
-
-    def write(self, pieces: list[Buffer]) -> None:
-        """Write, and empty the list; before there is a transport: leave it."""
-        if not pieces or self.transport is None:
-            return
-        data: Union[bytes, Buffer] = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if not self.transport.is_closing():
-            self.transport.write(data)
-
-    def read(self, wanted: bool) -> None:
-        """Read on, or not."""
-        if wanted is self._is_reading or self.transport is None:
-            return
-        self._is_reading = wanted
-        with contextlib.suppress(RuntimeError):  # it is closing
-            if wanted:
-                self.transport.resume_reading()
-            else:
-                self.transport.pause_reading()
-
-    def close(self) -> None:
-        """Close when all is written."""
-        if self.transport is None:
-            self.is_open = False
-        else:
-            self.transport.close()
-
-    def abort(self) -> None:
-        self.is_open = False
-        if self.transport is not None:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        if not self.is_open:  # it was not waited for
-            self.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        self._data(data)
-
-    def connection_lost(self, _error: Optional[Exception]) -> None:
-        self.is_open = False
-        self._lost()
-
-    def pause_writing(self) -> None:
-        self.is_full = True
-        self._regulate()
-
-    def resume_writing(self) -> None:
-        self.is_full = False
-        self._regulate()
+    :raises OSError: there is none.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(path)
+                return connection
+            await asyncio.sleep(BACKLOG_LOOK_S)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _nothing(_instead: Instead) -> None:

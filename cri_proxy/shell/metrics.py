@@ -32,6 +32,11 @@ class Metrics:
             ["reason"],
             registry=r,
         )
+        self.connections_closed = Counter(
+            "cri_resmgr_connections_closed_total",
+            "Connections closed because a frame was not understood",
+            registry=r,
+        )
         self.decision_seconds = Histogram(
             "cri_resmgr_decision_seconds",
             "Time to decide about a request",

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine
+import socket
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
+from cri_proxy.core.interception import runtime_method
+from cri_proxy.shell.frame_relay import FrameRelay
 from cri_proxy.shell.interceptor import CriInterceptor
+from cri_proxy.shell.last_call import LastCall
 from cri_proxy.shell.listen import activated
 from cri_proxy.shell.nri.hosting import NriHosting
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.relay import Relay
 from cri_proxy.shell.runtime import Runtime, discover
 from cri_proxy.shell.serving import Serving
+
+
+class Transport(Protocol):
+    """What brings calls here and to the runtime."""
+
+    #: Paths that clients may use.
+    sockets: list[Path]
+
+    async def open(
+        self, wanted: Sequence[Path], given: Sequence[socket.socket], inner: Path
+    ) -> dict[Path, str]: ...
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None: ...
+    def copy_access(self, runtime: Path) -> None: ...
+    async def close(self, drain_s: float) -> None: ...
 
 
 class Proxy:
@@ -25,28 +43,53 @@ class Proxy:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._serving: Optional[Serving] = None
+        self._transport: Optional[Transport] = None
         self._image_runtime: Optional[Runtime] = None
         self._nri = NriHosting(parts, CriInterceptor(parts.keeper, parts.events))
+        self._calls = LastCall(self._nri)
 
     async def open(self) -> None:
         parts, config, runtime = self._parts, self._parts.config, self._parts.runtime
-        images = config["relay.image_endpoint"]
-        self._image_runtime = Runtime(discover(images)) if images else None
-        image_channel = self._image_runtime and self._image_runtime.channel
-        relay = Relay(runtime.channel, image_channel, self._nri)
-        serving = Serving(relay)
+        transport = self._make_transport()
         control = Path(config["control.socket"])
         wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
         if runtime.path.endswith("crio.sock"):
             # kubelet chooses its stats provider by this end of the endpoint's name.
             wanted.append(control.parent / "run/crio/crio.sock")
         given = activated(os.environ, os.getpid())
-        problems = await serving.open(wanted, given, control.with_name("relay.sock"))
-        self._serving = serving
+        problems = await transport.open(wanted, given, control.with_name("relay.sock"))
+        self._transport = transport
         for path, problem in problems.items():
             parts.health.note(f"socket {path}", f"{path} is not served: {problem}")
         self.runtime_returned()
+
+    def _make_transport(self) -> Transport:
+        """Frames; but one connection's frames cannot go to two runtimes."""
+        parts, images = self._parts, self._parts.config["relay.image_endpoint"]
+        if images:
+            self._image_runtime = Runtime(discover(images))
+        if images or parts.config["relay.transport"] == "grpc":
+            image_channel = self._image_runtime and self._image_runtime.channel
+            return Serving(Relay(parts.runtime.channel, image_channel, self._calls))
+        return FrameRelay(
+            parts.runtime.path,
+            self._calls,
+            on_failed_open=self._note_unseen,
+            on_closing=self._note_closing,
+            on_bug=self._note_bug,
+        )
+
+    def _note_unseen(self, method: str, reason: str) -> None:
+        self._parts.metrics.failed_open.labels(reason).inc()
+        self._parts.log.warning("failed open", method=runtime_method(method), reason=reason)
+
+    def _note_closing(self, reason: str) -> None:
+        self._parts.metrics.connections_closed.inc()
+        self._parts.log.warning("a connection was closed; its client connects again", why=reason)
+
+    def _note_bug(self, error: Exception) -> None:
+        self._parts.metrics.failed_open.labels("bug").inc()
+        self._parts.log.error("failed open", reason="bug", error=str(error), exc_info=error)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         async def bring_up() -> None:
@@ -55,8 +98,8 @@ class Proxy:
             # Plugins that are launched here are there before the first pod, as they are with a runtime of theirs.
             await self._nri.start()
 
-        assert self._serving is not None
-        await self._serving.start_behind(bring_up())
+        assert self._transport is not None
+        await self._transport.start_behind(bring_up())
 
     async def run(self) -> None:
         """Calls come by themselves; plugins are told what else happens."""
@@ -64,8 +107,8 @@ class Proxy:
 
     def runtime_returned(self) -> None:
         """Its socket may have another owner and mode now."""
-        if self._serving is not None:
-            self._serving.copy_access(Path(self._parts.runtime.path))
+        if self._transport is not None:
+            self._transport.copy_access(Path(self._parts.runtime.path))
             self._nri.runtime_returned()
 
     def reconfigured(self) -> None:
@@ -73,12 +116,16 @@ class Proxy:
         self._nri.reconfigured()
 
     def status(self) -> dict[str, Any]:
-        sockets = self._serving.sockets if self._serving is not None else []
-        return {"sockets": [str(path) for path in sockets], "nri": self._nri.status()}
+        sockets = self._transport.sockets if self._transport is not None else []
+        return {
+            "sockets": [str(path) for path in sockets],
+            "last_call_age_s": self._calls.age_s,
+            "nri": self._nri.status(),
+        }
 
     async def close(self, drain_s: float) -> None:
-        if self._serving is not None:
-            await self._serving.close(drain_s)
+        if self._transport is not None:
+            await self._transport.close(drain_s)
         await self._nri.close()
         if self._image_runtime is not None:
             await self._image_runtime.close()

@@ -173,7 +173,7 @@ async def test_a_process_that_ends_is_told_of_and_a_pod_has_all_its_events(hosti
         assert pod["pid"] > 0 and pod["ips"]
         await node.kubelet.stop_pod(container.pod.id)
         await node.kubelet.remove_pod(container.pod.id)
-        assert told.events() == [
+        await told.become(
             "RunPodSandbox",
             "CreateContainer",
             "PostCreateContainer",
@@ -183,7 +183,7 @@ async def test_a_process_that_ends_is_told_of_and_a_pod_has_all_its_events(hosti
             "StopPodSandbox",
             "RemoveContainer",
             "RemovePodSandbox",
-        ]
+        )
 
 
 async def test_a_daemon_killed_in_the_middle_leaves_nothing_for_long(hosting_node: Node) -> None:

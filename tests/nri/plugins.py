@@ -43,6 +43,10 @@ class Log:
         names = [line["event"] for line in self.lines()]
         return [name for name in names if name not in handshake and not name.endswith(" answered")]
 
+    async def become(self, *events: str) -> None:
+        """Return once these are ``events``."""
+        await eventually(lambda: self.events() == [*events], lambda: f"{events}, but {self.events()}")
+
     async def line(self, event: str, count: int = 1) -> dict[str, Any]:
         """The ``count``-th line of an event, once it is there."""
 

@@ -72,6 +72,9 @@ class Outlet:
         self._expected: deque[tuple[int, int]] = deque()
         self._streams: dict[int, Ledger] = {}
         self._waiting: dict[int, deque[_Piece]] = {}
+        #: What the sender of a stream gets when nothing of it waits any more.
+        self._owed: dict[int, int] = {}
+        self.waiting_bytes = 0
         self._out = out
         self._back = back
 
@@ -88,15 +91,14 @@ class Outlet:
         """Whether bytes of a stream wait for the receiver."""
         return stream in self._waiting
 
-    @property
-    def waiting_bytes(self) -> int:
-        return sum(len(piece.payload) for pieces in self._waiting.values() for piece in pieces)
-
     def close(self, stream: int) -> None:
         """Forget a stream. What waits is dropped; the sender gets its credit back."""
         self._streams.pop(stream, None)
+        self._owed.pop(stream, None)
         if stream in self._waiting:
-            self.grant(0, sum(len(piece.payload) for piece in self._waiting.pop(stream) if piece.is_owed))
+            pieces = self._waiting.pop(stream)
+            self.waiting_bytes -= sum(len(piece.payload) for piece in pieces)
+            self.grant(0, sum(len(piece.payload) for piece in pieces if piece.is_owed))
 
     # ------------------------------------------------------------------ from the sender
 
@@ -133,6 +135,17 @@ class Outlet:
         if stream in self._streams:
             self.grant(stream, size)
 
+    def repay(self, stream: int, size: int) -> None:
+        """Credit for bytes that were kept and are sent later: of a stream only when nothing of it waits.
+
+        Else a receiver that takes nothing would be sent for without end.
+        """
+        self.grant(0, size)
+        if stream in self._waiting:
+            self._owed[stream] = self._owed.get(stream, 0) + size
+        elif stream in self._streams:
+            self.grant(stream, size)
+
     # ------------------------------------------------------------------ to the receiver
 
     def put(self, stream: int, payload: Buffer, end_stream: bool = False, raw: bytes = b"") -> None:
@@ -147,6 +160,7 @@ class Outlet:
 
     def _put(self, stream: int, piece: _Piece) -> None:
         self._waiting.setdefault(stream, deque()).append(piece)
+        self.waiting_bytes += len(piece.payload)
         self._send(stream)
 
     def credit(self, stream: int, credit: int) -> int:
@@ -176,6 +190,8 @@ class Outlet:
                 self._out.append(piece.raw)
             pieces.popleft()
         del self._waiting[stream]
+        if stream in self._owed:
+            self.grant(stream, self._owed.pop(stream))
 
     def _send_payload(self, stream: int, piece: _Piece, ledger: Optional[Ledger]) -> bool:
         """False: there is more of it than window."""
@@ -188,6 +204,7 @@ class Outlet:
             self._out.append(HEAD.pack(size << 8 | DATA, END_STREAM if is_last else 0, stream))
             self._out.append(piece.payload[:size])
             piece.payload = piece.payload[size:]
+            self.waiting_bytes -= size
             piece.end_stream = piece.end_stream and not is_last
             for book in (self.connection,) if ledger is None else (self.connection, ledger):
                 book.window -= size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Union
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
     range(10)
@@ -32,6 +32,8 @@ DEFAULT_WINDOW = 65_535
 HEADER_TABLE_SIZE, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 0x1, 0x4, 0x5
 #: A header block may be in many frames. gRPC servers refuse metadata of a few KiB; ours takes 1 MiB, as they can be told.
 MAX_BLOCK_BYTES = 1 << 20
+#: Nobody needs more than 64 of the smallest allowed; each costs a look at all that came before it.
+MAX_BLOCK_FRAMES = 128
 
 #: Kinds whose payload has one size (6.3, 6.4, 6.7, 6.9).
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
@@ -106,15 +108,15 @@ def unpadded(payload: Buffer, flags: int) -> Buffer:
     return payload[1 : len(payload) - payload[0]]
 
 
-def header_block(data: bytes, at: int) -> Optional[Block]:
-    """The block that begins with the HEADERS frame at ``at``; None: it is not all there yet.
+def header_block(data: bytes, at: int) -> Union[Block, int]:
+    """The block that begins with the HEADERS frame at ``at``; or how many bytes are needed from there to know more.
 
     :raises Doubt: another frame is in between, or the block has no end.
     """
     length_kind, flags, raw_stream = HEAD.unpack_from(data, at)
-    end = at + HEAD_BYTES + (length_kind >> 8)
+    end: int = at + HEAD_BYTES + (length_kind >> 8)
     if end > len(data):
-        return None
+        return end - at
     first = unpadded(data[at + HEAD_BYTES : end], flags)
     if flags & HAS_PRIORITY:
         if len(first) < 5:
@@ -126,19 +128,20 @@ def header_block(data: bytes, at: int) -> Optional[Block]:
     stream = raw_stream & STREAM_MASK
     while not flags & END_HEADERS:
         if len(data) - end < HEAD_BYTES:
-            break
+            return end + HEAD_BYTES - at
         length_kind, flags, other = HEAD.unpack_from(data, end)
         if length_kind & 0xFF != CONTINUATION or other & STREAM_MASK != stream:
             raise Doubt(Error.PROTOCOL_ERROR, f"another frame inside the header block of stream {stream}")
         begin, end = end + HEAD_BYTES, end + HEAD_BYTES + (length_kind >> 8)
-        if end - at > MAX_BLOCK_BYTES:
-            raise Doubt(Error.ENHANCE_YOUR_CALM, f"a header block of more than {MAX_BLOCK_BYTES} bytes")
+        if end - at > MAX_BLOCK_BYTES or len(parts) == MAX_BLOCK_FRAMES:
+            raise Doubt(
+                Error.ENHANCE_YOUR_CALM,
+                f"a header block of more than {MAX_BLOCK_BYTES} bytes, or {MAX_BLOCK_FRAMES} frames",
+            )
         if end > len(data):
-            break
+            return end - at
         parts.append(data[begin:end])
-    else:
-        return Block(b"".join(parts), end)
-    return None
+    return Block(b"".join(parts), end)
 
 
 def read_settings(payload: Buffer) -> list[tuple[int, int]]:

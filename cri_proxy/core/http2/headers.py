@@ -10,18 +10,22 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Sequence
-from typing import Union, cast
+from typing import Union
 
-from hpack import Decoder
 from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
 
 from cri_proxy.core.http2.frames import MAX_BLOCK_BYTES, Doubt, Error
 
 Headers = Sequence[tuple[bytes, bytes]]
 Metadata = Iterable[tuple[str, Union[str, bytes]]]
 
-#: Blocks that are known by heart. A client has a few dozen different ones.
+#: Blocks that are known by heart, and how large they may be. A client has a few dozen different ones.
 KNOWN_BLOCKS = 256
+#: What an entry of a table counts beside its texts (RFC 7541, 4.1).
+_ENTRY_BYTES = 32
+KNOWN_BLOCK_BYTES = 4_096
 #: Longer texts are cut: the client may not take more than 8 KiB of headers (grpc's default).
 MESSAGE_BYTES = 4_000
 _STATUS_200 = b"\x88"
@@ -31,16 +35,21 @@ _UNSAFE = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 
 
 class HeaderReader:
-    """Decodes the header blocks of one direction, in their order."""
+    """Decodes the header blocks of one direction, in their order.
+
+    The tables and the Huffman code are hpack's; its ``Decoder`` takes eight times as long, and grpc-go, which puts
+    the deadline of each call into the table, makes every block a new one.
+    """
 
     def __init__(self) -> None:
-        self._decoder = Decoder(max_header_list_size=4 * MAX_BLOCK_BYTES)
-        #: What blocks mean that leave the table as it is, until another changes it. Most calls are of this kind.
+        self._table = HeaderTable()
+        self._allowed_bytes = self._table.maxsize
+        #: What blocks mean that leave the table as it is, until another changes it.
         self._known: dict[bytes, Headers] = {}
 
     def allow_table(self, size: int) -> None:
         """The receiver allows the sender a table of this size. A smaller one is the sender's to announce (4.2)."""
-        self._decoder.max_allowed_table_size = max(size, self._decoder.max_allowed_table_size)
+        self._allowed_bytes = max(size, self._allowed_bytes)
 
     def read(self, block: bytes) -> Headers:
         """Names and values.
@@ -50,26 +59,83 @@ class HeaderReader:
         known = self._known.get(block)
         if known is not None:
             return known
-        before = self._table()  # holds the entry at the front, so that a later one cannot be the same object
         try:
-            headers = cast(Headers, self._decoder.decode(block, raw=True))
+            headers, leaves_table = self._decode(block)
         except (HPACKError, ValueError, IndexError) as error:
             raise Doubt(Error.COMPRESSION_ERROR, f"a header block that cannot be read: {error}") from None
-        if not _same(self._table(), before):
+        if not leaves_table:
             self._known.clear()
         elif len(self._known) < KNOWN_BLOCKS:
             self._known[block] = headers
         return headers
 
-    def _table(self) -> tuple[int, int, object]:
-        table = self._decoder.header_table
-        entries = table.dynamic_entries
-        return table.maxsize, len(entries), entries[0] if entries else None
+    def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """The fields, and whether the table is what it was."""
+        table, leaves_table = self._table, True
+        headers: list[tuple[bytes, bytes]] = []
+        at, size, left = 0, len(block), 4 * MAX_BLOCK_BYTES
+        while at < size:
+            first = block[at]
+            if first & 0x80:  # a field of the table (6.1)
+                index, at = _read_integer(block, at, 0x7F) if first == 0xFF else (first & 0x7F, at + 1)
+                field = table.get_by_index(index)
+            elif first & 0x60 == 0x20:  # the table has another size (6.3)
+                if headers:
+                    raise ValueError("the size of the table changes behind a field")
+                leaves_table = False
+                table.maxsize, at = self._read_table_size(block, at)
+                continue
+            else:  # a literal (6.2), which goes into the table or not
+                index, at = _read_integer(block, at, 0x3F if first & 0x40 else 0x0F)
+                if index:
+                    name = table.get_by_index(index)[0]
+                else:
+                    name, at = _read_string(block, at)
+                value, at = _read_string(block, at)
+                field = (name, value)
+                if first & 0x40:
+                    leaves_table = False
+                    table.add(name, value)
+            left -= len(field[0]) + len(field[1]) + _ENTRY_BYTES
+            if left < 0:
+                raise ValueError(f"more than {4 * MAX_BLOCK_BYTES} bytes of fields")
+            headers.append(field)
+        return headers, leaves_table
+
+    def _read_table_size(self, block: bytes, at: int) -> tuple[int, int]:
+        size, at = _read_integer(block, at, 0x1F)
+        if size > self._allowed_bytes:
+            raise ValueError(f"a table of {size} bytes, at most {self._allowed_bytes} allowed")
+        return size, at
 
 
-def _same(one: tuple[int, int, object], other: tuple[int, int, object]) -> bool:
-    """A new entry is a new object at the front, also if it equals the one that was there."""
-    return one[:2] == other[:2] and one[2] is other[2]
+def _read_integer(block: bytes, at: int, most: int) -> tuple[int, int]:
+    """An integer whose prefix holds values below ``most`` (5.1), and where it ends."""
+    value = block[at] & most
+    at += 1
+    if value < most:
+        return value, at
+    shift = 0
+    while True:
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 28:
+            raise ValueError("an integer of more than 32 bits")
+
+
+def _read_string(block: bytes, at: int) -> tuple[bytes, int]:
+    """A string literal (5.2), and where it ends."""
+    is_huffman = block[at] & 0x80
+    length, at = _read_integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise ValueError("a string that is longer than its block")
+    text = block[at:end]
+    return (decode_huffman(text) if is_huffman else text), end
 
 
 def value_of(headers: Headers, name: bytes) -> bytes:

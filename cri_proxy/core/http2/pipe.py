@@ -16,7 +16,6 @@ from cri_proxy.core.http2.frames import (
     HEAD,
     HEAD_BYTES,
     HEADERS,
-    MAX_BLOCK_BYTES,
     PADDED,
     STREAM_MASK,
     Buffer,
@@ -58,6 +57,12 @@ class Frame:
 
 #: What comes in a frame's place; None: the frame itself.
 Handler = Callable[[Frame], Optional[bytes]]
+#: Whether a frame of this kind, these flags, on this stream, with so much payload passes and is not looked into.
+Glance = Callable[[int, int, int, int], bool]
+
+
+def _never(kind: int, flags: int, stream: int, size: int) -> bool:
+    return False
 
 
 class Paused(Exception):
@@ -65,13 +70,14 @@ class Paused(Exception):
 
 
 class Pipe:
-    """``handle`` is asked about each frame. ``out`` takes what is passed on."""
+    """``handle`` is asked about each frame that ``passes`` says no of. ``out`` takes what is passed on."""
 
-    def __init__(self, handle: Handler, out: list[Buffer]) -> None:
+    def __init__(self, handle: Handler, out: list[Buffer], passes: Glance = _never) -> None:
         #: Larger frames are not what the receiver has allowed.
         self.largest_frame = DEFAULT_FRAME_BYTES
         self.is_paused = False
         self._handle = handle
+        self._passes = passes
         self._out = out
         #: What came and was not handled, and how many bytes of it are needed for anything to happen.
         self._pieces: list[bytes] = []
@@ -89,13 +95,22 @@ class Pipe:
 
         :raises Doubt: they are not what HTTP/2 allows.
         """
-        if self._have or self.is_paused:
-            self._pieces.append(data)
-            self._have += len(data)
-            if self.is_paused or self._have < self._wanted:
+        at = 0
+        while self._have and not self.is_paused:
+            # Only what is not whole is put together: what is behind it is not copied.
+            piece = data[at : at + self._wanted - self._have]
+            at += len(piece)
+            self._pieces.append(piece)
+            self._have += len(piece)
+            if self._have < self._wanted:
                 return
-            data = b"".join(self._pieces)
-        self._run(data)
+            self._run(b"".join(self._pieces))
+        rest = data[at:]
+        if rest and self.is_paused:
+            self._pieces.append(rest)
+            self._have += len(rest)
+        elif rest:
+            self._run(rest)
 
     def resume(self) -> None:
         """Go on with the frame that waited."""
@@ -106,12 +121,12 @@ class Pipe:
     def flush(self, frame: Frame) -> None:
         """Pass on what came before the frame at hand, so that something can be put in."""
         if self._start < frame.at:
-            self._out.append(frame.data[self._start : frame.at])
+            self._pass(frame.data, frame.at)
             self._start = frame.at
 
     def _run(self, data: bytes) -> None:
         at = self._start = 0
-        size, handle, out = len(data), self._handle, self._out
+        size, handle, passes = len(data), self._handle, self._passes
         wanted = HEAD_BYTES
         while size - at >= HEAD_BYTES:
             length_kind, flags, stream = HEAD.unpack_from(data, at)
@@ -125,18 +140,19 @@ class Pipe:
                 wanted = end - at
                 break
             stream &= STREAM_MASK
-            block = b""
             # Most frames are DATA, and HEADERS in one piece; these come first, and at no cost.
             if not stream or kind > HEADERS:
                 check(kind, flags, stream, length)
+            if passes(kind, flags, stream, length):
+                at = end
+                continue
+            block = b""
             if kind == HEADERS and flags & _WHOLE == END_HEADERS:
                 block = data[at + HEAD_BYTES : end]
             elif kind == HEADERS:
                 found = header_block(data, at)
-                if found is None:
-                    wanted = size - at + 1
-                    if wanted > MAX_BLOCK_BYTES + self.largest_frame:
-                        raise Doubt(Error.ENHANCE_YOUR_CALM, "a header block without end")
+                if isinstance(found, int):
+                    wanted = found
                     break
                 block, end = found
             elif kind == CONTINUATION:
@@ -147,15 +163,19 @@ class Pipe:
                 self.is_paused = True
                 break
             if instead is not None:
-                if self._start < at:
-                    out.append(data[self._start : at])
+                self._pass(data, at)
                 if instead:
-                    out.append(instead)
+                    self._out.append(instead)
                 self._start = end
             at = end
-        if self._start < at:
-            out.append(data[self._start : at])
+        self._pass(data, at)
         self._keep(data[at:], wanted)
+
+    def _pass(self, data: bytes, end: int) -> None:
+        """Pass on what came before ``end`` and was not passed on."""
+        if self._start < end:
+            whole = self._start == 0 and end == len(data)
+            self._out.append(data if whole else memoryview(data)[self._start : end])
 
     def _keep(self, rest: bytes, wanted: int) -> None:
         self._pieces = [rest] if rest else []

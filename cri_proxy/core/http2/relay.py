@@ -179,12 +179,13 @@ class RelayedConnection:
         if stream is None or stream.is_taken:
             return
         wire.drop_hold(stream)
+        wire.watched.add(stream_id)
         wire.requests.close(stream_id)
         if wire.replies.ledger(stream_id) is None:
             wire.replies.open(stream_id)
         stream.stage, stream.taken_s = Stage.TAKEN, wire.now_s
         wire.to_runtime.append(write_reset(stream_id, Error.CANCEL))
-        wire.to_runtime.append(wire.ping_runtime(lambda: self._clear(stream)))
+        wire.to_runtime.append(wire.probe_runtime(lambda: self._clear(stream)))
 
     def answer(self, stream_id: int, message: bytes, metadata: Metadata = ()) -> None:
         """A reply message for a call that was taken over. ``metadata``: with the first, the initial one."""

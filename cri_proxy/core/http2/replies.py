@@ -16,7 +16,6 @@ from cri_proxy.core.http2.frames import (
     GOAWAY,
     HEADER_TABLE_SIZE,
     HEADERS,
-    PING,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
@@ -26,13 +25,14 @@ from cri_proxy.core.http2.frames import (
     Error,
     read_settings,
     unpadded,
+    write_reset,
 )
 from cri_proxy.core.http2.headers import HeaderReader, status_of, value_of
 from cri_proxy.core.http2.messages import ReplyHold, write_message
 from cri_proxy.core.http2.pipe import Frame, Paused, Pipe
 from cri_proxy.core.http2.requests import read_credit, write_credit
 from cri_proxy.core.http2.stream import FailedOpen, Observed, Stage, Stream
-from cri_proxy.core.http2.wire import MAX_HELD_BYTES, Wire
+from cri_proxy.core.http2.wire import Wire
 from cri_proxy.core.interception import UNAVAILABLE, End, end_of
 
 #: gRPC over HTTP/2: what a reset of the runtime's means ("HTTP2 Transport Mapping", Errors).
@@ -70,7 +70,7 @@ class Replies:
     """Frames of the runtime."""
 
     def __init__(self, wire: Wire) -> None:
-        self.pipe = Pipe(self._handle, wire.to_client)
+        self.pipe = Pipe(self._handle, wire.to_client, self._passes)
         self.reader = HeaderReader()
         #: Set by the connection: the other direction.
         self.other: Any = None
@@ -85,11 +85,18 @@ class Replies:
             HEADERS: self._headers,
             RST_STREAM: self._reset,
             SETTINGS: self._settings,
-            PING: self._ping,
             GOAWAY: self._goaway,
             WINDOW_UPDATE: self._window_update,
             PUSH_PROMISE: self._push,
         }
+
+    def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
+        """DATA and credit of streams that nobody watches, which most frames are."""
+        if stream in self._wire.watched or not stream:
+            return False
+        if kind == DATA:
+            return not flags & END_STREAM and self._wire.replies.passes(stream, size)
+        return kind == WINDOW_UPDATE
 
     def _handle(self, frame: Frame) -> Optional[bytes]:
         handler = self._handlers.get(frame.kind)
@@ -120,11 +127,9 @@ class Replies:
     # ------------------------------------------------------------------ headers and ends
 
     def _headers(self, frame: Frame) -> Optional[bytes]:
-        wire, stream = self._wire, self._wire.streams.get(frame.stream)
+        stream = self._wire.streams.get(frame.stream)
         if self._is_ended:  # and its block was read
-            if stream is not None:
-                wire.forget(stream)
-            return None
+            return None if stream is None else self._over(stream, frame)
         if stream is not None and not stream.is_taken:
             self._wait_for_data(stream, frame)
         headers = self.reader.read(frame.block)
@@ -140,8 +145,26 @@ class Replies:
             return None
         code, details = status_of(headers) if stream.call is not None else (0, "")
         self._end(stream, code, details, end_of(code, sent=True))
-        wire.forget(stream)
-        return None
+        return self._over(stream, frame)
+
+    def _over(self, stream: Stream, frame: Frame) -> Optional[bytes]:
+        """The runtime has ended a call. If part of its request is still here, no more of that is to come: it would
+        be the tail of a message without its head.
+        """
+        wire = self._wire
+        if stream.client_done or (stream.hold is None and not wire.requests.is_waiting(stream.id)):
+            wire.forget(stream)
+            return None
+        self.pipe.flush(frame)
+        wire.to_client.append(frame.data[frame.at : frame.end])
+        wire.to_client.append(write_reset(stream.id, Error.NO_ERROR))
+        wire.to_client.append(wire.ping_client(lambda: wire.forget(stream)))
+        wire.to_runtime.append(write_reset(stream.id, Error.CANCEL))
+        wire.drop_hold(stream)
+        wire.requests.close(stream.id)
+        stream.stage = Stage.TAKEN
+        stream.is_answered = stream.is_clear = True
+        return b""
 
     def _wait_for_data(self, stream: Stream, frame: Frame) -> None:
         """:raises Paused: DATA of the stream is to be sent before its headers can be."""
@@ -240,7 +263,7 @@ class Replies:
             front.is_kept = True
             self._keep(stream, frame)
         kept = b"".join(front.whole)
-        if reader.is_too_large or wire.held_bytes > MAX_HELD_BYTES:
+        if reader.is_too_large or wire.is_full:
             wire.events.append(FailedOpen(stream.method, "too large"))
             wire.held_bytes -= reader.kept_bytes
             kept += reader.give_up()
@@ -248,10 +271,10 @@ class Replies:
         return kept
 
     def _keep(self, stream: Stream, frame: Frame) -> None:
-        """A frame does not pass; its sender gets the credit back at once."""
+        """A frame does not pass; its sender gets the credit back."""
         outlet = self._wire.replies
         outlet.keep(stream.id, frame.size)
-        outlet.give_back(stream.id, frame.size)
+        outlet.repay(stream.id, frame.size)
 
     def _give_up(self, stream: Stream, reader: ReplyHold) -> None:
         """Send what is kept of a message that never became whole."""
@@ -263,8 +286,10 @@ class Replies:
     def _settings(self, frame: Frame) -> Optional[bytes]:
         wire = self._wire
         if frame.flags & ACK:
-            # What it allows comes behind it.
+            # What it allows, or lets go, comes behind it.
             self.pipe.flush(frame)
+            if wire.is_answer_of_runtime():
+                return b""
             wire.to_client.append(frame.data[frame.at : frame.end])
             wire.replies.confirm()
             return b""
@@ -292,12 +317,6 @@ class Replies:
         if stream is not None and stream.is_taken:
             return b""
         return None if left == credit else write_credit(frame.stream, left)
-
-    def _ping(self, frame: Frame) -> Optional[bytes]:
-        if not frame.flags & ACK:
-            return None
-        self.pipe.flush(frame)  # what is answered now comes behind what came before
-        return b"" if self._wire.is_answer_of_runtime(frame.flags, frame.payload) else None
 
     def _goaway(self, frame: Frame) -> Optional[bytes]:
         wire = self._wire

@@ -28,7 +28,7 @@ from cri_proxy.core.http2.headers import HeaderReader, value_of
 from cri_proxy.core.http2.messages import MAX_MESSAGE_BYTES, PREFIX_BYTES, Hold, ReplyHold
 from cri_proxy.core.http2.pipe import Frame, Pipe
 from cri_proxy.core.http2.stream import Asked, FailedOpen, Stage, Stream
-from cri_proxy.core.http2.wire import CLIENT_GONE, MAX_HELD_BYTES, Wire
+from cri_proxy.core.http2.wire import CLIENT_GONE, Wire
 
 #: A request that is not whole by then is sent on as it is.
 HOLD_S = 30.0
@@ -42,7 +42,7 @@ class Requests:
     """``open_call``: what an intercepted method is known by; None: its calls pass."""
 
     def __init__(self, wire: Wire, open_call: OpenCall, own_settings: int) -> None:
-        self.pipe = Pipe(self._handle, wire.to_runtime)
+        self.pipe = Pipe(self._handle, wire.to_runtime, self._passes)
         self.reader = HeaderReader()
         #: Set by the connection: the reader of the other direction, and what is done when the client takes more.
         self.other: Any = None
@@ -59,6 +59,16 @@ class Requests:
             WINDOW_UPDATE: self._window_update,
             PUSH_PROMISE: self._push,
         }
+
+    def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
+        """DATA and credit of streams that nobody watches, which most frames are."""
+        if stream in self._wire.watched or not stream:
+            return False
+        if kind == DATA and not self._wire.requests.passes(stream, size):
+            return False
+        if flags & END_STREAM and kind == DATA and stream in self._wire.streams:
+            self._wire.streams[stream].client_done = True
+        return kind in (DATA, WINDOW_UPDATE)
 
     def _handle(self, frame: Frame) -> Optional[bytes]:
         handler = self._handlers.get(frame.kind)
@@ -96,6 +106,7 @@ class Requests:
         if call is not None:
             stream.call, stream.stage = call, Stage.HOLDING
             stream.hold = Hold(value_of(headers, b"grpc-encoding"), wire.now_s)
+            wire.watched.add(stream.id)
             wire.requests.open(stream.id)
             wire.replies.open(stream.id)
         return None
@@ -147,11 +158,11 @@ class Requests:
         # The sender gets its credit back at once, or what is held here would take the others' windows. The stream's
         # only until its message is whole: what follows that is to wait at the sender.
         outlet.keep(stream.id, frame.size)
-        outlet.grant(0, frame.size if wire.held_bytes <= MAX_HELD_BYTES else padding)
+        outlet.grant(0, padding if wire.is_full else frame.size)
         outlet.grant(stream.id, padding if hold.is_ended or hold.is_whole else frame.size)
         if stream.stage is not Stage.HOLDING:
             return
-        if hold.wanted > PREFIX_BYTES + MAX_MESSAGE_BYTES or wire.held_bytes > MAX_HELD_BYTES:
+        if hold.wanted > PREFIX_BYTES + MAX_MESSAGE_BYTES or wire.is_full:
             self._fail_open(stream, "too large")
         elif hold.is_whole:
             message = hold.first()
@@ -218,6 +229,7 @@ class Requests:
             wire.requests.confirm()
             return b""
         settings = read_settings(frame.payload)
+        wire.note_client_settings()
         wire.replies.expect(settings)
         self.other.pipe.largest_frame = wire.replies.largest_frame
         for name, value in settings:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from collections import deque
+from typing import Callable, Optional
 
 from cri_proxy.core.http2.flow import Outlet
-from cri_proxy.core.http2.frames import ACK, ANY_STREAM, PING, Buffer, write_frame
+from cri_proxy.core.http2.frames import ACK, ANY_STREAM, PING, Buffer, write_frame, write_settings
 from cri_proxy.core.http2.stream import Ended, Event, Stage, Stream
 from cri_proxy.core.interception import End
 
-#: What is held of all streams of a connection.
+#: What is kept of all streams of a connection.
 MAX_HELD_BYTES = 64 << 20
 CLIENT_GONE = "the client went away"
 
-_TO_CLIENT, _TO_RUNTIME = b"cri>", b"cri<"
+_PING_MARK = b"cri>"
 
 
 class Wire:
@@ -24,6 +25,8 @@ class Wire:
         self.to_runtime: list[Buffer] = []
         self.events: list[Event] = []
         self.streams: dict[int, Stream] = {}
+        #: Those that are intercepted or were taken over.
+        self.watched: set[int] = set()
         self.requests = Outlet(self.to_runtime, self.to_client)
         self.replies = Outlet(self.to_client, self.to_runtime)
         #: The client has got SETTINGS, which must come before everything else (RFC 9113, 3.4).
@@ -35,10 +38,18 @@ class Wire:
         self.served_to = ANY_STREAM
         self._pings: dict[bytes, Callable[[], None]] = {}
         self._pinged = 0
+        #: SETTINGS that the runtime has not acknowledged; None: the client's.
+        self._settings: deque[Optional[Callable[[], None]]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more is kept of a connection than may be: held, or waiting for a window."""
+        return self.held_bytes + self.requests.waiting_bytes + self.replies.waiting_bytes > MAX_HELD_BYTES
 
     def forget(self, stream: Stream) -> None:
         """The stream is over."""
         self.streams.pop(stream.id, None)
+        self.watched.discard(stream.id)
         self.drop_hold(stream)
         self.requests.close(stream.id)
         self.replies.close(stream.id)
@@ -60,32 +71,40 @@ class Wire:
         if stream.stage is Stage.DECIDING:
             end = End.REFUSED
         self.events.append(Ended(stream.id, stream.call, end, code, details, waits))
+        stream.call = None  # it ends once
 
     # ------------------------------------------------------------------ has the other side read it?
 
     def ping_client(self, answered: Callable[[], None]) -> bytes:
         """A PING for the client; ``answered`` is called when all that was sent before has been read."""
-        return self._ping(_TO_CLIENT, answered)
-
-    def ping_runtime(self, answered: Callable[[], None]) -> bytes:
-        """The same for the runtime. Frames come in order: what it sent before it read the PING has come, too."""
-        return self._ping(_TO_RUNTIME, answered)
-
-    def _ping(self, to: bytes, answered: Callable[[], None]) -> bytes:
         self._pinged += 1
-        payload = to + self._pinged.to_bytes(4, "big")
+        payload = _PING_MARK + self._pinged.to_bytes(4, "big")
         self._pings[payload] = answered
         return write_frame(PING, 0, 0, payload)
 
     def is_answer_of_client(self, flags: int, payload: bytes) -> bool:
         """Whether a PING frame of the client is the answer to one of ours, which is seen to."""
-        return payload.startswith(_TO_CLIENT) and self._is_answer(flags, payload)
-
-    def is_answer_of_runtime(self, flags: int, payload: bytes) -> bool:
-        return payload.startswith(_TO_RUNTIME) and self._is_answer(flags, payload)
-
-    def _is_answer(self, flags: int, payload: bytes) -> bool:
         if not flags & ACK or payload not in self._pings:
             return False
         self._pings.pop(payload)()
+        return True
+
+    def probe_runtime(self, answered: Callable[[], None]) -> bytes:
+        """Empty SETTINGS for the runtime. ``answered``: what it sent before it read them has come.
+
+        Not a PING: gRPC's servers end a connection on which three come while they have nothing to send.
+        """
+        self._settings.append(answered)
+        return write_settings()
+
+    def note_client_settings(self) -> None:
+        """SETTINGS of the client pass."""
+        self._settings.append(None)
+
+    def is_answer_of_runtime(self) -> bool:
+        """Whether an acknowledgement of SETTINGS is for ours, which is seen to; they come in order (RFC 9113, 6.5.3)."""
+        answered = self._settings.popleft() if self._settings else None
+        if answered is None:
+            return False
+        answered()
         return True

@@ -104,7 +104,7 @@ class HostedCall:
         return outcome
 
     async def after(self, end: End, code: int) -> None:
-        """When the call is over."""
+        """When the call is over. Replies of other calls wait for this: what plugins are told now, they are told soon."""
 
 
 class Start(HostedCall):
@@ -123,11 +123,10 @@ class Start(HostedCall):
     async def after(self, end: End, code: int) -> None:
         life, teller = self.parties.life, self.parties.teller
         if self.is_refused or end is End.REFUSED:
-            await teller.tell(life.stopped(self.container_id))
+            teller.soon(life.stopped(self.container_id))
         elif end is End.OK:
             life.started(self.container_id)
             if life.pod_of(self.container_id):
-                # Nobody can say no to it: the client need not wait.
                 teller.soon([_post(nri.POST_START_CONTAINER, life, self.container_id)])
 
 
@@ -135,14 +134,14 @@ class Stop(HostedCall):
     async def after(self, end: End, code: int) -> None:
         if end is End.OK:
             container_id = parse(cri.StopContainerRequest, self.message).container_id
-            await self.parties.teller.tell(self.parties.life.stopped(container_id))
+            self.parties.teller.soon(self.parties.life.stopped(container_id))
 
 
 class Remove(HostedCall):
     async def after(self, end: End, code: int) -> None:
         if end is End.OK or code == NOT_FOUND:
             container_id = parse(cri.RemoveContainerRequest, self.message).container_id
-            await self.parties.teller.tell(self.parties.life.removed(container_id))
+            self.parties.teller.soon(self.parties.life.removed(container_id))
 
 
 class Update(HostedCall):
@@ -186,7 +185,7 @@ class Update(HostedCall):
             linux = parse(cri.UpdateContainerResourcesRequest, self.message).linux
             self.parties.world.note_resources(self.container_id, view_resources(linux))
             due = _post(nri.POST_UPDATE_CONTAINER, self.parties.life, self.container_id)
-            await self.parties.teller.tell([due])
+            self.parties.teller.soon([due])
 
 
 class UpdatePod(HostedCall):
@@ -207,7 +206,7 @@ class UpdatePod(HostedCall):
             self.parties.world.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
             )
-            await self.parties.teller.tell([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
+            self.parties.teller.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
 
 
 class StopPod(HostedCall):
@@ -227,7 +226,7 @@ class RemovePod(HostedCall):
     async def after(self, end: End, code: int) -> None:
         if end is End.OK or code == NOT_FOUND:
             pod_id = parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id
-            await self.parties.teller.tell(self.parties.life.pod_removed(pod_id))
+            self.parties.teller.soon(self.parties.life.pod_removed(pod_id))
 
 
 async def end_pod(parties: Parties, pod_id: str) -> None:

@@ -42,7 +42,7 @@ async def test_plugins_are_told_the_whole_life_of_a_pod(
         await client.remove(container)
         await client.stop_pod(pod.id)
         await client.remove_pod(pod.id)
-        assert told.events() == [
+        await told.become(
             "RunPodSandbox",
             "CreateContainer",
             "ValidateContainerAdjustment",
@@ -55,7 +55,7 @@ async def test_plugins_are_told_the_whole_life_of_a_pod(
             "RemoveContainer",
             "StopPodSandbox",
             "RemovePodSandbox",
-        ]
+        )
         run = (await told.line("RunPodSandbox"))["message"]["pod"]
         assert (run["id"], run["name"], run["annotations"]) == (pod.id, "p", {"a": "b"})
         create = (await told.line("CreateContainer"))["message"]["container"]
@@ -90,13 +90,9 @@ async def test_what_only_a_create_can_carry_is_there_and_nothing_else_is_left(
             line["message"]["container"]["id"] for line in told.lines() if line["event"] == "CreateContainer"
         ]
         assert (len(created), created[1]) == (2, container)
-        assert told.events() == [
-            "CreateContainer",
-            "StopContainer",
-            "RemoveContainer",
-            "CreateContainer",
-            "PostCreateContainer",
-        ]
+        await told.become(
+            "CreateContainer", "StopContainer", "RemoveContainer", "CreateContainer", "PostCreateContainer"
+        )
 
 
 async def test_resources_are_given_to_the_container_that_was_made(
@@ -158,7 +154,7 @@ async def test_two_plugins_in_conflict_leave_nothing_and_the_next_try_may_succee
         assert got.details == 'cri-resmgr: plugins "20-bar" and "10-foo" both tried to set Env A'
         assert runtime.containers == {}
         assert await ask(agent, "placements") == []
-        assert bar.events() == ["CreateContainer", "StopContainer", "RemoveContainer"]
+        await bar.become("CreateContainer", "StopContainer", "RemoveContainer")
         container = await client.create(pod, "c")
         assert (only(runtime).id, variables(only(runtime))) == (container, {"A": "1"})
 
