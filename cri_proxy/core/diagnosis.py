@@ -13,10 +13,10 @@ from cri_proxy.core.diagnosis_daemon import (
     check_traffic,
 )
 from cri_proxy.core.diagnosis_facts import Facts
+from cri_proxy.core.diagnosis_kubelet import check_kubelet
 from cri_proxy.core.diagnosis_machine import check_kernel, check_machine
 from cri_proxy.core.diagnosis_node import (
     check_cgroups,
-    check_kubelet,
     check_others,
     check_runtime,
     check_units,

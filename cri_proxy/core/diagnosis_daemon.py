@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cri_proxy.core.diagnosis_facts import Facts, FileFacts, StateFacts
-from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding, duration_text
 from policies.cpus import format_cpus, parse_cpus
 
 _JOURNAL = "journalctl -u cri-resource-manager -n 50"
@@ -77,7 +77,9 @@ def check_daemon(facts: Facts) -> Iterator[Finding]:
 def _mode(status: Mapping[str, Any]) -> Iterator[Finding]:
     mode, wanted = status["mode"], status.get("mode_wanted", status["mode"])
     ready = "degraded" if status.get("degraded") else "ready"
-    sentence = f"version {status['version']} runs, {ready}, mode {mode}, for {_duration(status['uptime_s'])}"
+    sentence = (
+        f"version {status['version']} runs, {ready}, mode {mode}, for {duration_text(status['uptime_s'])}"
+    )
     if mode == "enforce":
         yield Finding("daemon", "daemon", OK, sentence)
     elif mode == wanted:
@@ -85,13 +87,6 @@ def _mode(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("daemon", "daemon", WARNING, f"{sentence}: {what}", "cri-resmgr mode enforce")
     else:
         yield Finding("daemon", "daemon", WARNING, f"{sentence}, and should be in {wanted}", _STATUS)
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _failures(counters: Mapping[str, float]) -> Iterator[Finding]:

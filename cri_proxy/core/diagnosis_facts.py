@@ -13,6 +13,9 @@ from cri_proxy.core.kubelet_status import KubeletStatus
 from policies.cpus import NO_CPUS
 from policies.topology import TopologyData
 
+#: How the daemon runs where it is no proxy, by the name of its front end.
+RUNS_AS: Mapping[str, str] = {"nri-plugin": "as an NRI plugin", "standalone": "standalone"}
+
 
 @dataclass(frozen=True)
 class FileFacts:

@@ -1,12 +1,12 @@
-"""What the doctor says of the rest of the node: runtime, kubelet, cgroups, systemd, and others who place containers."""
+"""What the doctor says of the rest of the node: runtime, cgroups, systemd, and others who place containers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cri_proxy.core.diagnosis_facts import Facts, KubeletFacts, UnitFacts
+from cri_proxy.core.diagnosis_facts import RUNS_AS, Facts, UnitFacts
 from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding
-from policies.cpus import BadCpuList, format_cpus, parse_cpus
+from policies.cpus import format_cpus
 
 SERVICE, SOCKET, OBSERVER = (
     "cri-resource-manager.service",
@@ -15,8 +15,6 @@ SERVICE, SOCKET, OBSERVER = (
 )
 NRI_SERVICE = "cri-resmgr-nri.service"
 UNITS = (SERVICE, SOCKET, OBSERVER, NRI_SERVICE)
-#: How the daemon runs where it is no proxy, by the name of its front end.
-RUNS_AS: Mapping[str, str] = {"nri-plugin": "as an NRI plugin", "standalone": "standalone"}
 #: The units that a daemon needs.
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "proxy": (SERVICE, SOCKET, OBSERVER),
@@ -66,118 +64,6 @@ def check_runtime(facts: Facts) -> Iterator[Finding]:
             f"{runtime.path} has mode {runtime.socket.mode:04o}: everybody on this host may use the runtime"
         )
         yield Finding("runtime", "runtime-mode", WARNING, sentence, f"chmod 0660 {runtime.path}")
-
-
-# ---------------------------------------------------------------------- kubelet
-
-
-def check_kubelet(facts: Facts) -> Iterator[Finding]:
-    """Does kubelet use us, and do its settings fit?"""
-    kubelet = facts.kubelet
-    if kubelet is None:
-        return
-    yield _pointing(kubelet) if facts.front_end == "proxy" else _not_pointing(kubelet, facts.front_end)
-    yield from _managers(kubelet)
-    yield from _drivers(facts, kubelet)
-    yield from _reserved(facts, kubelet)
-
-
-def _pointing(kubelet: KubeletFacts) -> Finding:
-    status = kubelet.status
-    if status.points_at_us and status.restart_pending:
-        sentence = "kubelet still uses us, but its files say otherwise: its next restart ends that"
-        return Finding("kubelet", "kubelet", WARNING, sentence, "cri-resmgr kubelet enable")
-    if status.points_at_us:
-        if status.pid is not None and kubelet.connected is False:
-            sentence = (
-                f"kubelet (process {status.pid}) points at {status.endpoint} and is not connected to it"
-            )
-            return Finding("kubelet", "kubelet", WARNING, sentence, "journalctl -u kubelet -n 50")
-        runs = f"process {status.pid}" if status.pid is not None else "it does not run"
-        return Finding("kubelet", "kubelet", OK, f"kubelet points at us: {status.endpoint} ({runs})")
-    where = "the default, nothing is set" if status.place == "default" else status.place
-    if status.restart_pending:
-        sentence = f"kubelet was started before its files were changed and still uses {status.endpoint}"
-    elif status.dropped:
-        sentence = "kubelet no longer points at us: what `kubelet enable` wrote is gone (a kubeadm upgrade does that)"
-    elif status.pid is None and status.place == "default":
-        sentence = "no kubelet runs here, and none is configured for us"
-        return Finding("kubelet", "kubelet", WARNING, sentence, status.hint)
-    else:
-        sentence = f"kubelet does not point at us but at {status.endpoint} ({where})"
-    return Finding("kubelet", "kubelet", PROBLEM, sentence, status.hint)
-
-
-def _not_pointing(kubelet: KubeletFacts, front_end: str) -> Finding:
-    """Where no socket of ours is served, kubelet belongs at the runtime's."""
-    status, what = kubelet.status, RUNS_AS.get(front_end, front_end)
-    if status.points_at_us:
-        sentence = (
-            f"kubelet points at us ({status.endpoint}), and the daemon runs {what}: nobody serves it there"
-        )
-        return Finding("kubelet", "kubelet", PROBLEM, sentence, "cri-resmgr kubelet disable --restart")
-    sentence = f"kubelet's runtime is {status.endpoint}, as it should be: the daemon runs {what}"
-    return Finding("kubelet", "kubelet", OK, sentence)
-
-
-def _managers(kubelet: KubeletFacts) -> Iterator[Finding]:
-    settings = kubelet.settings
-    if settings.get("cpuManagerPolicy") == "static":
-        sentence = "kubelet's CPU manager is static: its exclusive CPUs are left to it, its shared set is a fence we stay in"
-        yield Finding(
-            "kubelet", "cpu-manager", WARNING, sentence, "cpuManagerPolicy: none, and drain the node first"
-        )
-    manager = settings.get("topologyManagerPolicy", "")
-    if manager not in ("", "none"):
-        verdict = WARNING if manager in ("restricted", "single-numa-node") else NOTE
-        sentence = f"kubelet's topology manager is {manager}: it may refuse pods that we would place"
-        yield Finding("kubelet", "topology-manager", verdict, sentence, "topologyManagerPolicy: none")
-    if settings.get("memoryManagerPolicy") == "Static":
-        sentence = "kubelet's memory manager is Static: its memory nodes are a fence that we stay in"
-        yield Finding("kubelet", "memory-manager", NOTE, sentence, "memoryManagerPolicy: None")
-    if settings.get("cpuCFSQuota") == "false":
-        sentence = (
-            "kubelet sets no CFS quota: CPU limits are not seen, so Burstable containers count as unlimited"
-        )
-        yield Finding("kubelet", "cfs-quota", NOTE, sentence, "cpuCFSQuota: true")
-
-
-def _drivers(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
-    # kubelet asks the runtime since 1.28 where it serves RuntimeConfig; what its files say counts before that.
-    kubelets = kubelet.settings.get("cgroupDriver", "")
-    runtimes = facts.runtime.cgroup_driver if facts.runtime else ""
-    if kubelets and runtimes and kubelets != runtimes:
-        sentence = f"kubelet's cgroup driver is {kubelets} and the runtime's {runtimes}: pods may not start"
-        yield Finding(
-            "kubelet", "cgroup-driver", PROBLEM, sentence,
-            f"cgroupDriver: {runtimes} in kubelet's configuration, or SystemdCgroup in the runtime's",
-        )  # fmt: skip
-    elif kubelets or runtimes:
-        yield Finding("kubelet", "cgroup-driver", OK, f"cgroup driver {runtimes or kubelets}")
-
-
-def _reserved(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
-    text = kubelet.settings.get("reservedSystemCPUs", "")
-    if not text:
-        return
-    try:
-        theirs = parse_cpus(text)
-    except BadCpuList as error:
-        yield Finding("kubelet", "reserved", WARNING, f"kubelet's reservedSystemCPUs {text!r}: {error}")
-        return
-    ours = str((facts.status or {}).get("reserved", ""))
-    if not ours:
-        sentence = (
-            f"kubelet reserves CPUs {format_cpus(theirs)} for the system, and we place containers on them"
-        )
-        hint = f'policy: {{ReservedResources: {{cpu: "cpuset:{format_cpus(theirs)}"}}}}'
-        if facts.status is not None:
-            yield Finding("kubelet", "reserved", NOTE, sentence, hint)
-    elif parse_cpus(ours) != theirs:
-        sentence = f"kubelet reserves CPUs {format_cpus(theirs)} and we {ours}"
-        yield Finding(
-            "kubelet", "reserved", NOTE, sentence, "policy.ReservedResources and reservedSystemCPUs, alike"
-        )
 
 
 # ---------------------------------------------------------------------- cgroups

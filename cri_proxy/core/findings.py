@@ -40,6 +40,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def duration_text(seconds: float) -> str:
+    """A length of time as a person says it, in one unit."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def findings_document(findings: Sequence[Finding]) -> dict[str, Any]:
     """For ``--json``."""
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in reversed(VERDICTS)}

@@ -67,7 +67,8 @@ STATUS: dict[str, Any] = {
     "mode_wanted": "enforce",
     "degraded": {},
     "warnings": [],
-    "uptime_s": 90.0,
+    "uptime_s": 600.0,
+    "last_call_age_s": 3.0,
     "sockets": [SOCKET.path],
     "runtime": {"socket": RUNTIME_SOCKET.path, "connected": True},
     "updates_waiting": 0,
@@ -221,6 +222,8 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "kubelet will leave": (with_kubelet(restart_pending=True), {"kubelet": WARNING}),
     "no kubelet": (with_kubelet(points_at_us=False, pid=None, place="default"), {"kubelet": WARNING}),
     "kubelet not connected": (with_part("kubelet", connected=False), {"kubelet": WARNING}),
+    "kubelet has not called yet": (with_status(last_call_age_s=None), {"kubelet": WARNING}),
+    "kubelet has gone silent": (with_status(last_call_age_s=300.0), {"kubelet": WARNING}),
     "static CPU manager": (with_kubelet({"cpuManagerPolicy": "static"}), {"cpu-manager": WARNING}),
     "strict topology manager": (
         with_kubelet({"topologyManagerPolicy": "single-numa-node"}), {"topology-manager": WARNING},
@@ -374,6 +377,39 @@ def test_the_observers_own_word_counts_more_than_what_stands_against_ebpf() -> N
     cgroups = with_part("cgroups", version="v1").cgroups
     assert findings_of(replace(UNSEEN, cgroups=cgroups), [NOTE]) == {"observer": NOTE, "ebpf": NOTE}
     assert findings_of(replace(HEALTHY, cgroups=cgroups), [NOTE]) == {}
+
+
+NOT_RUNNING = with_kubelet(pid=None).kubelet
+#: What follows "kubelet points at us", by what the daemon says of its calls.
+CALLS: dict[str, tuple[Facts, str]] = {
+    "a moment ago": (HEALTHY, ": unix:///run/cri-resmgr.sock (process 77), last call 3 s ago"),
+    "not yet, after a start": (
+        with_status(last_call_age_s=None, uptime_s=4.0),
+        ": unix:///run/cri-resmgr.sock (process 77), no call since the start 4 s ago",
+    ),
+    "never": (
+        with_status(last_call_age_s=None),
+        ", no call since the start 10 min ago: a kubelet that is well calls every few seconds",
+    ),
+    "no more": (
+        with_status(last_call_age_s=240.0),
+        ", last call 4 min ago: a kubelet that is well calls every few seconds",
+    ),
+    "a stopped kubelet's": (
+        replace(with_status(last_call_age_s=240.0), kubelet=NOT_RUNNING),
+        ": unix:///run/cri-resmgr.sock (it does not run), last call 4 min ago",
+    ),
+    "of a daemon that is not there": (
+        with_part("daemon", status=None), ": unix:///run/cri-resmgr.sock (process 77)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_time_since_kubelets_last_call_is_told(name: str) -> None:
+    facts, expected = CALLS[name]
+    [found] = [f.sentence for f in diagnose(facts) if f.check == "kubelet"]
+    assert found.partition("points at us")[2] == expected
 
 
 def test_kubelet_and_we_reserve_the_same_cpus() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest_asyncio
 
+from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.shell.kubelet_service import find_kubelet
 from tests.agent import Agent
 from tests.cri_client import CriClient
@@ -71,6 +72,16 @@ async def test_no_problem_is_exit_code_0_and_the_first_line_says_so(host: Kubele
     code, out, err = await doctor(host, agent)
     assert (code, err) == (0, "")
     assert out.splitlines()[0].startswith(("cri-resmgr doctor: no problem", "cri-resmgr doctor: all is well"))
+
+
+async def test_the_time_since_the_last_call_is_told(
+    host: KubeletHost, agent: Agent, client: CriClient
+) -> None:
+    _, found = await findings(host, agent)
+    assert ", no call since the start " in found["kubelet"]["sentence"]
+    await client.call("Version", cri.VersionRequest())  # passes as bytes
+    _, found = await findings(host, agent)
+    assert ", last call " in found["kubelet"]["sentence"]
 
 
 def write_cgroups(agent: Agent) -> None:
