@@ -54,12 +54,13 @@ def _run(options: Options, argument: str) -> int:
 
     from bpf.attribution import Attribution
     from bpf.capabilities import NEEDED, keep_only
+    from bpf.clock import boot_time_s
     from bpf.ladder import Ladder
     from bpf.log import log
     from bpf.providers import Owners, rungs_of
     from bpf.samples import ProviderLost
     from bpf.server import Listener
-    from bpf.service import Observer, now
+    from bpf.service import Observer
 
     listener = Listener(options)
     looks = options.provider not in ("replay", "declared")
@@ -67,7 +68,7 @@ def _run(options: Options, argument: str) -> int:
     owners = Owners(attribution) if attribution is not None else None
     ladder = Ladder(rungs_of(options, attribution, owners))
     try:
-        ladder.open(now())
+        ladder.open(boot_time_s())
     except ProviderLost as error:
         listener.release()
         raise BadOptions(str(error)) from None

@@ -7,7 +7,7 @@ tree; where containers have no folder there (``has_v2_ids``), only processes tel
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
@@ -99,10 +99,6 @@ class Attribution:
         """The UID of a container's pod, with dashes; "" = not known."""
         return self._picture.pods.get(container, "")
 
-    def folders_of(self, container: str) -> tuple[str, ...]:
-        """The folders of a container's cgroup and of those below it, in the tree that was scanned."""
-        return tuple(self._picture.folders.get(container, ()))
-
     def pids_of(self, container: str) -> list[int]:
         """The processes of a container now, those in child cgroups too."""
         return _pids_in(self._picture.folders.get(container, ()))
@@ -183,7 +179,7 @@ def _children(path: str, place: CgroupPlace) -> Iterator[tuple[Folder, bool]]:
         return
 
 
-def _pids_in(folders: list[str] | tuple[str, ...]) -> list[int]:
+def _pids_in(folders: Iterable[str]) -> list[int]:
     pids = []
     for folder in folders:
         # A container that is going away, or a threaded cgroup (its processes are listed above it): nothing.

@@ -14,7 +14,7 @@ from typing import Optional
 
 from bpf import syscalls
 from bpf.attribution import Attribution
-from bpf.loader import SYSTEM_PYTHON, Attachment, load, read_tracepoint
+from bpf.loader import Attachment, load, read_tracepoint
 from bpf.netlink import Address, plain_address
 from bpf.samples import ProviderLost
 
@@ -39,7 +39,7 @@ class ConnectionHints:
     :raises ProviderLost: no bcc, no tracefs, or the kernel refuses; one sentence says which.
     """
 
-    def __init__(self, attribution: Attribution, python: str = SYSTEM_PYTHON) -> None:
+    def __init__(self, attribution: Attribution, python: str) -> None:
         self._attribution = attribution
         self._openers: list[dict[_Ends, str]] = [{}, {}]
         self._arrivals: list[dict[_Ends, str]] = [{}, {}]

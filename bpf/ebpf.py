@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import struct
-import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
 from bpf import syscalls
+from bpf.clock import boot_time_s
 from bpf.ebpf_self_test import self_test
 from bpf.ingress import IngressPace
-from bpf.loader import SYSTEM_PYTHON, Attachment, Loaded, attach, detach_leftovers, load
+from bpf.loader import Attachment, Loaded, attach, detach_leftovers, load
 from bpf.log import log
+from bpf.options import SYSTEM_PYTHON
 from bpf.samples import Flow, ProviderLost, Sample
+from policies.cpus import parse_cpus
 
 SOURCE = Path(__file__).with_name("traffic.c")
 #: Pairs of cgroups between two samples: at 8,192 the two maps take 1 MB.
@@ -32,9 +34,7 @@ COUNTERS = (
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
 _INGRESS = "crm_aff_ingress"
-_KINDS = {6: "tcp", 17: "udp"}
-#: The kernel's id of the root cgroup of the v2 tree.
-ROOT_CGROUP = 1
+_KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
 
 Resolve = Callable[[int], Optional[str]]
 
@@ -80,13 +80,12 @@ class EbpfProvider:
         resolve: Resolve,
         cgroup_root: str = "",
         python: str = SYSTEM_PYTHON,
-        now_s: float = 0.0,
         edges: int = EDGES,
     ) -> None:
         """Load, attach and try it out; 0.3 to 0.8 s.
 
         ``resolve``: the container of a cgroup id, "" = the host's own, None = not known. ``cgroup_root``: "" =
-        where cgroup v2 is mounted. ``python``: one that has bcc. ``now_s``: CLOCK_BOOTTIME, 0 = ask it.
+        where cgroup v2 is mounted. ``python``: one that has bcc.
 
         :raises ProviderLost: it does not work here; the sentence says why.
         """
@@ -94,7 +93,8 @@ class EbpfProvider:
         self._root = cgroup_root or cgroup_v2_root()
         self._unresolved: list[CgroupFlow] = []
         self._missed = 0
-        self._last_s = now_s or _boot_time_s()
+        self._last_s = boot_time_s()
+        self._possible_cpus = _possible_cpus()
         for name in detach_leftovers(self._root):
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
         self._ingress, self._ingress_link = IngressPace(), -1
@@ -139,7 +139,7 @@ class EbpfProvider:
         found = []
         for key, value in edges:
             a, b, protocol = _EDGE_KEY.unpack(key)
-            found.append(CgroupFlow(a, b, _KINDS[protocol], *_EDGE.unpack(value)))
+            found.append(CgroupFlow(a, b, _KIND_OF_PROTOCOL[protocol], *_EDGE.unpack(value)))
         for key, value in wakes:
             a, b = _WAKE_KEY.unpack(key)
             found.append(CgroupFlow(a, b, "wake", messages=_WAKE.unpack(value)[0]))
@@ -147,7 +147,7 @@ class EbpfProvider:
 
     def counters(self) -> dict[str, int]:
         """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that nobody knows."""
-        cpus = _possible_cpus()
+        cpus = self._possible_cpus
         totals = {}
         for index, name in enumerate(COUNTERS):
             raw = syscalls.lookup(self._loaded.maps["counters"], struct.pack("=I", index), 8 * cpus)
@@ -229,21 +229,7 @@ def cgroup_v2_root(mountinfo: str = "/proc/self/mountinfo") -> str:
     raise ProviderLost("cgroup v2 is not mounted: the kernel's ids of cgroups are of its tree only")
 
 
-def tells_containers_apart(cgroup_ids: Collection[Optional[int]]) -> bool:
-    """Whether the kernel's ids name containers, given the v2 cgroup of one process of each (None = not found).
-
-    On hosts with cgroup v1 only all processes are in the root of the v2 tree, or in its mount's absence nowhere.
-    """
-    own = {number for number in cgroup_ids if number is not None and number != ROOT_CGROUP}
-    return not cgroup_ids or len(own) > len(cgroup_ids) // 2
-
-
-def _possible_cpus(path: str = "/sys/devices/system/cpu/possible") -> int:
+def _possible_cpus() -> int:
     """How many values a map per CPU has: those of CPUs that may come, too."""
-    with open(path, encoding="utf-8") as file:
-        ranges = file.read().strip().split(",")
-    return 1 + max(int(part.rpartition("-")[2]) for part in ranges)
-
-
-def _boot_time_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    with open("/sys/devices/system/cpu/possible", encoding="utf-8") as file:
+        return 1 + max(parse_cpus(file.read()))

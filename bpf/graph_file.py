@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from bpf.procfs import read_text
 from policies.affinity.graph import Graph
 
 _BOOT_ID = "sys/kernel/random/boot_id"
@@ -56,11 +57,7 @@ class GraphFile:
         return ""
 
     def _boot(self) -> str:
-        try:
-            with open(f"{self._proc}/{_BOOT_ID}") as file:
-                return file.read().strip()
-        except OSError:
-            return ""
+        return (read_text(f"{self._proc}/{_BOOT_ID}") or "").strip()
 
 
 def _restore(graph: Graph, document: Any, boot: str, now_s: float) -> None:

@@ -18,6 +18,7 @@ from bpf.log import log
 from cri_api import runtime_listing_pb2 as listing
 from policies.affinity.graph import Identity
 from policies.affinity.owners import owner_of
+from policies.affinity.traffic import POD_PREFIX
 
 LEAST_PAUSE_S = 3.0
 MOST_PAUSE_S = 60.0
@@ -118,7 +119,7 @@ def read_identities(
     sandboxes = {pod.id: pod for pod in pods.items}
     for pod in pods.items:
         if pod.state == _READY and pod.metadata.uid:
-            identity = _identity(f"pod:{pod.metadata.uid}", pod, "")
+            identity = _identity(POD_PREFIX + pod.metadata.uid, pod, "")
             found[identity.id] = identity
     for container in containers.containers:
         sandbox = sandboxes.get(container.pod_sandbox_id)

@@ -68,8 +68,7 @@ class Ladder:
     @property
     def refused(self) -> tuple[str, ...]:
         """Why those above it are not used, a sentence each, ``NAME: REASON``."""
-        names = [rung.name for rung in self._rungs[: self._at]]
-        return tuple(f"{name}: {self._reasons[name]}" for name in names if name in self._reasons)
+        return self._refusals(self._rungs[: self._at])
 
     def sample(self, now_s: float) -> Sample:
         """What was seen since the last call; after a step down or up what the new provider has seen so far.
@@ -120,6 +119,9 @@ class Ladder:
             self._provider, self._at = provider, index
             log("info", "provider opened", provider=provider.name, detail=provider.detail)
             return
-        names = [rung.name for rung in self._rungs]
-        reasons = [f"{name}: {self._reasons[name]}" for name in names if name in self._reasons]
-        raise ProviderLost("no provider works here: " + "; ".join(reasons))
+        raise ProviderLost("no provider works here: " + "; ".join(self._refusals(self._rungs)))
+
+    def _refusals(self, rungs: Sequence[Rung]) -> tuple[str, ...]:
+        return tuple(
+            f"{rung.name}: {self._reasons[rung.name]}" for rung in rungs if rung.name in self._reasons
+        )

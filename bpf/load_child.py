@@ -12,12 +12,12 @@ import socket
 import struct
 import sys
 
-#: bpf(2) where it is not 280, as in bpf/syscalls.py.
-SYSCALLS = {"x86_64": 321, "ppc64le": 361, "s390x": 351}
+BPF_PROG_LOAD = 5
 
 
 def main() -> int:
-    """Arguments: the socket's descriptor. On stdin: {text, include, cflags, programs: {name: kind}} as JSON."""
+    """Arguments: the socket's descriptor. On stdin, as JSON: {text, include, cflags, bpf_number: that of bpf(2),
+    programs: {name: [kind, place it is attached to, whether it is loaded for that place only]}}."""
     parent = socket.socket(fileno=int(sys.argv[1]))
     request = json.load(sys.stdin)
     # Read by bcc when it compiles: the tree that stands for the kernel's.
@@ -32,14 +32,13 @@ def main() -> int:
     except Exception as error:
         return fail(parent, "compile", str(error))
     loaded = []
-    for name, (kind, attach_type) in request["programs"].items():
+    for name, (kind, place, is_loaded_for_place) in request["programs"].items():
         try:
-            if attach_type is None:
-                loaded.append(module.load_func(name.encode(), getattr(BPF, kind)).fd)
+            if is_loaded_for_place:
+                code = module.dump_func(name.encode())
+                loaded.append(load_for(place, getattr(BPF, kind), name, code, request["bpf_number"]))
             else:
-                loaded.append(
-                    load_for(attach_type, getattr(BPF, kind), name, module.dump_func(name.encode()))
-                )
+                loaded.append(module.load_func(name.encode(), getattr(BPF, kind)).fd)
         except Exception as error:
             return fail(parent, "load", str(error))
     maps = maps_of(lib, module.module)
@@ -50,7 +49,7 @@ def main() -> int:
     return 0
 
 
-def load_for(attach_type: int, kind: int, name: str, instructions: bytes) -> int:
+def load_for(place: int, kind: int, name: str, instructions: bytes, bpf_number: int) -> int:
     """Load a program that the kernel checks for one place to attach it to, which bcc 0.18 cannot say.
 
     :raises OSError: the kernel refuses; its reasons are on stderr, as with bcc.
@@ -60,11 +59,11 @@ def load_for(attach_type: int, kind: int, name: str, instructions: bytes) -> int
     # union bpf_attr for BPF_PROG_LOAD: type, count, code, license, log level, size, buffer, versions, flags, name.
     layout = struct.pack(
         "=IIQQIIQII16sII", kind, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_text),
-        1, len(reasons), ctypes.addressof(reasons), 0, 0, name.encode()[:15], 0, attach_type,
+        1, len(reasons), ctypes.addressof(reasons), 0, 0, name.encode()[:15], 0, place,
     )  # fmt: skip
     attributes = ctypes.create_string_buffer(layout, 128)
     libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.syscall(SYSCALLS.get(os.uname().machine, 280), 5, ctypes.byref(attributes), 128)
+    fd = libc.syscall(bpf_number, BPF_PROG_LOAD, ctypes.byref(attributes), len(attributes))
     if fd < 0:
         number = ctypes.get_errno()
         print(reasons.value.decode(errors="replace"), file=sys.stderr)
@@ -93,8 +92,8 @@ def fail(parent: socket.socket, step: str, reason: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.flush()
     code = main()
     # Without bcc's own end of program: it detaches what it attached, and there is nothing.
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

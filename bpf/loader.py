@@ -15,13 +15,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from bpf import syscalls
 from bpf.log import log
+from bpf.options import SYSTEM_PYTHON
 from bpf.samples import ProviderLost
 
-SYSTEM_PYTHON = "/usr/bin/python3"
 STUB_TREE = Path(__file__).with_name("stub")
 #: All our programs are named so: what older versions left attached is found by it.
 NAME_PREFIX = "crm_aff_"
@@ -30,16 +30,25 @@ _CHILD = Path(__file__).with_name("load_child.py")
 _COMPILE_TIMEOUT_S = 120.0
 _MOST_DESCRIPTORS = 64
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
-#: What bcc calls the kind of program, and the place in the cgroup; the kernel wants to know some places at once.
-_KINDS: dict[str, tuple[str, Optional[int], bool]] = {
-    "cgroup_egress": ("CGROUP_SKB", syscalls.CGROUP_EGRESS, False),
-    "cgroup_ingress": ("CGROUP_SKB", syscalls.CGROUP_INGRESS, False),
-    "cgroup_udp4": ("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP4_RECVMSG, True),
-    "cgroup_udp6": ("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP6_RECVMSG, True),
-    "raw_tracepoint": ("RAW_TRACEPOINT", None, False),
-    "tracepoint": ("TRACEPOINT", None, False),
+
+
+class _Kind(NamedTuple):
+    """What bcc calls it; ``place``: in the cgroup, -1 = none; ``is_loaded_for_place``: the kernel wants to know at once."""
+
+    name: str
+    place: int = -1
+    is_loaded_for_place: bool = False
+
+
+_KINDS = {
+    "cgroup_egress": _Kind("CGROUP_SKB", syscalls.CGROUP_EGRESS),
+    "cgroup_ingress": _Kind("CGROUP_SKB", syscalls.CGROUP_INGRESS),
+    "cgroup_udp4": _Kind("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP4_RECVMSG, is_loaded_for_place=True),
+    "cgroup_udp6": _Kind("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP6_RECVMSG, is_loaded_for_place=True),
+    "raw_tracepoint": _Kind("RAW_TRACEPOINT"),
+    "tracepoint": _Kind("TRACEPOINT"),
 }
-_CGROUP_TYPES = [place for _, place, _ in _KINDS.values() if place is not None]
+_PLACES = [kind.place for kind in _KINDS.values() if kind.place >= 0]
 
 
 @dataclass(frozen=True)
@@ -58,11 +67,10 @@ class Attachment:
 
 @dataclass
 class Loaded:
-    """Programs that run until ``close`` (or the end of the process). Descriptors by name; sizes in ``sizes``."""
+    """Programs that run until ``close`` (or the end of the process). Descriptors by name."""
 
     programs: dict[str, int] = field(default_factory=dict)
     maps: dict[str, int] = field(default_factory=dict)
-    sizes: dict[str, syscalls.MapInfo] = field(default_factory=dict)
     links: list[int] = field(default_factory=list)
 
     def close(self) -> None:
@@ -87,14 +95,14 @@ def load(
         "text": with_includes(source),
         "include": str(STUB_TREE),
         "cflags": [f"-D{name}={value}" for name, value in (defines or {}).items()],
-        "programs": {wanted.program: _kind_of(wanted) for wanted in attachments},
+        "bpf_number": syscalls.BPF_NUMBER,
+        "programs": {wanted.program: _KINDS[wanted.kind] for wanted in attachments},
     }
     loaded = _run_child(request, python)
     try:
         for wanted in attachments:
             if wanted.at_once:
                 loaded.links.append(attach(loaded.programs[wanted.program], wanted))
-        loaded.sizes = {name: syscalls.map_info(fd) for name, fd in loaded.maps.items()}
     except OSError as error:
         loaded.close()
         raise ProviderLost(f"{source.name} is loaded, but cannot be attached: {error}") from None
@@ -126,9 +134,9 @@ def detach_leftovers(cgroup: str) -> list[str]:
     detached = []
     cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for attach_type in _CGROUP_TYPES:
-            for number in syscalls.attached_to_cgroup(cgroup_fd, attach_type):
-                name = _detach_ours(number, cgroup_fd, attach_type)
+        for place in _PLACES:
+            for number in syscalls.attached_to_cgroup(cgroup_fd, place):
+                name = _detach_ours(number, cgroup_fd, place)
                 if name:
                     detached.append(name)
     except OSError as error:
@@ -139,7 +147,7 @@ def detach_leftovers(cgroup: str) -> list[str]:
     return detached
 
 
-def _detach_ours(program_id: int, cgroup_fd: int, attach_type: int) -> str:
+def _detach_ours(program_id: int, cgroup_fd: int, place: int) -> str:
     """Detach a program if it is ours and without link; its name then, else ""."""
     try:
         fd = syscalls.program_by_id(program_id)
@@ -149,7 +157,7 @@ def _detach_ours(program_id: int, cgroup_fd: int, attach_type: int) -> str:
         name = syscalls.program_info(fd).name
         if not name.startswith(NAME_PREFIX):
             return ""
-        syscalls.detach_from_cgroup(fd, cgroup_fd, attach_type)
+        syscalls.detach_from_cgroup(fd, cgroup_fd, place)
         return name
     except FileNotFoundError:
         return ""  # attached by a link
@@ -214,11 +222,6 @@ def _is_statistics(line: str) -> bool:
     return line.startswith(("processed ", "HINT:", "verification time"))
 
 
-def _kind_of(wanted: Attachment) -> tuple[str, Optional[int]]:
-    kind, place, is_told = _KINDS[wanted.kind]
-    return kind, place if is_told else None
-
-
 def attach(program_fd: int, wanted: Attachment) -> int:
     """A descriptor that holds the attachment.
 
@@ -230,7 +233,7 @@ def attach(program_fd: int, wanted: Attachment) -> int:
         return syscalls.open_tracepoint(program_fd, int(read_tracepoint(wanted.target, "id")))
     cgroup_fd = os.open(wanted.target, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return syscalls.link_to_cgroup(program_fd, cgroup_fd, _KINDS[wanted.kind][1] or 0)
+        return syscalls.link_to_cgroup(program_fd, cgroup_fd, _KINDS[wanted.kind].place)
     except OSError as error:
         if error.errno == errno.EPERM:
             raise ProviderLost(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 
+from bpf.procfs import read_text
 from cri_api import affinity_pb2 as pb
 from policies.cpus import BadCpuList, format_cpus, parse_cpus
 
@@ -64,8 +65,4 @@ def _list(path: str) -> frozenset[int]:
 
 
 def _text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return (read_text(path) or "").strip()

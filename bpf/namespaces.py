@@ -11,20 +11,27 @@ _CLONE_NEWNET = 0x40000000
 
 
 @contextmanager
-def in_netns(descriptor: int) -> Iterator[None]:
-    """Run a block in the network namespace of an open /proc/PID/ns/net. Only the calling thread goes there.
+def in_netns(proc: str, pid: int) -> Iterator[int]:
+    """Run a block in the network namespace of a process; its number. Only the calling thread goes there.
 
+    :raises FileNotFoundError, ProcessLookupError: the process is gone.
     :raises OSError: the namespace may not be entered (CAP_SYS_ADMIN is needed).
     """
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _set_namespace(descriptor)
+    with _opened(f"{proc}/{pid}/ns/net") as there, _opened("/proc/thread-self/ns/net") as home:
+        _set_namespace(there)
         try:
-            yield
+            yield os.fstat(there).st_ino
         finally:
             _set_namespace(home)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
     finally:
-        os.close(home)
+        os.close(descriptor)
 
 
 def _set_namespace(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Messages to systemd (sd_notify(3)) and the period of its watchdog."""
+"""Messages to systemd (sd_notify(3)) and its watchdog's period, of the observer and of the daemon."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import socket
 from collections.abc import Mapping
 from typing import Optional
 
+#: A manager whose queue is full (it holds some ten messages) must not stop our event loop.
+PATIENCE_S = 0.1
+
 
 def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Send lines such as ``READY=1`` to the service manager, if there is one that listens."""
+    """Send lines such as ``READY=1`` to the service manager, if there is one and it reads what it is sent."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
-        sender.setblocking(False)
+        sender.settimeout(PATIENCE_S)
         sender.sendto(message.encode(), address)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from policies.affinity.graph import GraphSettings
 
+SYSTEM_PYTHON = "/usr/bin/python3"
 PROVIDERS = ("auto", "ebpf", "sock_diag", "declared", "replay")
 WITHIN = ("node", "namespace", "owner")
+_OF_GRAPH = tuple(field.name for field in fields(GraphSettings))
 
 
 class BadOptions(Exception):
@@ -33,36 +35,28 @@ class Options:
     replay: str = ""
     replay_speed: float = 1.0
     interval_s: float = 10.0
-    half_life_s: float = 66.0
-    message_lines: float = 30.0
-    least_weight: float = 1000.0
-    least_share: float = 0.01
-    most_weight: float = 10_000_000.0
-    within: str = "node"
+    half_life_s: float = GraphSettings.half_life_s
+    message_lines: float = GraphSettings.message_lines
+    least_weight: float = GraphSettings.least_weight
+    least_share: float = GraphSettings.least_share
+    most_weight: float = GraphSettings.most_weight
+    within: str = GraphSettings.within
     runtime_sockets: tuple[str, ...] = ()
     cgroup_root: str = "/sys/fs/cgroup"
     proc: str = "/proc"
     sysfs: str = "/sys"
     state_file: str = "/var/lib/cri-resmgr/observer/graph.json"
-    python: str = "/usr/bin/python3"
+    python: str = SYSTEM_PYTHON
     reload: tuple[str, ...] = ()
 
     @property
     def graph(self) -> GraphSettings:
         """What the graph is made with."""
-        return GraphSettings(
-            self.half_life_s,
-            self.message_lines,
-            self.least_weight,
-            self.least_share,
-            self.most_weight,
-            self.within,
-        )
+        return GraphSettings(**{name: getattr(self, name) for name in _OF_GRAPH})
 
     def live_part_of(self, newer: Options) -> Options:
         """These with what of ``newer`` needs no restart."""
-        names = (*(field.name for field in fields(GraphSettings)), "interval_s")
-        return replace(self, **{name: getattr(newer, name) for name in names})
+        return replace(self, **{name: getattr(newer, name) for name in (*_OF_GRAPH, "interval_s")})
 
 
 def read_options(argument: str) -> Options:
@@ -110,10 +104,14 @@ def _read(name: str, value: Any, default: Any, place: str) -> Any:
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             return tuple(value)
         raise BadOptions(f"{place}, {name}: {json.dumps(value)} is not a list of strings")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and 0 <= value < float("inf"):
+    if is_amount(value):
         return float(value)
     raise BadOptions(f"{place}, {name}: {json.dumps(value)} is not a number of 0 or more")
+
+
+def is_amount(value: Any) -> bool:
+    """Whether a value of JSON is a number of 0 or more, and finite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _check(options: Options, place: str) -> None:

@@ -7,11 +7,9 @@ so that many samples have wakes without bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Callable
 
-from bpf.presence import Peers, wakers
-from bpf.samples import Flow
+from bpf.presence import Peers
 
 #: At a sample each 10 s, who begins to share something is seen after a minute, which is the graph's half-life.
 LOOK_EVERY = 6
@@ -26,10 +24,9 @@ class PeerSearch:
         self._found = Peers()
         self._samples_since = LOOK_EVERY
 
-    def peers_of(self, flows: Iterable[Flow]) -> Peers:
-        """Who of those in these flows, the next sample's, shares what."""
+    def peers_of(self, among: frozenset[str]) -> Peers:
+        """Who of these, the next sample's, shares what."""
         self._samples_since += 1
-        among = wakers(flows)
         if among and (self._samples_since >= LOOK_EVERY or not among <= self._looked_among):
             self._found, self._looked_among, self._samples_since = self._find(among), among, 0
         return self._found

@@ -25,18 +25,13 @@ class PodNamespace:
     Its netlink sockets keep the namespace alive until ``close``: at most one sample longer than its pod.
     """
 
-    def __init__(self, proc: str, pid: int, is_hosts: bool = False) -> None:
+    def __init__(self, proc: str, pid: int, is_hosts: bool) -> None:
         self.containers: set[str] = set()
         self.is_hosts = is_hosts
-        descriptor = os.open(f"{proc}/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.number = os.fstat(descriptor).st_ino
-            with in_netns(descriptor):
-                self.addresses = local_addresses()
-                self._ended = EndedTcp(_ENDED_BUFFER_BYTES)
-                self._diag = SockDiag()
-        finally:
-            os.close(descriptor)
+        with in_netns(proc, pid) as self.number:
+            self.addresses = local_addresses()
+            self._ended = EndedTcp(_ENDED_BUFFER_BYTES)
+            self._diag = SockDiag()
 
     @property
     def lost(self) -> int:
@@ -51,7 +46,7 @@ class PodNamespace:
         for family in _FAMILIES:
             # A kernel without IPv6.
             with suppress(FileNotFoundError):
-                for seen in self._diag.inet(family):
+                for seen in self._diag.tcp(family):
                     yield seen, False
         for seen in self._ended.ended():
             yield seen, True

@@ -13,8 +13,9 @@ No wakes is no sign of no affinity, and wakes only add.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Callable
 
 from bpf.samples import Flow
 
@@ -37,32 +38,27 @@ def pair(a: str, b: str) -> Pair:
     return (a, b) if a <= b else (b, a)
 
 
-def with_presence(flows: Iterable[Flow], peers: Peers) -> tuple[Flow, ...]:
-    """The flows with wakes turned into messages of unix sockets or shared memory, or dropped: the rule above."""
-    listed = tuple(flows)
-    with_bytes = {pair(flow.a, flow.b) for flow in listed if flow.kind in _WITH_BYTES}
-    found = []
-    for flow in listed:
-        if flow.kind != "wake":
-            found.append(flow)
-            continue
-        kind = _kind_of(pair(flow.a, flow.b), with_bytes, peers)
+def with_presence(flows: Collection[Flow], peers_of: Callable[[frozenset[str]], Peers]) -> tuple[Flow, ...]:
+    """The flows with wakes turned into messages of unix sockets or shared memory, or dropped: the rule above.
+
+    ``peers_of``: who of these endpoints shares what; asked once, for those whose wakes no bytes explain.
+    """
+    with_bytes = {pair(flow.a, flow.b) for flow in flows if flow.kind in _WITH_BYTES}
+    found = [flow for flow in flows if flow.kind != "wake"]
+    wakes = [
+        (ends, flow)
+        for flow in flows
+        if flow.kind == "wake" and flow.a != flow.b and (ends := pair(flow.a, flow.b)) not in with_bytes
+    ]
+    peers = peers_of(frozenset(end for ends, _ in wakes for end in ends))
+    for ends, flow in wakes:
+        kind = _kind_of(ends, peers)
         if kind:
             found.append(replace(flow, kind=kind))
     return tuple(found)
 
 
-def wakers(flows: Iterable[Flow]) -> frozenset[str]:
-    """The endpoints whose wakes have no explanation in bytes: only their peers need to be looked for."""
-    listed = tuple(flows)
-    with_bytes = {pair(flow.a, flow.b) for flow in listed if flow.kind in _WITH_BYTES}
-    unexplained = (f for f in listed if f.kind == "wake" and pair(f.a, f.b) not in with_bytes)
-    return frozenset(end for flow in unexplained for end in (flow.a, flow.b))
-
-
-def _kind_of(ends: Pair, with_bytes: Collection[Pair], peers: Peers) -> str:
-    if ends in with_bytes or ends[0] == ends[1]:
-        return ""
+def _kind_of(ends: Pair, peers: Peers) -> str:
     if ends in peers.unix:
         return "unix"
     return "shm" if ends in peers.shared_memory else ""

@@ -11,7 +11,7 @@ MOST_DESCRIPTORS = 20_000
 
 
 def read_text(path: str) -> Optional[str]:
-    """The text of a small file of /proc or of a cgroup; None if it is gone, or not ours to read."""
+    """The text of a small file of /proc, /sys or a cgroup; None if it is gone, or not ours to read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Optional, cast
 
 from bpf.attribution import Attribution
@@ -18,14 +19,13 @@ class Owners:
 
     def __init__(self, attribution: Attribution) -> None:
         self._attribution = attribution
-        self._before: dict[int, str] = {}
+        self._before: Mapping[int, str] = {}
 
     def refresh(self) -> frozenset[str]:
         """Look at the cgroups anew; returns the containers that have ended since."""
-        before = frozenset(self._attribution.containers)
-        self._before = dict(self._attribution.cgroup_ids)
+        before, self._before = self._attribution.containers, self._attribution.cgroup_ids
         self._attribution.refresh()
-        return before - self._attribution.containers.keys()
+        return frozenset(before.keys() - self._attribution.containers.keys())
 
     def container_of_cgroup(self, cgroup_id: int) -> Optional[str]:
         """The container's id, "" = the host's own, None = not known."""

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from bpf.options import is_amount
 from bpf.samples import KINDS, Flow, ProviderLost, Sample
 from policies.affinity.graph import Identity
 from policies.affinity.owners import owner_of
@@ -173,7 +174,6 @@ def _object(document: Any, place: str) -> Mapping[str, Any]:
 
 
 def _amount(value: Any, place: str) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < float("inf"):
+    if not is_amount(value):
         raise ProviderLost(f"{place}: {json.dumps(value)} is not a number of 0 or more")
     return float(value)

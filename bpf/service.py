@@ -11,12 +11,12 @@ import contextlib
 import ctypes
 import gc
 import signal
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Optional
 
 from bpf.attribution import Attribution
+from bpf.clock import boot_time_s
 from bpf.graph_file import GraphFile
 from bpf.identities import Identities
 from bpf.ladder import Ladder
@@ -35,11 +35,6 @@ from policies.affinity.graph import Graph, Identity
 SAVE_EVERY_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
 _PAGE_BYTES = 4096
-
-
-def now() -> float:
-    """CLOCK_BOOTTIME: the graph must not think that a suspended machine was idle for a second."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Observer:
@@ -63,8 +58,8 @@ class Observer:
         self._graph = Graph(options.graph)
         self._file = GraphFile(options.state_file, options.proc)
         self._service = AffinityService(self._graph, self._status, options.sysfs)
-        self._last = Sample(now(), 0.0)
-        self._saved_s = now()
+        self._last = Sample(boot_time_s(), 0.0)
+        self._saved_s = boot_time_s()
         self._problem = ""
         self._stop = asyncio.Event()
 
@@ -75,7 +70,7 @@ class Observer:
             loop.add_signal_handler(number, self._stop.set)
         reloads: set[asyncio.Task[None]] = set()
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start_reload(reloads))
-        complaint = self._file.restore(self._graph, now())
+        complaint = self._file.restore(self._graph, boot_time_s())
         if complaint:
             log("warning", "state set aside", reason=complaint)
         watchdog = asyncio.create_task(self._feed_watchdog())
@@ -91,24 +86,24 @@ class Observer:
                 task.cancel()
             await listener.close()
             await asyncio.to_thread(self._ladder.close)
-            self._save(now())
+            self._save(boot_time_s())
 
     # ------------------------------------------------------------------ sampling
 
     async def _sample_until_stopped(self) -> None:
-        due_s = now()
+        due_s = boot_time_s()
         while not self._stop.is_set():
             # From the time that was due, not from now: no drift. Samples that were missed are not made up for.
             due_s += self._options.interval_s
-            if due_s < now():
-                due_s = now() + self._options.interval_s
+            if due_s < boot_time_s():
+                due_s = boot_time_s() + self._options.interval_s
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - now()))
+                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - boot_time_s()))
                 return
             await self._take_sample()
 
     async def _take_sample(self) -> None:
-        at_s = now()
+        at_s = boot_time_s()
         try:
             sample, ended = await asyncio.to_thread(self._look, at_s)
             self._problem = ""
@@ -136,7 +131,7 @@ class Observer:
         """In a thread: a sample whose wakes are explained, and the containers that have ended."""
         ended = self._owners.refresh() if self._owners is not None else frozenset()
         sample = self._ladder.sample(at_s)
-        return replace(sample, flows=with_presence(sample.flows, self._search.peers_of(sample.flows))), ended
+        return replace(sample, flows=with_presence(sample.flows, self._search.peers_of)), ended
 
     def _find_peers(self, among: frozenset[str]) -> Peers:
         """Which of these share a socket or memory."""
@@ -154,17 +149,19 @@ class Observer:
                 found.append(frozenset())
         return Peers(*found)
 
-    def _named(self, flows: Iterable[Flow]) -> list[Flow]:
-        """The flows with names of containers (of replays) turned into ids."""
+    def _named(self, flows: Sequence[Flow]) -> Sequence[Flow]:
+        """The flows with names of containers, which only replays have, turned into ids."""
+        if not isinstance(self._ladder.provider, ReplayProvider):
+            return flows
         resolve = self._identities.resolve
         return [replace(flow, a=resolve(flow.a), b=resolve(flow.b)) for flow in flows]
 
-    def _known(self, flows: Iterable[Flow]) -> dict[str, Identity]:
+    def _known(self, flows: Iterable[Flow]) -> Mapping[str, Identity]:
         """All identities: the runtime's, those of a replay's file, and those that a name itself tells."""
-        known = dict(self._identities.by_id)
         provider = self._ladder.provider
         if not isinstance(provider, ReplayProvider):
-            return known
+            return self._identities.by_id
+        known = dict(self._identities.by_id)
         for name in {end for flow in flows for end in (flow.a, flow.b)} | provider.endpoints.keys():
             identity = (
                 provider.endpoints.get(name) or self._graph.endpoints.get(name) or identity_of_name(name)

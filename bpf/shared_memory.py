@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, Optional
 
 from bpf.attribution import Attribution
-from bpf.presence import Pair, pair
+from bpf.presence import Pair
 from bpf.procfs import namespace_of
 
 #: Of one process's list of mappings this much is read: some 10,000 mappings.
@@ -49,7 +49,7 @@ def find_memory_peers(
             for segment in _segments_of(attribution.proc, pid, maps):
                 sharers.setdefault(segment, set()).add(container)
     return frozenset(
-        pair(a, b)
+        (a, b)
         for containers in sharers.values()
         if 1 < len(containers) <= MOST_SHARERS
         for a in containers

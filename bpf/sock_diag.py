@@ -7,28 +7,28 @@ it), unix sockets and shared memory.
 
 from __future__ import annotations
 
-import time
 from typing import Optional
 
 from bpf.attribution import Attribution
+from bpf.clock import boot_time_s
 from bpf.netlink import InetSocket
 from bpf.pod_namespaces import PodNamespaces
 from bpf.procfs import socket_inodes
 from bpf.samples import Flow, ProviderLost, Sample
 from bpf.tcp_ends import Hints, TcpEnds, total
+from policies.affinity.traffic import POD_PREFIX
 
 
-def open_sock_diag(attribution: Attribution, python: Optional[str] = None) -> SockDiagProvider:
-    """The provider with the best hints that this host allows: where bcc is there and a program may be loaded.
+def open_sock_diag(attribution: Attribution, python: str) -> SockDiagProvider:
+    """The provider with the best hints that this host allows: where ``python`` has bcc and a program may be loaded.
 
     :raises ProviderLost: as the provider itself; that there are no hints is said in its ``detail``.
     """
     # Not above: the loader is large, and not needed where somebody else gives hints.
     from bpf.connections import ConnectionHints
-    from bpf.loader import SYSTEM_PYTHON
 
     try:
-        hints = ConnectionHints(attribution, python or SYSTEM_PYTHON)
+        hints = ConnectionHints(attribution, python)
     except ProviderLost as refused:
         return SockDiagProvider(attribution, why_no_hints=str(refused))
     try:
@@ -63,7 +63,7 @@ class SockDiagProvider:
         self.detail = self._describe()
         self._ends = TcpEnds(self._find_owner, hints)
         self._openers: dict[int, dict[int, str]] = {}
-        self._last_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._last_at_s = boot_time_s()
         try:
             self._look()
         except ProviderLost:
@@ -80,8 +80,7 @@ class SockDiagProvider:
         )
 
     def sample(self, now_s: float) -> Sample:
-        """What was sent since the last call. Refreshes the attribution."""
-        self._attribution.refresh()
+        """What was sent since the last call, by containers that the attribution knows: refresh it before."""
         self.detail = self._describe()
         self._look()
         addresses = frozenset().union(*(namespace.addresses for namespace in self._namespaces))
@@ -103,7 +102,7 @@ class SockDiagProvider:
 
     def _is_pod_of(self, endpoint: str, container: str) -> bool:
         """Whether an endpoint is the pod of the other one: within one pod, by pod, says nothing."""
-        return endpoint == f"pod:{self._attribution.pod_of(container)}"
+        return endpoint == POD_PREFIX + self._attribution.pod_of(container)
 
     def _look(self) -> None:
         self._openers.clear()
@@ -144,7 +143,7 @@ class SockDiagProvider:
         # 4. One of the pod's, which one is not known.
         pods = {self._attribution.pod_of(container) for container in containers}
         pod = pods.pop() if len(pods) == 1 else ""
-        return f"pod:{pod}" if pod else None
+        return POD_PREFIX + pod if pod else None
 
     def _sockets_of(self, containers: set[str]) -> dict[int, str]:
         """Every socket that a process of these containers has open. Up to 8 us a descriptor."""

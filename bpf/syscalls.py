@@ -13,10 +13,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_BPF = {"x86_64": 321, "ppc64le": 361, "s390x": 351}
-_PERF_EVENT_OPEN = {"x86_64": 298, "ppc64le": 319, "s390x": 331}
-#: aarch64, riscv64 and loongarch64 share one table (asm-generic/unistd.h).
-_BPF_GENERIC, _PERF_EVENT_OPEN_GENERIC = 280, 241
+#: Else one table serves: that of aarch64, riscv64 and loongarch64 (asm-generic/unistd.h).
+BPF_NUMBER, _PERF_EVENT_OPEN_NUMBER = {"x86_64": (321, 298), "ppc64le": (361, 319), "s390x": (351, 331)}.get(
+    os.uname().machine, (280, 241)
+)
 
 _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY = 1, 2, 3, 4
 _PROG_DETACH, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 13, 15, 16
@@ -46,17 +46,6 @@ class ProgramInfo:
     runs: int
 
 
-@dataclass(frozen=True)
-class MapInfo:
-    """The sizes of a map, in bytes and entries."""
-
-    id: int
-    name: str
-    key_bytes: int
-    value_bytes: int
-    max_entries: int
-
-
 def _syscall(number: int, *arguments: object) -> int:
     result = int(_libc.syscall(number, *arguments))
     if result < 0:
@@ -65,9 +54,8 @@ def _syscall(number: int, *arguments: object) -> int:
 
 
 def _bpf(command: int, what: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
-    number = _BPF.get(os.uname().machine, _BPF_GENERIC)
     try:
-        return _syscall(number, command, ctypes.byref(attributes), len(attributes))
+        return _syscall(BPF_NUMBER, command, ctypes.byref(attributes), len(attributes))
     except OSError as error:
         raise OSError(error.errno, f"{what}: {error.strerror}") from None
 
@@ -93,12 +81,11 @@ def open_raw_tracepoint(program_fd: int, name: str) -> int:
 
 def open_tracepoint(program_fd: int, tracepoint_id: int) -> int:
     """Attach to the tracepoint with this number (tracefs, events/CATEGORY/NAME/id), by a perf event on all CPUs."""
-    number = _PERF_EVENT_OPEN.get(os.uname().machine, _PERF_EVENT_OPEN_GENERIC)
     # struct perf_event_attr, version 0: type, size, config, sample_period, sample_type, read_format, flags, ...
     attributes = struct.pack("=IIQQQQQII", _PERF_TYPE_TRACEPOINT, 64, tracepoint_id, 1, 0, 0, 0, 1, 0)
     buffer = ctypes.create_string_buffer(attributes, 64)
     close_on_exec = 8
-    event = _syscall(number, ctypes.byref(buffer), -1, 0, -1, close_on_exec)
+    event = _syscall(_PERF_EVENT_OPEN_NUMBER, ctypes.byref(buffer), -1, 0, -1, close_on_exec)
     try:
         fcntl.ioctl(event, _PERF_IOC_SET_BPF, program_fd)
         fcntl.ioctl(event, _PERF_IOC_ENABLE, 0)
@@ -113,7 +100,7 @@ def attached_to_cgroup(cgroup_fd: int, attach_type: int) -> list[int]:
     ids = (ctypes.c_uint32 * 64)()
     attributes = _attributes("IIIIQI", cgroup_fd, attach_type, 0, 0, ctypes.addressof(ids), len(ids))
     _bpf(_PROG_QUERY, "BPF_PROG_QUERY", attributes)
-    count = struct.unpack_from("=I", attributes.raw, 24)[0]
+    count = struct.unpack_from("=I", attributes, 24)[0]
     return list(ids[:count])
 
 
@@ -135,24 +122,14 @@ def program_info(fd: int) -> ProgramInfo:
     raw = _info(fd, 256)
     # run_time_ns and run_cnt came with 5.1; older kernels leave them zero.
     run_ns, runs = struct.unpack_from("=QQ", raw, 192)
-    return ProgramInfo(struct.unpack_from("=I", raw, 4)[0], _name(raw[64:80]), run_ns, runs)
-
-
-def map_info(fd: int) -> MapInfo:
-    """What the kernel says of a map (struct bpf_map_info)."""
-    raw = _info(fd, 128)
-    _, number, key_bytes, value_bytes, entries = struct.unpack_from("=IIIII", raw, 0)
-    return MapInfo(number, _name(raw[24:40]), key_bytes, value_bytes, entries)
+    name = raw[64:80].split(b"\0")[0].decode(errors="replace")
+    return ProgramInfo(struct.unpack_from("=I", raw, 4)[0], name, run_ns, runs)
 
 
 def _info(fd: int, size: int) -> bytes:
     buffer = ctypes.create_string_buffer(size)
     _bpf(_OBJ_GET_INFO, "BPF_OBJ_GET_INFO_BY_FD", _attributes("IIQ", fd, size, ctypes.addressof(buffer)))
     return buffer.raw
-
-
-def _name(raw: bytes) -> str:
-    return raw.split(b"\0")[0].decode(errors="replace")
 
 
 # --- maps
@@ -186,10 +163,15 @@ def delete(fd: int, key: bytes) -> None:
     _bpf(_MAP_DELETE, "BPF_MAP_DELETE_ELEM", _attributes("IIQ", fd, 0, ctypes.addressof(key_buffer)))
 
 
+def most_entries(fd: int) -> int:
+    """How many entries a map has room for (struct bpf_map_info)."""
+    return int(struct.unpack_from("=I", _info(fd, 128), 16)[0])
+
+
 def keys(fd: int, key_bytes: int) -> list[bytes]:
     """All keys. Those that come and go meanwhile may be missed or be there twice."""
     found: list[bytes] = []
-    most = map_info(fd).max_entries
+    most = most_entries(fd)
     following = ctypes.create_string_buffer(key_bytes)
     before = 0
     while len(found) < most:
@@ -241,10 +223,12 @@ def _drain_batches(
             if error.errno != errno.ENOENT:
                 raise
             is_last = True
-        count = struct.unpack_from("=I", attributes.raw, 32)[0]
+        count = struct.unpack_from("=I", attributes, 32)[0]
+        # ``raw`` is a copy of the whole.
+        all_keys, all_values = key_array.raw, values.raw
         for index in range(count):
-            key = key_array.raw[index * key_bytes : (index + 1) * key_bytes]
-            yield key, values.raw[index * value_bytes : (index + 1) * value_bytes]
+            key = all_keys[index * key_bytes : (index + 1) * key_bytes]
+            yield key, all_values[index * value_bytes : (index + 1) * value_bytes]
         if is_last:
             return
         ctypes.memmove(position, following, len(position))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Optional, Protocol
 
 from bpf.netlink import TCP_LISTEN, Address, InetSocket
+from policies.affinity.traffic import POD_PREFIX
 
 #: Whether and when the two ends are listed differs by one sample; a third look would find nothing new.
 _MOST_TRIES = 2
@@ -175,7 +176,7 @@ class TcpEnds:
     def _classify(self, end: _End) -> None:
         listener = self._listeners.get((end.namespace, end.local[1]))
         end.is_passive = listener is not None
-        if end.owner and not end.owner.startswith("pod:"):
+        if end.owner and not end.owner.startswith(POD_PREFIX):
             return
         if listener:
             end.owner = listener[0] or end.owner

@@ -1,7 +1,7 @@
 /* TCP. Where NAT has been at work the two ends agree on no address and no port, but always on the two initial
  * sequence numbers. At any time of a socket's life
- *     own   = snd_una - bytes_acked        the opener's SYN is counted in bytes_acked, so here it is its ISN;
- *     other = rcv_nxt - bytes_received     the acceptor's SYN is not: its ISN + 1.
+ *     own_number   = snd_una - bytes_acked        the opener's SYN is counted in bytes_acked, so here it is its ISN;
+ *     other_number = rcv_nxt - bytes_received     the acceptor's SYN is not: its ISN + 1.
  * The opener leaves its cgroup under (own + 1, other). That is what the acceptor calls (other, own), so only the
  * acceptor can find anything, and each connection counts once. Bytes come from the socket's own counters.
  * Connections of at most SHORT_SEGMENTS segments cost one entry, and one lookup at the acceptor's FIN; longer ones
@@ -47,9 +47,24 @@ struct connection {
 
 BPF_SK_STORAGE(connections, struct connection);
 
-static __always_inline u64 key_of(u32 opener, u32 acceptor)
+static __always_inline u32 own_number(struct bpf_tcp_sock *tcp)
 {
-    return (u64)opener << 32 | acceptor;
+    return tcp->snd_una - (u32)tcp->bytes_acked;
+}
+
+static __always_inline u32 other_number(struct bpf_tcp_sock *tcp)
+{
+    return tcp->rcv_nxt - (u32)tcp->bytes_received;
+}
+
+static __always_inline u64 key_as_opener(struct bpf_tcp_sock *tcp)
+{
+    return (u64)(own_number(tcp) + 1) << 32 | other_number(tcp);
+}
+
+static __always_inline u64 key_as_acceptor(struct bpf_tcp_sock *tcp)
+{
+    return (u64)other_number(tcp) << 32 | own_number(tcp);
 }
 
 static __always_inline struct owner *find_opener(u64 key)
@@ -93,14 +108,11 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     struct segment segment;
     struct owner *opener;
     u64 me, received, cgroup;
-    u32 own, other;
 
     if (state == ESTABLISHED) {
         /* Only its SYN is acknowledged: this is an opener's ACK of the handshake, or its first data in its stead. */
-        if (tcp->bytes_acked == 1 && (tcp->data_segs_out == 0 || before == 1)) {
-            other = tcp->rcv_nxt - (u32)tcp->bytes_received;
-            leave_opener(key_of(tcp->snd_una, other), bpf_skb_cgroup_id(skb));
-        }
+        if (tcp->bytes_acked == 1 && (tcp->data_segs_out == 0 || before == 1))
+            leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
         return;
     }
     if (!(1 << state & SENDS_FIN))
@@ -109,9 +121,7 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     /* Not a second time when the FIN is sent again. */
     if (!(segment.flags & FIN) || segment.first != tcp->snd_nxt)
         return;
-    own = tcp->snd_una - (u32)tcp->bytes_acked;
-    other = tcp->rcv_nxt - (u32)tcp->bytes_received;
-    opener = find_opener(key_of(other, own));
+    opener = find_opener(key_as_acceptor(tcp));
     if (!opener)
         return;
     cgroup = opener->cgroup;
@@ -123,7 +133,8 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     if (state != FIN_WAIT1 && received)
         received -= 1; /* the other's FIN */
     count(RESOLVED);
-    add(me, cgroup, TCP_NUMBER, segment.end - own, received, (u64)tcp->data_segs_in + tcp->data_segs_out);
+    add(me, cgroup, TCP_NUMBER, segment.end - own_number(tcp), received,
+        (u64)tcp->data_segs_in + tcp->data_segs_out);
 }
 
 /* Storage for a connection that has become long, or is older than the observer (then only the rest counts). */
@@ -131,12 +142,11 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
                                                    struct bpf_tcp_sock *tcp, u32 before)
 {
     struct connection none = {};
-    u32 own = tcp->snd_una - (u32)tcp->bytes_acked, other = tcp->rcv_nxt - (u32)tcp->bytes_received;
-    u64 key = key_of(own + 1, other);
+    u64 key = key_as_opener(tcp);
 
     /* The first look at one that was short until now. */
     if (before < SHORT_SEGMENTS + LOOK_EVERY) {
-        none.sent = own;
+        none.sent = own_number(tcp);
     } else {
         none.sent = tcp->snd_nxt;
         none.received = tcp->bytes_received;
@@ -152,13 +162,12 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
 /* Find the opener of a connection; at first at once, then once in a while, then never again. */
 static __always_inline void resolve(struct connection *connection, struct bpf_tcp_sock *tcp, u64 now)
 {
-    u32 own = tcp->snd_una - (u32)tcp->bytes_acked, other = tcp->rcv_nxt - (u32)tcp->bytes_received;
     struct owner *opener;
 
     if (connection->tries >= TRIES_AT_ONCE && now - connection->flushed_at < FLUSH_TICKS)
         return;
     connection->flushed_at = now;
-    opener = find_opener(key_of(other, own));
+    opener = find_opener(key_as_acceptor(tcp));
     if (opener) {
         connection->peer = opener->cgroup;
         connection->flushed_at = 0;

@@ -27,36 +27,19 @@ static __always_inline bool is_loopback(struct udp_key *key)
 }
 
 /* Pods share 127.0.0.1: what tells them apart is their network namespace; or, where the kernel does not say that in
- * these programs (6.1 does not), the cgroup that theirs are in, which is that of the pod. */
-static __always_inline u64 namespace_of(struct __sk_buff *skb)
-{
-#ifdef NETNS_COOKIE
-    static u64 (*netns_cookie)(void *context) = (void *)122;
-    return netns_cookie(skb);
-#else
-    u64 me = bpf_skb_cgroup_id(skb), parent = 0, found = 0, at;
-#pragma unroll
-    for (int level = 1; level < 12; level++) {
-        at = bpf_skb_ancestor_cgroup_id(skb, level);
-        if (at == me)
-            found = parent;
-        parent = at;
-    }
-    return found;
-#endif
-}
-
-static __always_inline u64 namespace_of_current(struct bpf_sock_addr *context)
+ * these programs (6.1 does not), the cgroup that theirs are in, which is that of the pod. Of a packet, or else of who
+ * runs now. */
+static __always_inline u64 namespace_of(void *context, bool is_packet)
 {
 #ifdef NETNS_COOKIE
     static u64 (*netns_cookie)(void *context) = (void *)122;
     return netns_cookie(context);
 #else
     static u64 (*current_ancestor)(int level) = (void *)123;
-    u64 me = bpf_get_current_cgroup_id(), parent = 0, found = 0, at;
+    u64 me = is_packet ? bpf_skb_cgroup_id(context) : bpf_get_current_cgroup_id(), parent = 0, found = 0, at;
 #pragma unroll
     for (int level = 1; level < 12; level++) {
-        at = current_ancestor(level);
+        at = is_packet ? bpf_skb_ancestor_cgroup_id(context, level) : current_ancestor(level);
         if (at == me)
             found = parent;
         parent = at;
@@ -91,9 +74,9 @@ static __always_inline int read_datagram(struct __sk_buff *skb, struct udp_key *
     source->port = ports & 0xffff;
     target->port = ports >> 16;
     if (is_loopback(source))
-        source->netns = namespace_of(skb);
+        source->netns = namespace_of(skb, true);
     if (is_loopback(target))
-        target->netns = source->netns ? source->netns : namespace_of(skb);
+        target->netns = source->netns ? source->netns : namespace_of(skb, true);
     return (int)skb->len - (int)offset - 8;
 }
 
@@ -110,19 +93,21 @@ static __always_inline struct udp_owner *own(struct udp_key *key, u64 me)
     return udp_owners.lookup(key);
 }
 
-/* What a sender has sent to nobody known was for this cgroup. An exchange would need kernel 5.12; so two CPUs may take
- * the same at once, which is then below zero and hides as much of what comes next: the sum stays right. */
-static __always_inline void take_waiting(struct udp_owner *sender, u64 receiver)
+/* What a sender has sent to nobody known was for this cgroup. Whether there was something. An exchange would need
+ * kernel 5.12; so two CPUs may take the same at once, which is then below zero and hides as much of what comes next:
+ * the sum stays right. */
+static __always_inline bool take_waiting(struct udp_owner *sender, u64 receiver)
 {
     s64 bytes = sender->waiting_bytes, messages = sender->waiting_messages;
 
     if (messages <= 0 || bytes < 0)
-        return;
+        return false;
     __sync_fetch_and_add(&sender->waiting_bytes, -bytes);
     __sync_fetch_and_add(&sender->waiting_messages, -messages);
     count_several(UDP_CLAIMED, messages);
     if (sender->cgroup != receiver)
         add(sender->cgroup, receiver, UDP_NUMBER, bytes, 0, messages);
+    return true;
 }
 
 static __always_inline void udp_sent(struct __sk_buff *skb)
@@ -161,10 +146,8 @@ static __always_inline void udp_received(struct __sk_buff *skb)
     me = bpf_skb_cgroup_id(skb);
     own(&target, me);
     sender = udp_owners.lookup(&source);
-    if (sender && sender->waiting_messages > 0) {
+    if (sender && take_waiting(sender, me))
         count(UDP_BY_INGRESS);
-        take_waiting(sender, me);
-    }
 }
 
 /* The same, seen by who has called recvfrom or recvmsg; its own address is not known here. */
@@ -174,8 +157,9 @@ static __always_inline void udp_taken(struct bpf_sock_addr *context, struct udp_
 
     source->port = context->user_port & 0xffff;
     if (is_loopback(source))
-        source->netns = namespace_of_current(context);
+        source->netns = namespace_of(context, false);
     sender = udp_owners.lookup(source);
+    /* Asked here already, for mostly there is nothing and the cgroup would be asked for in vain. */
     if (sender && sender->waiting_messages > 0)
         take_waiting(sender, bpf_get_current_cgroup_id());
 }

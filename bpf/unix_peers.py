@@ -5,9 +5,7 @@ A datagram socket counts where it is connected (``connect``); one that only send
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Optional
 
 from bpf.attribution import Attribution
@@ -66,21 +64,12 @@ def find_unix_peers(
 
 def _peers_in(proc: str, pid: int) -> dict[int, int]:
     """The peers of the unix sockets that were made in the network namespace of a process; by inode."""
-    diag = None
-    with suppress(FileNotFoundError, ProcessLookupError):
-        diag = _diag_in(proc, pid)
-    if diag is None:
+    try:
+        with in_netns(proc, pid):
+            diag = SockDiag()
+    except (FileNotFoundError, ProcessLookupError):
         return {}
     try:
         return {listed.inode: listed.peer for listed in diag.unix() if listed.peer}
     finally:
         diag.close()
-
-
-def _diag_in(proc: str, pid: int) -> SockDiag:
-    descriptor = os.open(f"{proc}/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with in_netns(descriptor):
-            return SockDiag()
-    finally:
-        os.close(descriptor)

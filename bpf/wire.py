@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cri_api import affinity_pb2 as pb
-from policies.affinity.floors import Key
 from policies.affinity.graph import Graph, GraphEdge, Identity, OwnerEdge
 from policies.affinity.groups import groups_of
+from policies.affinity.traffic import Key
 
 
 def write_graph(graph: Graph, status: pb.Status, least_weight: float) -> pb.Graph:
     """The whole graph, without edges lighter than ``least_weight``."""
+    edges = graph.edges
     return pb.Graph(
         version=graph.version,
         status=status,
-        endpoints=_endpoints(graph, graph.edges, graph.endpoints),
-        edges=[_edge(edge) for edge in graph.edges if edge.weight >= least_weight],
+        endpoints=_endpoints(graph, edges),
+        edges=[_edge(edge) for edge in edges if edge.weight >= least_weight],
         owner_edges=[_owner_edge(edge) for edge in graph.owner_edges if edge.weight >= least_weight],
     )
 
 
 def write_whole(graph: Graph, status: pb.Status) -> pb.GraphDelta:
     """Everything, for a reader that has nothing."""
+    edges = graph.edges
     return pb.GraphDelta(
         version=graph.version,
         is_whole=True,
         status=status,
-        endpoints=_endpoints(graph, graph.edges, graph.endpoints),
-        edges=map(_edge, graph.edges),
+        endpoints=_endpoints(graph, edges),
+        edges=map(_edge, edges),
         owner_edges=map(_owner_edge, graph.owner_edges),
     )
 
@@ -62,9 +64,9 @@ def write_groups(graph: Graph, least_weight: float) -> pb.Groups:
     )
 
 
-def _endpoints(graph: Graph, edges: Iterable[GraphEdge], known: Mapping[str, Identity]) -> list[pb.Endpoint]:
+def _endpoints(graph: Graph, edges: Iterable[GraphEdge]) -> list[pb.Endpoint]:
     """All that are known, and those of edges that are not."""
-    ends = {end for edge in edges for end in (edge.a, edge.b)} | known.keys()
+    ends = {end for edge in edges for end in (edge.a, edge.b)} | graph.endpoints.keys()
     return [_endpoint(graph.identity(end)) for end in sorted(ends)]
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
+from cri_proxy.core.affinity_settings import graph_settings
 from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.shell import settings
 from cri_proxy.shell.runtime import WELL_KNOWN
 
 _file = click.Path(path_type=Path)
-#: Options of the observer by ours.
+#: Options of the observer by ours; those of its graph beside them.
 _OPTIONS = {
     "socket": "affinity.socket",
     "listen": "affinity.listen",
@@ -25,12 +27,6 @@ _OPTIONS = {
     "provider": "affinity.provider",
     "replay": "affinity.replay",
     "interval_s": "affinity.interval",
-    "half_life_s": "affinity.half_life",
-    "message_lines": "affinity.message_lines",
-    "least_weight": "affinity.least_weight",
-    "least_share": "affinity.least_share",
-    "most_weight": "affinity.most_weight",
-    "within": "affinity.within",
     "cgroup_root": "topology.cgroup_root",
 }
 
@@ -134,6 +130,7 @@ def observer_options(config: Config) -> dict[str, Any]:
     path = endpoint[len("unix://") :] if endpoint.startswith("unix://") else endpoint
     return {
         **{name: config[key] for name, key in _OPTIONS.items()},
+        **asdict(graph_settings(config)),
         "runtime_sockets": [path] if path else list(WELL_KNOWN),
         "state_file": str(Path(config["state.directory"]) / "observer" / "graph.json"),
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from bpf.notify import notify, watchdog_period_s
 from cri_proxy.core.config import BadConfig
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker
 from cri_proxy.shell import logs, settings
@@ -32,7 +33,6 @@ from cri_proxy.shell.machine import MachineReader, read_memory_bytes
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.metrics_http import MetricsEndpoint
 from cri_proxy.shell.moving import Mover
-from cri_proxy.shell.notify import notify, watchdog_period_s
 from cri_proxy.shell.ownership import Ownership
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerWorker

@@ -1,10 +1,11 @@
-"""What of the configuration says when containers are moved by plans, and what that may cost."""
+"""What of the configuration says which edges count, when containers are moved by plans, and what that may cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from cri_proxy.core.config import Config
+from policies.affinity.graph import GraphSettings
 from policies.affinity.problem import PlanSettings
 
 GIB = 1 << 30
@@ -48,4 +49,16 @@ def affinity_settings(config: Config) -> AffinitySettings:
         pressure_guard=config["affinity.pressure_guard"],
         l3_ns=config["affinity.l3_distance"],
         slit_ns=config["affinity.slit_distance"],
+    )
+
+
+def graph_settings(config: Config) -> GraphSettings:
+    """What the observer's graph is made with."""
+    return GraphSettings(
+        half_life_s=config["affinity.half_life"],
+        message_lines=config["affinity.message_lines"],
+        least_weight=config["affinity.least_weight"],
+        least_share=config["affinity.least_share"],
+        most_weight=config["affinity.most_weight"],
+        within=config["affinity.within"],
     )

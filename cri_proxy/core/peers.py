@@ -8,7 +8,8 @@ from typing import Any
 
 from cri_proxy.core.books import Books
 from cri_proxy.core.grants import Grant
-from policies.affinity.observed import LINE_BYTES, Peer
+from policies.affinity.observed import Peer
+from policies.affinity.traffic import LINE_BYTES
 from policies.model import Container, Decision
 from policies.topology import Topology
 

@@ -9,8 +9,8 @@ from cri_proxy.core.grants import Life, Move, Plan
 from cri_proxy.core.moves import being_resized, may_move
 from cri_proxy.core.peers import NAMED, bytes_text
 from cri_proxy.core.question import Question
-from policies.affinity.observed import LINE_BYTES
 from policies.affinity.problem import Proposal
+from policies.affinity.traffic import LINE_BYTES
 
 
 def plan_of(
@@ -83,26 +83,23 @@ class _Words:
         self._question = question
         vertices, sites = question.problem.vertices, question.problem.tree.sites
         after = {move.key: move.target for move in proposal.moves}
-        self._leaves = [frozenset(sites[after.get(v.key, v.at)].leaves) for v in vertices]
-        self._index = {v.key: i for i, v in enumerate(vertices) if v.key in after}
-        moved = frozenset(self._index.values())
-        self._edges: dict[int, list[tuple[float, int]]] = {i: [] for i in moved}
-        for a, b, weight in question.problem.edges:
-            for one, other in ((a, b), (b, a)):
-                if one in moved:
-                    self._edges[one].append((weight, other))
+        self._leaves = [frozenset(site.leaves) for site in sites]
+        self._at = [after.get(vertex.key, vertex.at) for vertex in vertices]
+        self._index = {vertex.key: index for index, vertex in enumerate(vertices) if vertex.key in after}
 
     def of(self, key: str) -> str:
         """``to be near default/web-1/nginx (12.3 MB/s)``, for the three strongest of those it is near then."""
-        index, near = self._index[key], []
-        for weight, other in sorted(self._edges[index], key=lambda edge: (-edge[0], edge[1])):
-            if weight > 0 and not self._leaves[index].isdisjoint(self._leaves[other]):
-                near.append(self._peer(index, other, weight))
+        index = self._index[key]
+        edges, here = self._question.near[index], self._leaves[self._at[index]]
+        near = [
+            edge for edge in edges if edge[0] > 0 and not here.isdisjoint(self._leaves[self._at[edge[1]]])
+        ]
         if near:
-            return f"to be near {', '.join(near[:NAMED])}"
-        if any(weight < 0 for weight, _ in self._edges[index]):
+            strongest = sorted(near, key=lambda edge: (-edge[0], edge[1]))[:NAMED]
+            return f"to be near {', '.join(self._peer(index, other, weight) for weight, other in strongest)}"
+        if any(weight < 0 for weight, _ in edges):
             return "to be far from those it is to be kept apart from"
-        return "to be nearer to its peers" if self._edges[index] else "to make room for others"
+        return "to be nearer to its peers" if edges else "to make room for others"
 
     def _peer(self, index: int, other: int, weight: float) -> str:
         vertices, rates = self._question.problem.vertices, self._question.rates

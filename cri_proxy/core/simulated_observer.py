@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cri_proxy.core.affinity_settings import affinity_settings, graph_settings
 from cri_proxy.core.config import Config
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
-from cri_proxy.core.rebalance import affinity_settings, describe, plan_of, question_of
+from cri_proxy.core.rebalance import describe, plan_of, question_of
 from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process
-from policies.affinity.graph import Graph, GraphSettings, Identity
+from policies.affinity.graph import Graph, Identity
 from policies.affinity.owners import owner_of
 
 #: Moves that are explained one by one in a line of the output.
@@ -61,18 +62,6 @@ class SimulatedObserver:
     def tell(self, engine: Engine) -> None:
         """Give the engine the picture as it is now."""
         engine.set_traffic(self._graph.traffic())
-
-
-def graph_settings(config: Config) -> GraphSettings:
-    """What the observer reads of a configuration."""
-    return GraphSettings(
-        half_life_s=config["affinity.half_life"],
-        message_lines=config["affinity.message_lines"],
-        least_weight=config["affinity.least_weight"],
-        least_share=config["affinity.least_share"],
-        most_weight=config["affinity.most_weight"],
-        within=config["affinity.within"],
-    )
 
 
 def _identity(process: Process) -> Identity:

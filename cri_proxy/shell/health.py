@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Callable
 
+from bpf.notify import notify
 from cri_proxy.shell.keeper import MODES
 from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.notify import notify
 
 
 class Health:

@@ -12,11 +12,11 @@ from typing import Callable
 
 import grpc
 
+from bpf.notify import notify
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.event_stream import note_event
-from cri_proxy.shell.notify import notify
 from cri_proxy.shell.parts import Parts
 from policies.model import Pod
 

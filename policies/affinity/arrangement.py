@@ -54,6 +54,17 @@ class Arrangement:
         changes = self._changes(moves)
         return all(change <= 0 or load[leaf] + change <= limits[leaf] for leaf, change in changes.items())
 
+    def pull_of(self, vertices: Iterable[int]) -> dict[int, float]:
+        """By site: the weight between these and those who are there."""
+        at, near = self.at, self.instance.near
+        pull: dict[int, float] = {}
+        for vertex in vertices:
+            for other, weight in near[vertex]:
+                there = at[other]
+                if there >= 0:
+                    pull[there] = pull.get(there, 0.0) + weight
+        return pull
+
     def excess(self) -> int:
         """Micro-CPUs above the capacities of leaves, in all."""
         return sum([max(0, load - most) for load, most in zip(self.load, self.instance.capacities)])

@@ -40,12 +40,7 @@ def assign(arrangement: Arrangement, vertices: Sequence[int], fill: float, expon
 
 def _limits(instance: Instance) -> list[int]:
     """The capacity of a usual leaf, NUMA node and socket: the median one."""
-    leaves = instance.problem.tree.leaves
-    nodes: dict[int, int] = {}
-    sockets: dict[int, int] = {}
-    for leaf, capacity in zip(leaves, instance.capacities):
-        nodes[leaf.node] = nodes.get(leaf.node, 0) + capacity
-        sockets[leaf.socket] = sockets.get(leaf.socket, 0) + capacity
+    nodes, sockets = _sums_above(instance, instance.capacities)
     levels = (instance.capacities, list(nodes.values()), list(sockets.values()))
     return [sorted(level)[len(level) // 2] for level in levels]
 
@@ -78,12 +73,12 @@ def common_sites(instance: Instance, members: Sequence[int]) -> tuple[int, ...]:
 def best_site(arrangement: Arrangement, members: Sequence[int], size: int, sites: Sequence[int]) -> int:
     """The site with room where these cost least; among equals that of the emptiest socket, node, leaf. -1 = none."""
     instance = arrangement.instance
-    pull = pull_of(arrangement, members)
+    pull = arrangement.pull_of(members)
     costs = [0.0] * len(instance.rows)
     for there, weight in pull.items():
         costs = [cost + weight * distance for cost, distance in zip(costs, instance.rows[there])]
     room = [most - load for most, load in zip(instance.capacities, arrangement.load)]
-    nodes, sockets = _room_above(instance, room)
+    nodes, sockets = _sums_above(instance, room)
     leaves = instance.problem.tree.leaves
     best, found = None, -1
     for site in sites:
@@ -97,28 +92,17 @@ def best_site(arrangement: Arrangement, members: Sequence[int], size: int, sites
     return found
 
 
-def pull_of(arrangement: Arrangement, members: Sequence[int]) -> dict[int, float]:
-    """By site: the weight between these and those who are there."""
-    at, near = arrangement.at, arrangement.instance.near
-    pull: dict[int, float] = {}
-    for vertex in members:
-        for other, weight in near[vertex]:
-            there = at[other]
-            if there >= 0:
-                pull[there] = pull.get(there, 0.0) + weight
-    return pull
-
-
 def least_overfull(arrangement: Arrangement, vertex: int) -> int:
     """The site where a vertex does the least harm."""
     sites = arrangement.instance.sites[vertex]
     return min(sites, key=lambda site: (arrangement.excess_change(((vertex, site),)), site))
 
 
-def _room_above(instance: Instance, room: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
+def _sums_above(instance: Instance, of_leaves: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """By NUMA node and by socket: the sums of what their leaves have."""
     nodes: dict[int, int] = {}
     sockets: dict[int, int] = {}
-    for leaf, free in zip(instance.problem.tree.leaves, room):
-        nodes[leaf.node] = nodes.get(leaf.node, 0) + free
-        sockets[leaf.socket] = sockets.get(leaf.socket, 0) + free
+    for leaf, amount in zip(instance.problem.tree.leaves, of_leaves):
+        nodes[leaf.node] = nodes.get(leaf.node, 0) + amount
+        sockets[leaf.socket] = sockets.get(leaf.socket, 0) + amount
     return nodes, sockets

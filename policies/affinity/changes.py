@@ -9,6 +9,9 @@ from typing import Callable, Generic, Optional, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
+#: Of more, a reader who is that far behind is told everything.
+MOST_GONE = 10_000
+
 
 @dataclass(frozen=True)
 class Difference(Generic[K, V]):
@@ -19,11 +22,10 @@ class Difference(Generic[K, V]):
 
 
 class Changes(Generic[K, V]):
-    """Values by key, each with the version at which it came; gone keys are remembered, ``most_gone`` of them."""
+    """Values by key, each with the version at which it came; gone keys are remembered, ``MOST_GONE`` of them."""
 
-    def __init__(self, is_same: Callable[[V, V], bool], most_gone: int = 10_000) -> None:
+    def __init__(self, is_same: Callable[[V, V], bool]) -> None:
         self._is_same = is_same
-        self._most_gone = most_gone
         self.values: dict[K, V] = {}
         #: What readers know: of a value that is the same for ``is_same``, the older one.
         self._told: dict[K, V] = {}
@@ -48,7 +50,7 @@ class Changes(Generic[K, V]):
         for key in gone:
             del self._told[key], self._versions[key]
             self._gone[key] = version
-        if len(self._gone) > self._most_gone:
+        if len(self._gone) > MOST_GONE:
             self._gone.clear()
             self._oldest = version
         return bool(changed or gone)

@@ -74,12 +74,11 @@ def declared_weights(
 def _meant(node: Node, container: Container, settings: PlacementSettings) -> Iterable[tuple[Resident, int]]:
     for term in terms_of(container, settings):
         matches = predicate_of(term.match)
-        weight = term.weight
         for key in in_scope(node, term.scope):
             resident = node.residents[key]
             peer = resident.container
             if peer is not None and matches(peer) and not is_same(peer, container):
-                yield resident, weight
+                yield resident, term.weight
 
 
 def terms_of(container: Container, settings: PlacementSettings) -> tuple[AffinityTerm, ...]:

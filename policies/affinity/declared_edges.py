@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from policies.affinity.declared import in_scope, is_same, terms_of
 from policies.affinity.expressions import predicate_of
-from policies.model import Condition, Container
+from policies.model import AffinityTerm, Condition, Container
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -15,37 +15,49 @@ from policies.settings import PlacementSettings
 MOST_MEANT = 50
 
 
-def declared_edges(
-    node: Node, settings: PlacementSettings, keys: Iterable[str]
-) -> dict[tuple[str, str], int]:
-    """The weights that are declared between some of the containers in the books; each pair once, lesser key first."""
-    if not node.with_terms and not settings.colocate_pods and not settings.colocate_namespaces:
-        return {}
-    wanted = list(keys)
-    known = frozenset(wanted)
-    # Replicas repeat each other's terms: whom one means is found out once.
-    meant: dict[tuple[Condition, Condition], list[tuple[str, Container]]] = {}
-    found: dict[tuple[str, str], int] = {}
-    by_configuration: set[tuple[str, str, Condition]] = set()
-    for key in wanted:
-        container = node.residents[key].container
-        for term in () if container is None else terms_of(container, settings):
+class DeclaredEdges:
+    """The weights that are declared between some containers in the books; built one container after another."""
+
+    def __init__(self, node: Node, settings: PlacementSettings, keys: Iterable[str]) -> None:
+        self._node = node
+        self._settings = settings
+        self._known = frozenset(keys)
+        # Replicas repeat each other's terms: whom one means is found out once.
+        self._means: dict[tuple[Condition, Condition], list[tuple[str, Container]]] = {}
+        self._found: dict[tuple[str, str], int] = {}
+        self._by_configuration: set[tuple[str, str, Condition]] = set()
+
+    def add(self, key: str) -> None:
+        """What one of them declares, or the configuration for it."""
+        container = self._node.residents[key].container
+        for term in () if container is None else terms_of(container, self._settings):
             name = (term.scope, term.match)
-            if name not in meant:
-                meant[name] = _meant(node, known, *name)
-            if container is None or len(meant[name]) > MOST_MEANT:
+            if name not in self._means:
+                self._means[name] = _meant(self._node, self._known, *name)
+            if container is None or len(self._means[name]) > MOST_MEANT:
                 continue
-            for other, peer in meant[name]:
-                if is_same(peer, container):
-                    continue
-                pair = (key, other) if key < other else (other, key)
-                # What the configuration declares for both of them counts once, as when one of them is placed.
-                if not container.wishes.affinity:
-                    if (*pair, term.scope) in by_configuration:
-                        continue
-                    by_configuration.add((*pair, term.scope))
-                found[pair] = found.get(pair, 0) + term.weight
-    return {pair: weight for pair, weight in sorted(found.items()) if weight}
+            for other, peer in self._means[name]:
+                if not is_same(peer, container):
+                    self._add(key, other, container, term)
+
+    def _add(self, key: str, other: str, container: Container, term: AffinityTerm) -> None:
+        pair = (key, other) if key < other else (other, key)
+        # What the configuration declares for both of them counts once, as when one of them is placed.
+        if not container.wishes.affinity:
+            if (*pair, term.scope) in self._by_configuration:
+                return
+            self._by_configuration.add((*pair, term.scope))
+        self._found[pair] = self._found.get(pair, 0) + term.weight
+
+    @property
+    def weights(self) -> dict[tuple[str, str], int]:
+        """Each pair once, lesser key first."""
+        return {pair: weight for pair, weight in sorted(self._found.items()) if weight}
+
+
+def declares_any(node: Node, settings: PlacementSettings) -> bool:
+    """Whether anything is declared at all."""
+    return bool(node.with_terms or settings.colocate_pods or settings.colocate_namespaces)
 
 
 def _meant(node: Node, known: Keys[str], scope: Condition, match: Condition) -> list[tuple[str, Container]]:

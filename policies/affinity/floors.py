@@ -15,9 +15,9 @@ summed, so that made-up traffic cannot push a neighbour's real edges under a flo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-Key = tuple[str, str]
+from policies.affinity.traffic import Key
 
 #: A hub's heaviest edge is below this many least_shares of its traffic.
 HUB_SHARES = 10
@@ -27,7 +27,7 @@ MAIN_PART = 0.5
 
 def counted(weights: Mapping[Key, float], least_weight: float, least_share: float) -> dict[Key, float]:
     """The edges that count, in the order given. ``weights`` are capped; a key's two ends may be the same."""
-    total, heaviest = _sums(weights.items())
+    total, heaviest = totals_of(weights)
     hubs = {end for end, most in heaviest.items() if most < HUB_SHARES * least_share * total[end]}
     found = {}
     for (a, b), weight in weights.items():
@@ -41,19 +41,14 @@ def counted(weights: Mapping[Key, float], least_weight: float, least_share: floa
     return found
 
 
-def hubs_of(weights: Mapping[Key, float], least_part: float) -> frozenset[str]:
-    """The ends whose heaviest edge is less than that part of their total."""
-    total, heaviest = _sums(weights.items())
-    return frozenset(end for end, most in heaviest.items() if most < least_part * total[end])
-
-
-def _sums(edges: Iterable[tuple[Key, float]]) -> tuple[dict[str, float], dict[str, float]]:
+def totals_of(weights: Mapping[Key, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """For each end the sum of its edges, and the heaviest of them."""
     total: dict[str, float] = {}
     heaviest: dict[str, float] = {}
-    for ends, weight in edges:
+    for ends, weight in weights.items():
         for end in set(ends):
             total[end] = total.get(end, 0.0) + weight
-            if weight > heaviest.get(end, 0.0):
+            if weight >= heaviest.get(end, 0.0):
                 heaviest[end] = weight
     return total, heaviest
 

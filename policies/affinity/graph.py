@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Protocol
 
 from policies.affinity.changes import Changes, Difference
-from policies.affinity.floors import Key, counted
+from policies.affinity.floors import counted
 from policies.affinity.owner_memory import OwnerMemory
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.traffic import LINE_BYTES, POD_PREFIX, Edge, Key, Traffic, read_amount, traffic_of
 
-BYTES_PER_LINE = 64
 EXPIRES_AFTER_HALF_LIVES = 10
 #: A reader is told of an edge again when its weight has changed by more than this part.
 LEAST_CHANGE = 0.01
-_POD_PREFIX = "pod:"
 
 
 class SeenFlow(Protocol):
@@ -80,7 +78,7 @@ class GraphEdge(NamedTuple):
     @property
     def is_pod_level(self) -> bool:
         """Whether an end is a pod, because it is not known which of its containers it is."""
-        return self.a.startswith(_POD_PREFIX) or self.b.startswith(_POD_PREFIX)
+        return self.a.startswith(POD_PREFIX) or self.b.startswith(POD_PREFIX)
 
 
 class OwnerEdge(NamedTuple):
@@ -157,7 +155,7 @@ class Graph:
         is_changed = [
             self._edges.update(self._counted_edges(), version),
             self._owner_edges.update(self._counted_owners(), version),
-            self._endpoints.update(dict(self._identities), version),
+            self._endpoints.update(self._identities, version),
         ]
         if any(is_changed):
             self.version = version
@@ -206,7 +204,7 @@ class Graph:
         return identity.owner if identity is not None else ""
 
     def _lines(self, rates: _Rates) -> float:
-        return (rates.ab + rates.ba) / BYTES_PER_LINE + self.settings.message_lines * rates.messages
+        return (rates.ab + rates.ba) / LINE_BYTES + self.settings.message_lines * rates.messages
 
     # ------------------------------------------------------------------ what counts
 
@@ -267,12 +265,10 @@ class Graph:
         """Who that is; of an endpoint that is not known nothing but its id."""
         return self._identities.get(endpoint) or Identity(endpoint)
 
-    def traffic(self, frozen: str = "") -> Traffic:
+    def traffic(self) -> Traffic:
         """The graph as the rest of the program sees it."""
-        listed = sorted(map(as_listed, self._edges.values.values()), key=lambda e: (-e.weight, e.a, e.b))
-        owners = ((edge.a, edge.b, edge.weight) for edge in self.owner_edges)
-        edges = ((edge.a, edge.b, edge.weight) for edge in listed)
-        return Traffic(self.version, symmetric(edges), symmetric(owners), tuple(listed), frozen)
+        owners = {key: edge.weight for key, edge in self._owner_edges.values.items()}
+        return traffic_of(self.version, map(_as_listed, self._edges.values.values()), owners)
 
     def changes_since(self, version: int) -> Optional[GraphChanges]:
         """What a reader of ``version`` does not have; None = it must be told everything."""
@@ -325,16 +321,7 @@ class Graph:
         self.refresh()
 
 
-def symmetric(edges: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, float]]:
-    """Weights by one end, then by the other, both ways."""
-    weights: dict[str, dict[str, float]] = {}
-    for a, b, weight in edges:
-        weights.setdefault(a, {})[b] = weight
-        weights.setdefault(b, {})[a] = weight
-    return weights
-
-
-def as_listed(edge: GraphEdge) -> Edge:
+def _as_listed(edge: GraphEdge) -> Edge:
     """An edge for tables."""
     return Edge(
         a=edge.a,
@@ -389,10 +376,9 @@ def _scope(owner: str, within: str) -> str:
 
 def _read_row(row: Any) -> tuple[Key, _Rates]:
     a, b, ab, ba, messages, silent_s, kinds = row
-    numbers = [float(number) for number in (ab, ba, messages, silent_s)]
-    if not (str(a) < str(b) and all(0.0 <= number < float("inf") for number in numbers)):
+    if str(a) >= str(b):
         raise ValueError(f"no edge: {row}")
-    rates = _Rates(*numbers[:3])
-    rates.silent_s = numbers[3]
+    rates = _Rates(read_amount(ab), read_amount(ba), read_amount(messages))
+    rates.silent_s = read_amount(silent_s)
     rates.kinds = frozenset(map(str, kinds))
     return (str(a), str(b)), rates

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.affinity.floors import hubs_of
+from policies.affinity.floors import totals_of
 
 LEAST_OF_HEAVIEST = 0.25
 HUB_PART = 0.1
@@ -40,11 +40,8 @@ class Group:
 def groups_of(edges: Iterable[WeightedEdge]) -> list[Group]:
     """The groups, heaviest first."""
     weights = {(edge.a, edge.b): edge.weight for edge in edges}
-    heaviest: dict[str, float] = {}
-    for ends, weight in weights.items():
-        for end in ends:
-            heaviest[end] = max(weight, heaviest.get(end, 0.0))
-    hubs = hubs_of(weights, HUB_PART)
+    total, heaviest = totals_of(weights)
+    hubs = {end for end, most in heaviest.items() if most < HUB_PART * total[end]}
     # 1. Join the ends of every edge that is strong for both.
     leader: dict[str, str] = {}
     for (a, b), weight in sorted(weights.items()):

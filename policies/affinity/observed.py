@@ -16,13 +16,9 @@ from typing import Optional
 
 from policies.affinity.declared import DeclaredAffinity, is_same
 from policies.affinity.owners import owner_of
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.traffic import POD_PREFIX, Edge, Traffic
 from policies.model import Container
 from policies.node import Node
-
-#: What endpoints are called of which only the pod is known.
-POD_PREFIX = "pod:"
-LINE_BYTES = 64
 
 
 @dataclass(frozen=True)

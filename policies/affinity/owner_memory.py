@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from policies.affinity.floors import Key
+from policies.affinity.traffic import Key, read_amount
 
 HALF_LIFE_S = 3600.0
 FORGOTTEN_AFTER_S = 86_400.0
@@ -65,7 +65,7 @@ class OwnerMemory:
         """
         restored = {}
         for a, b, weight, observed_s, silent_s in rows:
-            memory = _Memory(_number(weight), _number(observed_s), _number(silent_s) + elapsed_s)
+            memory = _Memory(read_amount(weight), read_amount(observed_s), read_amount(silent_s) + elapsed_s)
             if memory.silent_s <= FORGOTTEN_AFTER_S:
                 restored[(str(a), str(b))] = memory
         self._edges = restored
@@ -79,11 +79,3 @@ class OwnerMemory:
 def _are_both_there(key: Key, replicas: Mapping[str, int]) -> bool:
     a, b = key
     return replicas.get(a, 0) >= 1 + (a == b) and replicas.get(b, 0) >= 1
-
-
-def _number(value: Any) -> float:
-    """A number that is finite and not negative."""
-    number = float(value)
-    if not 0.0 <= number < float("inf"):
-        raise ValueError(f"{value} is no number of 0 or more")
-    return number

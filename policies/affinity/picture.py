@@ -9,12 +9,10 @@ that has kept its own graph over the restart is not new.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.affinity.floors import Key
-from policies.affinity.graph import symmetric
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.traffic import Edge, Key, Traffic, read_amount, traffic_of
 
 
 @dataclass(frozen=True)
@@ -72,20 +70,14 @@ class Picture:
         """The picture for the rest of the program; ``frozen``: why it is old, "" = it is not."""
         known = self._traffic
         if known.frozen != frozen:
-            known = Traffic(known.version + 1, known.edges, known.owners, known.listed, frozen)
+            known = replace(known, version=known.version + 1, frozen=frozen)
             self._traffic = known
         return known
 
     def _rebuild(self) -> None:
         edges, owners = self._both()
-        listed = sorted(edges.values(), key=lambda edge: (-edge.weight, edge.a, edge.b))
-        self._traffic = Traffic(
-            self._traffic.version + 1,
-            symmetric((edge.a, edge.b, edge.weight) for edge in listed),
-            symmetric((a, b, weight) for (a, b), weight in sorted(owners.items())),
-            tuple(listed),
-            self._traffic.frozen,
-        )
+        known = self._traffic
+        self._traffic = traffic_of(known.version + 1, edges.values(), owners, known.frozen)
 
     def _both(self) -> tuple[dict[Key, Edge], dict[Key, float]]:
         """What counts: the new, and of the old what is heavier or not known to the new."""
@@ -117,7 +109,7 @@ class Picture:
         """
         try:
             edges = dict(map(_read_edge, state["edges"]))
-            owners = {(str(a), str(b)): _weight(weight) for a, b, weight in state["owners"]}
+            owners = {(str(a), str(b)): read_amount(weight) for a, b, weight in state["owners"]}
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the state of a graph: {error!r}") from None
         self._edges, self._owners = edges, owners
@@ -129,17 +121,10 @@ def _read_edge(row: Any) -> tuple[Key, Edge]:
     edge = Edge(
         str(a),
         str(b),
-        _weight(weight),
-        _weight(bytes_per_s),
-        _weight(messages_per_s),
+        read_amount(weight),
+        read_amount(bytes_per_s),
+        read_amount(messages_per_s),
         tuple(map(str, kinds)),
         bool(is_pod_level),
     )
     return (edge.a, edge.b), edge
-
-
-def _weight(value: Any) -> float:
-    number = float(value)
-    if not 0.0 <= number < float("inf"):
-        raise ValueError(f"{value} is no number of 0 or more")
-    return number

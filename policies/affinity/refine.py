@@ -87,12 +87,8 @@ class Refinement:
         known = self._rows[vertex]
         if known is not None:
             return known
-        at, distances = self.arrangement.at, self.arrangement.instance.rows
-        pull: dict[int, float] = {}
-        for other, weight in self.arrangement.instance.near[vertex]:
-            there = at[other]
-            if there >= 0:
-                pull[there] = pull.get(there, 0.0) + weight
+        distances = self.arrangement.instance.rows
+        pull = self.arrangement.pull_of((vertex,))
         self.work += 1 + len(pull) * self._width
         row = list(self.bias[vertex])
         for there, weight in pull.items():
@@ -129,7 +125,7 @@ class Refinement:
         arrangement = self.arrangement
         instance, here = arrangement.instance, arrangement.at[vertex]
         sizes, capacities, load = instance.sizes, instance.capacities, arrangement.load
-        tied = dict(instance.near[vertex]) if instance.near[vertex] else {}
+        tied = dict(instance.near[vertex])
         leaf, own = instance.single[site], instance.single[here]
         both_single = leaf >= 0 and own >= 0
         needed = load[leaf] + sizes[vertex] - capacities[leaf] if both_single else 0

@@ -40,10 +40,11 @@ def _best_step(refinement: Refinement) -> Optional[list[Move]]:
     """The change that removes all or most of the excess of one overfull leaf, and of those the cheapest."""
     arrangement = refinement.arrangement
     instance = arrangement.instance
+    crowded = _on(arrangement, arrangement.overfull())
     looked_at = 0
     best: Optional[tuple[bool, float, int, int, int]] = None
     found: Optional[list[Move]] = None
-    for vertex in _on(arrangement, arrangement.overfull()):
+    for vertex in crowded:
         row, here = refinement.row(vertex), arrangement.at[vertex]
         for site in instance.sites[vertex]:
             if site == here:
@@ -56,7 +57,7 @@ def _best_step(refinement: Refinement) -> Optional[list[Move]]:
                     best, found = key, [(vertex, site)]
     if found is not None:
         return found
-    for vertex in _on(arrangement, arrangement.overfull()):
+    for vertex in crowded:
         row, here = refinement.row(vertex), arrangement.at[vertex]
         for site in instance.sites[vertex]:
             for other in arrangement.members[site] if site != here else ():

@@ -7,9 +7,16 @@ Weights are cache lines a second (bytes / 64 + K x messages), already smoothed, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+#: What endpoints are called of which only the pod is known.
+POD_PREFIX = "pod:"
+LINE_BYTES = 64
+
+#: The two ends of an edge.
+Key = tuple[str, str]
 Weights = Mapping[str, Mapping[str, float]]
 
 
@@ -43,3 +50,35 @@ class Traffic:
     owners: Weights = field(default_factory=dict)
     listed: tuple[Edge, ...] = ()
     frozen: str = ""
+
+
+def traffic_of(version: int, edges: Iterable[Edge], owners: Mapping[Key, float], frozen: str = "") -> Traffic:
+    """The picture that these edges, between containers and between owners, make."""
+    listed = sorted(edges, key=lambda edge: (-edge.weight, edge.a, edge.b))
+    return Traffic(
+        version,
+        _symmetric((edge.a, edge.b, edge.weight) for edge in listed),
+        _symmetric((a, b, weight) for (a, b), weight in sorted(owners.items())),
+        tuple(listed),
+        frozen,
+    )
+
+
+def read_amount(value: Any) -> float:
+    """A rate, a weight or a time as it was written to JSON.
+
+    :raises ValueError, TypeError: it is no number, below 0, or not finite.
+    """
+    number = float(value)
+    if not 0.0 <= number < float("inf"):
+        raise ValueError(f"{value} is no number of 0 or more")
+    return number
+
+
+def _symmetric(edges: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, float]]:
+    """Weights by one end, then by the other, both ways."""
+    weights: dict[str, dict[str, float]] = {}
+    for a, b, weight in edges:
+        weights.setdefault(a, {})[b] = weight
+        weights.setdefault(b, {})[a] = weight
+    return weights

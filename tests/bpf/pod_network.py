@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bpf.attribution import Attribution
+from bpf.samples import Sample
 from bpf.sock_diag import SockDiagProvider
 from tests.bpf.pods import Host, Talker, container_id, pod_uid
 
@@ -68,6 +69,18 @@ class Pod:
     address: str
 
 
+class Looking:
+    """A provider that is asked as the service asks it: after a look at the cgroups."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        self.inner = SockDiagProvider(attribution)
+        self._attribution = attribution
+
+    def sample(self, now_s: float) -> Sample:
+        self._attribution.refresh()
+        return self.inner.sample(now_s)
+
+
 class Pods:
     """Pods on a bridge, with addresses nobody else uses."""
 
@@ -95,9 +108,22 @@ class Pods:
         talker = self.host.start(container, pod.uid, pod.netns)
         return Pod(pod.uid, container, talker, pod.netns, pod.address)
 
-    def provider(self, folder: Path) -> SockDiagProvider:
-        opened = SockDiagProvider(Attribution(self.host.root(folder)))
-        self.host.on_close(opened.close)
+    def service(self, client: Pod, server: Pod, masquerade: bool = False) -> str:
+        """An address whose port 80 is the server's 8080 for the client. ``masquerade``: its own address is not seen."""
+        virtual = f"{self.net}.200"
+        self.host.rewrite(
+            f"PREROUTING -d {virtual} -p tcp --dport 80 -j DNAT --to-destination {server.address}:8080"
+        )
+        if masquerade:
+            self.host.rewrite(f"POSTROUTING -s {client.address} -d {server.address} -j MASQUERADE --random")
+        self.host.run(
+            f"sysctl -qw net.ipv4.ip_forward=1; ip -n {client.netns} route add {virtual} via {self.net}.1"
+        )
+        return virtual
+
+    def provider(self, folder: Path) -> Looking:
+        opened = Looking(Attribution(self.host.root(folder)))
+        self.host.on_close(opened.inner.close)
         return opened
 
 

@@ -93,6 +93,11 @@ class Host:
         """Run a command then."""
         self._stack.callback(subprocess.run, ["sh", "-c", command], check=False, capture_output=True)
 
+    def rewrite(self, rule: str) -> None:
+        """A rule of the nat table, until all is taken away."""
+        self.run_on_close(f"iptables -w -t nat -D {rule}")
+        self.run(f"iptables -w -t nat -A {rule}")
+
     def namespace(self) -> str:
         """A new network namespace with loopback up. Its name, at most 12 characters."""
         if shutil.which("ip") is None:

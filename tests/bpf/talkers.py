@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bpf.ebpf import EbpfProvider
-from bpf.loader import SYSTEM_PYTHON
+from bpf.options import SYSTEM_PYTHON
 from bpf.samples import Flow
 from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
 
@@ -137,7 +137,10 @@ class Stage:
         return self.names.get(cgroup_id, "")
 
     def provider(self, **options: Any) -> EbpfProvider:
-        return EbpfProvider(self.resolve, **options)
+        """A provider, closed with all the rest."""
+        opened = EbpfProvider(self.resolve, **options)
+        self.host.on_close(opened.close)
+        return opened
 
     def start(self, name: str, netns: str = "", pod: str = "") -> Talker:
         """A container with the test programs in it."""
@@ -186,12 +189,11 @@ class Stage:
         # In a range of its own, which only the rule knows.
         virtual = f"10.99{self.net[self.net.rindex('.') :]}.{1 + secrets.randbelow(250)}"
         server = f"{self.net}.130"
-        rules = [f"PREROUTING -d {virtual} -p {protocol} --dport 80 -j DNAT --to-destination {server}:8080"]
+        self.host.rewrite(
+            f"PREROUTING -d {virtual} -p {protocol} --dport 80 -j DNAT --to-destination {server}:8080"
+        )
         if masquerade:
-            rules.append(f"POSTROUTING -d {server} -p {protocol} --dport 8080 -j MASQUERADE --random")
-        for rule in rules:
-            self.host.run_on_close(f"iptables -w -t nat -D {rule}")
-            self.host.run(f"iptables -w -t nat -A {rule}")
+            self.host.rewrite(f"POSTROUTING -d {server} -p {protocol} --dport 8080 -j MASQUERADE --random")
         return virtual
 
 

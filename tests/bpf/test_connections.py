@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bpf.attribution import Attribution
 from bpf.connections import ConnectionHints, parse_format
+from bpf.options import SYSTEM_PYTHON
 from bpf.samples import ProviderLost
+from bpf.sock_diag import open_sock_diag
 from tests.bpf.pod_network import Pods, ask_short, connect, is_close, serve
 from tests.bpf.pods import Talker, needs_hybrid
 
@@ -70,23 +71,18 @@ OBSERVE = """
 import sys, ctypes, json
 sys.path.insert(0, '.')
 from bpf.attribution import Attribution
-from bpf.sock_diag import SockDiagProvider, open_sock_diag
+from bpf.options import SYSTEM_PYTHON
+from bpf.sock_diag import open_sock_diag
 libc = ctypes.CDLL(None)
 # tracefs where nobody else sees it: a mount namespace of this process.
 assert libc.unshare(0x20000) == 0
 assert libc.mount(b'none', b'/', None, 0x44000, None) == 0
 assert libc.mount(b'nodev', b'/sys/kernel/tracing', b'tracefs', 0, None) == 0
-def sample(provider, now_s):
+def sample(now_s):
+    attribution.refresh()
     s = provider.sample(now_s)
     print(json.dumps([[[f.a, f.b, f.bytes_ab, f.bytes_ba] for f in s.flows], s.counters]))
 """
-
-
-@pytest.fixture(params=["v2", "v1"])
-def pods(request: pytest.FixtureRequest) -> Iterator[Pods]:
-    made = Pods(v2=request.param == "v2")
-    yield made
-    made.host.close()
 
 
 @pytest.fixture
@@ -94,7 +90,8 @@ def observer(pods: Pods, tmp_path: Path) -> Talker:
     """A process with a provider that has hints."""
     started = pods.host.start_outside()
     started.do(OBSERVE)
-    started.do(f"provider = open_sock_diag(Attribution({pods.host.root(tmp_path)!r}))")
+    started.do(f"attribution = Attribution({pods.host.root(tmp_path)!r})")
+    started.do("provider = open_sock_diag(attribution, SYSTEM_PYTHON)")
     detail = started.do("print(provider.detail)")
     if "has no bcc" in detail:
         pytest.skip(detail)
@@ -103,7 +100,7 @@ def observer(pods: Pods, tmp_path: Path) -> Talker:
 
 
 def sample(observer: Talker, now_s: float) -> tuple[dict[tuple[str, str], tuple[int, int]], dict[str, int]]:
-    flows, counters = json.loads(observer.do(f"sample(provider, {now_s})"))
+    flows, counters = json.loads(observer.do(f"sample({now_s})"))
     seen = {}
     for a, b, forth, back in flows:
         seen[a, b], seen[b, a] = (forth, back), (back, forth)
@@ -115,17 +112,9 @@ def test_dnat_with_masquerade_and_random_ports_does_not_hide_the_client(pods: Po
     client, server = pods.add(), pods.add()
     pods.second_container(client)
     serve(server, port=8080)
-    for rule in (
-        f"PREROUTING -d {pods.net}.202 -p tcp --dport 80 -j DNAT --to-destination {server.address}:8080",
-        f"POSTROUTING -s {client.address} -d {server.address} -j MASQUERADE --random",
-    ):
-        pods.host.run(f"iptables -w -t nat -A {rule}")
-        pods.host.run_on_close(f"iptables -w -t nat -D {rule}")
-    pods.host.run(
-        f"sysctl -qw net.ipv4.ip_forward=1; ip -n {client.netns} route add {pods.net}.202 via {pods.net}.1"
-    )
+    address = pods.service(client, server, masquerade=True)
     sample(observer, 10.0)
-    connect(client, f"{pods.net}.202")
+    connect(client, address)
     client.talker.do("ask(c, 100, 3000)")
     seen, counters = sample(observer, 20.0)
     assert is_close(seen[client.container, server.container], (100_000, 300_000))
@@ -165,9 +154,7 @@ def test_without_tracefs_the_provider_works_and_says_what_it_does_not_see(tmp_pa
     if Path("/sys/kernel/tracing/events").exists() or Path("/sys/kernel/debug/tracing/events").exists():
         pytest.skip("tracefs is mounted here")
     with pytest.raises(ProviderLost, match="tracefs is not mounted at /sys/kernel/tracing"):
-        ConnectionHints(Attribution(str(tmp_path)))
-    from bpf.sock_diag import open_sock_diag
-
-    provider = open_sock_diag(Attribution(str(tmp_path)))
+        ConnectionHints(Attribution(str(tmp_path)), SYSTEM_PYTHON)
+    provider = open_sock_diag(Attribution(str(tmp_path)), SYSTEM_PYTHON)
     assert "none whose source address was rewritten (tracefs is not mounted" in provider.detail
     provider.close()

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bpf import syscalls
-from bpf.ebpf import EbpfProvider, cgroup_v2_root, tells_containers_apart
+from bpf.ebpf import EbpfProvider, attachments_at, cgroup_v2_root
+from bpf.loader import load
 from bpf.samples import ProviderLost
 from tests.bpf.pods import Host, pod_uid
 from tests.bpf.talkers import Stage, between, needs_bcc
@@ -22,25 +21,13 @@ from tests.bpf.talkers import Stage, between, needs_bcc
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    host = Host()
-    try:
-        yield Stage(host)
-    finally:
-        host.close()
-
-
 @needs_bcc
 def test_two_containers_on_a_unix_socket_wake_each_other(stage: Stage, tmp_path: Path) -> None:
     client, server = stage.start("client"), stage.start("server")
     server.do(f"serve_unix('{tmp_path}/s')")
     provider = stage.provider()
-    try:
-        client.do(f"call_unix('{tmp_path}/s', 1000)")
-        sample = provider.sample(0.0)
-    finally:
-        provider.close()
+    client.do(f"call_unix('{tmp_path}/s', 1000)")
+    sample = provider.sample(0.0)
     wakes = sum(flow.messages for flow in sample.flows if flow.kind == "wake")
     # Two for each round trip; fewer where the other end was not asleep yet.
     assert 300 <= wakes <= 4000
@@ -52,16 +39,12 @@ def test_two_providers_see_the_same_and_one_survives_the_other(stage: Stage) -> 
     client, server = stage.one_pod()
     port = int(server.do("serve_tcp(socket.AF_INET, '127.0.0.1', 0, 100, 200)"))
     first, second = stage.provider(), stage.provider()
-    try:
-        client.do(f"call_tcp('127.0.0.1', {port}, 100, 200, 1, 10)")
-        seen = [between(provider.sample(0.0).flows, "tcp") for provider in (first, second)]
-        assert seen == [(1000, 2000), (1000, 2000)]
-        first.close()
-        client.do(f"call_tcp('127.0.0.1', {port}, 100, 200, 1, 10)")
-        assert between(second.sample(0.0).flows, "tcp") == (1000, 2000)
-    finally:
-        first.close()
-        second.close()
+    client.do(f"call_tcp('127.0.0.1', {port}, 100, 200, 1, 10)")
+    seen = [between(provider.sample(0.0).flows, "tcp") for provider in (first, second)]
+    assert seen == [(1000, 2000), (1000, 2000)]
+    first.close()
+    client.do(f"call_tcp('127.0.0.1', {port}, 100, 200, 1, 10)")
+    assert between(second.sample(0.0).flows, "tcp") == (1000, 2000)
 
 
 @needs_bcc
@@ -69,12 +52,9 @@ def test_what_a_sample_has_told_the_next_one_does_not(stage: Stage) -> None:
     client, server = stage.one_pod()
     port = int(server.do("serve_tcp(socket.AF_INET, '127.0.0.1', 0, 100, 200)"))
     provider = stage.provider()
-    try:
-        client.do(f"call_tcp('127.0.0.1', {port}, 100, 200, 1, 3)")
-        assert between(provider.sample(10.0).flows, "tcp") == (300, 600)
-        assert between(provider.sample(20.0).flows, "tcp") == (0, 0)
-    finally:
-        provider.close()
+    client.do(f"call_tcp('127.0.0.1', {port}, 100, 200, 1, 3)")
+    assert between(provider.sample(10.0).flows, "tcp") == (300, 600)
+    assert between(provider.sample(20.0).flows, "tcp") == (0, 0)
 
 
 @needs_bcc
@@ -108,12 +88,9 @@ def test_edges_that_found_no_room_are_counted(stage: Stage) -> None:
     pods = [(stage.start(f"a{number}", "", pod_uid()), stage.start(f"b{number}")) for number in range(3)]
     ports = [int(server.do("serve_tcp(socket.AF_INET, '127.0.0.1', 0, 10, 10)")) for _, server in pods]
     provider = stage.provider(edges=1)
-    try:
-        for (client, _), port in zip(pods, ports):
-            client.do(f"call_tcp('127.0.0.1', {port}, 10, 10, 1, 2)")
-        sample = provider.sample(0.0)
-    finally:
-        provider.close()
+    for (client, _), port in zip(pods, ports):
+        client.do(f"call_tcp('127.0.0.1', {port}, 10, 10, 1, 2)")
+    sample = provider.sample(0.0)
     assert sample.counters["edges_full"] >= 2
     assert sample.counters["dropped"] >= sample.counters["edges_full"]
 
@@ -200,10 +177,7 @@ def test_a_program_that_loads_but_sees_nothing_is_no_provider() -> None:
 
 
 @needs_bcc
-def test_the_kernel_before_network_namespaces_can_be_told_loads_too(stage: Stage) -> None:
-    from bpf.ebpf import attachments_at
-    from bpf.loader import load
-
+def test_the_kernel_before_network_namespaces_can_be_told_loads_too() -> None:
     loaded = load(ROOT / "bpf" / "traffic.c", attachments_at(cgroup_v2_root()), defines={"EDGES": 64})
     loaded.close()
 
@@ -230,19 +204,3 @@ def test_a_host_without_cgroup_v2_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "mountinfo").write_text("25 24 0:22 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n")
     with pytest.raises(ProviderLost, match="cgroup v2 is not mounted"):
         cgroup_v2_root(str(tmp_path / "mountinfo"))
-
-
-CASES: list[Any] = [
-    ([], True),
-    ([5, 6, 7], True),
-    ([1, 1, 1], False),
-    ([None, None], False),
-    ([1, 5, 6], True),
-]
-
-
-@pytest.mark.parametrize(
-    ("ids", "apart"), CASES, ids=["none", "own", "all in the root", "no tree", "one in the root"]
-)
-def test_cgroup_ids_that_are_all_the_roots_name_nobody(ids: list[Any], apart: bool) -> None:
-    assert tells_containers_apart(ids) is apart

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.bpf.pods import Host
+from tests.bpf.pods import Talker
 from tests.bpf.talkers import Stage, between, needs_bcc
 
 pytestmark = needs_bcc
@@ -23,25 +21,14 @@ ON_TCP = 0.01
 ON_UDP = 0.05
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    host = Host()
-    try:
-        yield Stage(host)
-    finally:
-        host.close()
-
-
-def assert_tcp(stage: Stage, ends: tuple, address: str, port: int, load: tuple[int, int, int, int]) -> None:  # type: ignore[type-arg]
+def assert_tcp(
+    stage: Stage, client: Talker, address: str, port: int, load: tuple[int, int, int, int]
+) -> None:
     """Make the calls while a provider looks on, and compare."""
-    client, _ = ends
     count, connections, request, response = load
     provider = stage.provider()
-    try:
-        client.do(f"call_tcp({address!r}, {port}, {request}, {response}, {count}, {connections})")
-        sample = provider.sample(0.0)
-    finally:
-        provider.close()
+    client.do(f"call_tcp({address!r}, {port}, {request}, {response}, {count}, {connections})")
+    sample = provider.sample(0.0)
     calls = count * connections
     assert between(sample.flows, "tcp") == (
         pytest.approx(calls * request, rel=ON_TCP, abs=2),
@@ -55,14 +42,14 @@ def test_tcp_over_a_bridge_counts_what_the_programs_sent(
 ) -> None:
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, (client, server), f"{stage.net}.3", port, load)
+    assert_tcp(stage, client, f"{stage.net}.3", port, load)
 
 
 @pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
 def test_tcp_over_ipv6_counts_what_the_programs_sent(stage: Stage, load: tuple[int, int, int, int]) -> None:
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET6, '{stage.net6}::3', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, (client, server), f"{stage.net6}::3", port, load)
+    assert_tcp(stage, client, f"{stage.net6}::3", port, load)
 
 
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
@@ -72,7 +59,7 @@ def test_tcp_over_a_pods_loopback_counts_what_the_programs_sent(
 ) -> None:
     client, server = stage.one_pod()
     port = int(server.do(f"serve_tcp(socket.{family}, '{address}', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, (client, server), address, port, load)
+    assert_tcp(stage, client, address, port, load)
 
 
 @pytest.mark.parametrize("masquerade", [False, True], ids=["DNAT", "DNAT and MASQUERADE --random"])
@@ -82,14 +69,14 @@ def test_tcp_through_nat_counts_what_the_programs_sent(
 ) -> None:
     client, server = stage.routed()
     server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.130', 8080, {load[2]}, {load[3]})")
-    assert_tcp(stage, (client, server), stage.service("tcp", masquerade), 80, load)
+    assert_tcp(stage, client, stage.service("tcp", masquerade), 80, load)
 
 
 def test_a_storm_of_a_thousand_connections_loses_none(stage: Stage) -> None:
     load = (1, 1000, 100, 1000)
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, (client, server), f"{stage.net}.3", port, load)
+    assert_tcp(stage, client, f"{stage.net}.3", port, load)
 
 
 @pytest.mark.parametrize("masquerade", [False, True], ids=["DNAT", "DNAT and MASQUERADE --random"])
@@ -101,11 +88,8 @@ def test_a_connection_older_than_the_observer_counts_from_then_on(stage: Stage, 
     ask = "for _ in range({}):\n    c.sendall(bytes(100)); assert read(c, 400)\n"
     client.do(ask.format(200))
     provider = stage.provider()
-    try:
-        client.do(ask.format(1000) + "c.close()")
-        flows = provider.sample(0.0).flows
-    finally:
-        provider.close()
+    client.do(ask.format(1000) + "c.close()")
+    flows = provider.sample(0.0).flows
     assert between(flows, "tcp") == (pytest.approx(100_000, rel=0.02), pytest.approx(400_000, rel=0.02))
 
 
@@ -113,12 +97,9 @@ def test_traffic_of_a_connection_that_stays_open_is_seen_while_it_does(stage: St
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, 100, 400)"))
     provider = stage.provider()
-    try:
-        client.do(f"c = socket.create_connection(('{stage.net}.3', {port}), timeout=30)")
-        client.do("for _ in range(2000):\n    c.sendall(bytes(100)); assert read(c, 400)\n")
-        flows = provider.sample(0.0).flows
-    finally:
-        provider.close()
+    client.do(f"c = socket.create_connection(('{stage.net}.3', {port}), timeout=30)")
+    client.do("for _ in range(2000):\n    c.sendall(bytes(100)); assert read(c, 400)\n")
+    flows = provider.sample(0.0).flows
     assert between(flows, "tcp") == (pytest.approx(200_000, rel=ON_TCP), pytest.approx(800_000, rel=ON_TCP))
 
 
@@ -136,31 +117,31 @@ def test_udp_counts_what_the_programs_sent(stage: Stage, path: str, count: int, 
     if path == "DNAT":
         address, port = stage.service("udp"), 80
     provider = stage.provider()
-    try:
-        client.do(f"call_udp({family}, {address!r}, {port}, 100, 500, {count}, {connected})")
-        flows = provider.sample(0.0).flows
-    finally:
-        provider.close()
+    client.do(f"call_udp({family}, {address!r}, {port}, 100, 500, {count}, {connected})")
+    flows = provider.sample(0.0).flows
     assert between(flows, "udp") == (
         pytest.approx(count * 100, rel=ON_UDP),
         pytest.approx(count * 500, rel=ON_UDP),
     )
 
 
-@pytest.mark.parametrize("path", ["bridge", "DNAT"])
-def test_udp_to_a_server_that_never_answers_counts(stage: Stage, path: str) -> None:
+def begin_udp(stage: Stage, path: str, serve: str) -> tuple[Talker, Talker, str, int]:
+    """Client, server, and where the client finds what ``serve`` starts at the server's ``{address}``."""
     client, server = stage.routed() if path == "DNAT" else stage.bridged()
     address = f"{stage.net}.130" if path == "DNAT" else f"{stage.net}.3"
-    port = int(server.do(f"serve_udp(socket.AF_INET, {address!r}, 8080, 0)"))
+    port = int(server.do(serve.format(address=repr(address))))
     if path == "DNAT":
         address, port = stage.service("udp"), 80
+    return client, server, address, port
+
+
+@pytest.mark.parametrize("path", ["bridge", "DNAT"])
+def test_udp_to_a_server_that_never_answers_counts(stage: Stage, path: str) -> None:
+    client, server, address, port = begin_udp(stage, path, "serve_udp(socket.AF_INET, {address}, 8080, 0)")
     provider = stage.provider()
-    try:
-        client.do(f"call_udp(socket.AF_INET, {address!r}, {port}, 100, 0, 20, False)")
-        server.do("await_taken(20)")
-        flows = provider.sample(0.0).flows
-    finally:
-        provider.close()
+    client.do(f"call_udp(socket.AF_INET, {address!r}, {port}, 100, 0, 20, False)")
+    server.do("await_taken(20)")
+    flows = provider.sample(0.0).flows
     assert between(flows, "udp") == (2000, 0)
 
 
@@ -168,22 +149,15 @@ def test_udp_to_a_server_that_never_answers_counts(stage: Stage, path: str) -> N
 def test_a_receiver_that_neither_answers_nor_asks_for_the_sender_is_looked_for(
     stage: Stage, path: str
 ) -> None:
-    client, server = stage.routed() if path == "DNAT" else stage.bridged()
-    address = f"{stage.net}.130" if path == "DNAT" else f"{stage.net}.3"
-    port = int(server.do(f"read_udp({address!r}, 8080)"))
-    if path == "DNAT":
-        address, port = stage.service("udp"), 80
+    client, server, address, port = begin_udp(stage, path, "read_udp({address}, 8080)")
     client.do("c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
     send = f"for _ in range(50):\n    c.sendto(bytes(100), ({address!r}, {port}))\n"
     provider = stage.provider()
-    try:
-        seen = []
-        for now_s in (10.0, 20.0, 30.0, 40.0):
-            client.do(send)
-            server.do("await_taken(50)")
-            seen.append(between(provider.sample(now_s).flows, "udp"))
-    finally:
-        provider.close()
+    seen = []
+    for now_s in (10.0, 20.0, 30.0, 40.0):
+        client.do(send)
+        server.do("await_taken(50)")
+        seen.append(between(provider.sample(now_s).flows, "udp"))
     # The first sample has shown that much waits; nothing of it is lost.
     assert seen == [(0, 0), (10_000, 0), (5000, 0), (5000, 0)]
 
@@ -194,10 +168,7 @@ def test_loopback_addresses_of_two_pods_are_not_taken_for_each_other(stage: Stag
     for talker in (first, second):
         talker.do("serve_udp(socket.AF_INET, '127.0.0.1', 5353, 10)")
     provider = stage.provider()
-    try:
-        for talker in (first, second):
-            talker.do("call_udp(socket.AF_INET, '127.0.0.1', 5353, 100, 10, 10, False)")
-        flows = provider.sample(0.0).flows
-    finally:
-        provider.close()
+    for talker in (first, second):
+        talker.do("call_udp(socket.AF_INET, '127.0.0.1', 5353, 100, 10, 10, False)")
+    flows = provider.sample(0.0).flows
     assert [flow for flow in flows if flow.kind == "udp"] == []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,6 @@ from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 
 LABELS = {"pod-template-hash": "7d4b9c6f5"}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cra-"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bpf import syscalls
-from bpf.loader import SYSTEM_PYTHON, Attachment, detach_leftovers, load
+from bpf.loader import Attachment, detach_leftovers, load
+from bpf.options import SYSTEM_PYTHON
 from bpf.samples import ProviderLost
 from tests.bpf.pods import Host
 from tests.bpf.talkers import needs_bcc

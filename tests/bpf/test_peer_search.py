@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bpf.peer_search import LOOK_EVERY, PeerSearch
 from bpf.presence import Peers
-from bpf.samples import Flow
 
-WAKES = (Flow("a", "b", "wake", messages=9),)
-BYTES = (*WAKES, Flow("a", "b", "tcp", bytes_ab=1))
+WAKERS = frozenset({"a", "b"})
 
 
 class Finder:
@@ -23,23 +21,23 @@ class Finder:
 
 def test_nobody_is_looked_at_where_bytes_explain_the_wakes() -> None:
     find = Finder()
-    assert PeerSearch(find).peers_of(BYTES) == Peers()
+    assert PeerSearch(find).peers_of(frozenset()) == Peers()
     assert find.asked == []
 
 
 def test_what_was_found_is_believed_for_some_samples() -> None:
     find = Finder()
     search = PeerSearch(find)
-    assert [search.peers_of(WAKES).unix for _ in range(LOOK_EVERY)] == [{("a", "b")}] * LOOK_EVERY
+    assert [search.peers_of(WAKERS).unix for _ in range(LOOK_EVERY)] == [{("a", "b")}] * LOOK_EVERY
     assert find.asked == [{"a", "b"}]
-    search.peers_of(WAKES)
+    search.peers_of(WAKERS)
     assert find.asked == [{"a", "b"}] * 2
 
 
 def test_somebody_new_is_looked_at_at_once() -> None:
     find = Finder()
     search = PeerSearch(find)
-    search.peers_of(WAKES)
-    search.peers_of((*WAKES, Flow("a", "c", "wake", messages=9)))
-    search.peers_of(WAKES)
+    search.peers_of(WAKERS)
+    search.peers_of(WAKERS | {"c"})
+    search.peers_of(WAKERS)
     assert find.asked == [{"a", "b"}, {"a", "b", "c"}]

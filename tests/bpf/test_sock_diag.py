@@ -15,13 +15,6 @@ from tests.bpf.pods import needs_hybrid
 pytestmark = needs_hybrid
 
 
-@pytest.fixture(params=["v2", "v1"])
-def pods(request: pytest.FixtureRequest) -> Iterator[Pods]:
-    made = Pods(v2=request.param == "v2")
-    yield made
-    made.host.close()
-
-
 @pytest.fixture
 def v1_pods() -> Iterator[Pods]:
     made = Pods(v2=False)
@@ -87,12 +80,9 @@ def test_short_connections_that_no_list_has_shown_are_seen(pods: Pods, tmp_path:
 def test_a_service_address_does_not_hide_the_server(pods: Pods, tmp_path: Path) -> None:
     client, server = pods.add(), pods.add()
     serve(server, port=8080)
-    rule = f"PREROUTING -d {pods.net}.200 -p tcp --dport 80 -j DNAT --to-destination {server.address}:8080"
-    pods.host.run(f"iptables -w -t nat -A {rule}; sysctl -qw net.ipv4.ip_forward=1")
-    pods.host.run_on_close(f"iptables -w -t nat -D {rule}")
-    pods.host.run(f"ip -n {client.netns} route add {pods.net}.200 via {pods.net}.1")
+    address = pods.service(client, server)
     provider = pods.provider(tmp_path)
-    connect(client, f"{pods.net}.200")
+    connect(client, address)
     client.talker.do("ask(c, 100, 3000)")
     sample = provider.sample(10.0)
     assert is_close(between(sample, client.container, server.container), (100_000, 300_000))
@@ -181,16 +171,9 @@ def test_what_is_rewritten_twice_is_missed_and_counted_without_hints(v1_pods: Po
     pods = v1_pods
     client, server = pods.add(), pods.add()
     serve(server, port=8080)
-    net = pods.net
-    for rule in (
-        f"PREROUTING -d {net}.201 -p tcp --dport 80 -j DNAT --to-destination {server.address}:8080",
-        f"POSTROUTING -s {client.address} -d {server.address} -j MASQUERADE --random",
-    ):
-        pods.host.run(f"iptables -w -t nat -A {rule}")
-        pods.host.run_on_close(f"iptables -w -t nat -D {rule}")
-    pods.host.run(f"sysctl -qw net.ipv4.ip_forward=1; ip -n {client.netns} route add {net}.201 via {net}.1")
+    address = pods.service(client, server, masquerade=True)
     provider = pods.provider(tmp_path)
-    connect(client, f"{net}.201")
+    connect(client, address)
     client.talker.do("ask(c, 100, 3000)")
     assert provider.sample(10.0).flows == ()
     assert provider.sample(20.0).flows == ()
@@ -207,8 +190,8 @@ def test_the_first_sample_is_as_long_as_the_provider_is_open(v1_pods: Pods, tmp_
 def test_the_detail_says_how_owners_are_told(v1_pods: Pods, tmp_path: Path) -> None:
     v1_pods.add()
     provider = v1_pods.provider(tmp_path)
-    assert provider.name == "sock_diag"
-    assert "by their open files (no cgroup v2 here)" in provider.detail
+    assert provider.inner.name == "sock_diag"
+    assert "by their open files (no cgroup v2 here)" in provider.inner.detail
 
 
 def test_a_namespace_that_may_not_be_entered_loses_the_provider(v1_pods: Pods, tmp_path: Path) -> None:

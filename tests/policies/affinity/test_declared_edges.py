@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policies.affinity.declared_edges import MOST_MEANT, declared_edges
+from policies.affinity.declared_edges import MOST_MEANT, DeclaredEdges, declares_any
 from policies.cpus import parse_cpus
 from policies.model import AffinityTerm, Condition, Container, Wishes
 from policies.node import Node, Resident
@@ -31,8 +31,13 @@ def books(*containers: Container) -> Node:
     return node
 
 
-def edges(node: Node, settings: PlacementSettings = ALONE) -> dict[tuple[str, str], int]:
-    return declared_edges(node, settings, list(node.residents))
+def edges(node: Node, settings: PlacementSettings = ALONE, *keys: str) -> dict[tuple[str, str], int]:
+    """Between all containers, or some of them."""
+    asked = keys or tuple(node.residents)
+    declared = DeclaredEdges(node, settings, asked)
+    for key in asked:
+        declared.add(key)
+    return declared.weights
 
 
 def test_a_term_is_an_edge_to_each_that_it_means() -> None:
@@ -62,4 +67,11 @@ def test_a_term_that_means_half_the_node_is_left_out() -> None:
 
 def test_only_the_containers_asked_for_count() -> None:
     node = books(container("app", named("db", 5)), container("db"))
-    assert declared_edges(node, ALONE, ["k0"]) == {}
+    assert edges(node, ALONE, "k0") == {}
+
+
+def test_without_terms_and_colocation_there_is_nothing_to_look_at() -> None:
+    plain, with_terms = books(container("app")), books(container("app", named("db", 5)))
+    assert not declares_any(plain, ALONE)
+    assert declares_any(plain, PlacementSettings(colocate_namespaces=True))
+    assert declares_any(with_terms, ALONE)

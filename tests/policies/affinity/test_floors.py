@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.affinity.floors import Key, counted
+from policies.affinity.floors import counted
+from policies.affinity.traffic import Key
 
 PAIRS: dict[Key, float] = {(f"web{i}", f"wrk{i}"): 1e6 for i in range(4)}
 EVERYBODY = [end for key in PAIRS for end in key]

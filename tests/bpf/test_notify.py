@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
 import pytest
 
-from cri_proxy.shell.notify import notify, watchdog_period_s
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="crs-"))
-    yield path
-    shutil.rmtree(path)
+from bpf.notify import notify, watchdog_period_s
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])

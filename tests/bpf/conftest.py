@@ -1,0 +1,38 @@
+"""What several of the observer's tests begin with: containers on the real kernel, a folder for sockets."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bpf.pod_network import Pods
+from tests.bpf.pods import Host
+from tests.bpf.talkers import Stage
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose name leaves room in the 107 bytes of a socket's."""
+    path = Path(tempfile.mkdtemp(prefix="cra-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    host = Host()
+    try:
+        yield Stage(host)
+    finally:
+        host.close()
+
+
+@pytest.fixture(params=["v2", "v1"])
+def pods(request: pytest.FixtureRequest) -> Iterator[Pods]:
+    made = Pods(v2=request.param == "v2")
+    yield made
+    made.host.close()
