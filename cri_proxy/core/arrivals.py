@@ -50,7 +50,7 @@ def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Step
     admission = engine.admit(arrival.container, arrival.fence, now_s, enforce)
     missed = engine.bind(admission.ticket, arrival.id, now_s)
     engine.started(arrival.id)
-    others = tuple(u for u in missed + admission.after if u.id != arrival.id)
+    others = tuple(u for u in missed if u.id != arrival.id)
     return Steps(admission.before, others)
 
 
@@ -106,7 +106,7 @@ def resize(engine: Engine, container_id: str, resources: Resources, now_s: float
         return Steps()
     missed = engine.commit(admission.ticket, now_s)
     now = engine.grants[container_id]
-    others = [u for u in missed + admission.after if u.id != container_id]
+    others = [u for u in missed if u.id != container_id]
     own = [update_of(was, now)] if has_changed(was, now) else []
     return Steps(admission.before, (*own, *others))
 

@@ -18,7 +18,7 @@ from policies.affinity.declared import Combined, declared_weights, peers_of
 from policies.affinity.observed import Observed, Peer, owner_of_container, pull_of
 from policies.affinity.traffic import Traffic
 from policies.cpus import NO_CPUS
-from policies.model import Affinity, Container, Pod, wanted_milli
+from policies.model import Affinity, Container, Pod, altered, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
 
@@ -62,6 +62,8 @@ class Books:
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
+        #: Keys of grants whose placements take the CPU quota away.
+        self.lifting: set[str] = set()
         #: Keys of grants by the workload their containers are replicas of.
         self.replicas: dict[str, set[str]] = {}
         self.node = self.new_node(host)
@@ -87,6 +89,10 @@ class Books:
     def store(self, grant: Grant) -> None:
         known = self.grants.get(grant.key)
         self.change("grant", self.grants, grant.key, grant)
+        if grant.placement.lift_quota:
+            self.lifting.add(grant.key)
+        elif self.lifting:
+            self.lifting.discard(grant.key)
         container = grant.container
         if known is not None and known.container is container:
             return
@@ -100,6 +106,7 @@ class Books:
         container = self.grants[key].container
         self.change("grant", self.grants, key, None)
         self._unbook(key)
+        self.lifting.discard(key)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)
         discard(self.replicas, owner_of_container(container), key)
@@ -241,7 +248,7 @@ class Books:
     def _amend(self, container_id: str, **changes: str) -> None:
         for index in range(len(self.history) - 1, -1, -1):
             if self.history[index].id == container_id:
-                self.history[index] = replace(self.history[index], **changes)  # type: ignore[arg-type]
+                self.history[index] = altered(self.history[index], **changes)
                 self._note("record", str(self.history[index].number), self.history[index])
                 return
 

@@ -125,6 +125,12 @@ class Engine:
         """Decide by this picture of the traffic from now on. Nobody is moved by it, and nothing is written down."""
         self.books.observed = Observed(traffic)
 
+    def around_lifted(self) -> tuple[Grant, ...]:
+        """The grants of the pods with a container whose placement takes its CPU quota away."""
+        grants = self.books.grants
+        pods = {grants[key].container.pod.uid for key in self.books.lifting}
+        return tuple(grants[key] for pod in sorted(pods) for key in self.node.of_pod(pod) if key in grants)
+
     @property
     def longest_create_s(self) -> float:
         """The longest create seen, in seconds."""
@@ -176,7 +182,7 @@ class Engine:
 
     @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
-        """The runtime has created the container. Returns what it missed while it was on its way."""
+        """The runtime has created the container. Returns what it missed on its way, and who grows now."""
         return requests.bind(self.books, ticket_id, container_id, now_s)
 
     @_transition
@@ -187,9 +193,12 @@ class Engine:
         return requests.cancel(self.books, ticket_id, now_s, reason)
 
     @_transition
-    def doubt(self, ticket_id: str) -> None:
-        """Nobody knows whether the container exists: it keeps its CPUs until ``resync`` finds out."""
-        requests.doubt(self.books, ticket_id)
+    def doubt(self, ticket_id: str) -> tuple[Update, ...]:
+        """Nobody knows whether the container exists: it keeps its CPUs until ``resync`` finds out.
+
+        Returns the updates of others that have waited for its end.
+        """
+        return requests.doubt(self.books, ticket_id)
 
     @_transition
     def resize(

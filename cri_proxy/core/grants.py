@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from policies.cpus import NO_CPUS
 from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement
@@ -98,6 +98,18 @@ class TicketKind(str, Enum):
     RESIZE = "resize"
 
 
+class Waiting(NamedTuple):
+    """A container that grows by a request and is not told yet: the CPUs and memory nodes it runs with until then.
+
+    ``is_owed_quota``: the CPU quota that we had taken away from it is to come back as well.
+    """
+
+    key: str
+    cpus: frozenset[int]
+    mems: frozenset[int] = NO_CPUS
+    is_owed_quota: bool = False
+
+
 @dataclass(frozen=True)
 class Ticket:
     """A request on its way to the runtime.
@@ -106,8 +118,8 @@ class Ticket:
     ``sent``: the placement the request carries, while the grant's own may change under way.
     ``replaces``: grants and tickets set aside for it, put back if it fails. ``moved``: the placements that
     others had before they made room for it, by key, with those they have been given. ``found``: the stance
-    that the container of a resize had when it was asked for. ``waiting``: who grows by it, which is told after the
-    reply only, with the CPUs it runs on until then and its memory nodes.
+    that the container of a resize had when it was asked for. ``waiting``: who grows by it, which is told when it
+    ends; those among ``replaces`` that wait for another request are told if they come back.
     """
 
     id: str
@@ -121,7 +133,7 @@ class Ticket:
     replaced_tickets: tuple[Ticket, ...] = ()
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
     found: Optional[Stance] = None
-    waiting: tuple[tuple[str, frozenset[int], frozenset[int]], ...] = ()
+    waiting: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +157,7 @@ class Update:
 class Admission:
     """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched.
 
+    ``before``: send these first. ``after``: who is going to grow; ``bind``, ``commit`` and ``doubt`` say what to send.
     ``give_back``: the CPU quota to send with it, since it had been taken away.
     """
 

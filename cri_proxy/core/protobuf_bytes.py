@@ -69,7 +69,7 @@ def cut(message: bytes, place: Place, is_cut: Callable[[bytes], bool]) -> bytes:
                 kept.append(whole)
             else:
                 _, tag_end = _read_varint(message, field.start)
-                kept.append(message[field.start : tag_end] + _write_varint(len(shorter)) + shorter)
+                kept.append(message[field.start : tag_end] + write_varint(len(shorter)) + shorter)
     return b"".join(kept)
 
 
@@ -135,7 +135,8 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     raise NotProtobuf("it ends within a number")
 
 
-def _write_varint(value: int) -> bytes:
+def write_varint(value: int) -> bytes:
+    """A number as protobuf writes it: a tag, a length."""
     written = bytearray()
     while value >= 0x80:
         written.append(value & 0x7F | 0x80)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.affinity.problem import Problem
@@ -14,7 +14,8 @@ class Question:
     """Made by ``question_of`` at ``at_s`` from the engine's state of ``version``.
 
     The planner needs ``problem`` alone. ``paths``: namespace/pod/container by the vertices' keys; ``was``: the
-    placements of those that may be moved; ``homes``: the CPUs of the sites; ``rates``: bytes a second by pair.
+    placements of those that may be moved; ``homes``: the CPUs of the sites; ``rates``: bytes a second by pair;
+    ``near``: the edges of each vertex, as weight and index of the other end.
     """
 
     version: int
@@ -25,3 +26,4 @@ class Question:
     homes: tuple[frozenset[int], ...] = ()
     rates: Mapping[tuple[str, str], float] = field(default_factory=dict)
     move_exclusive: bool = False
+    near: Sequence[Sequence[tuple[float, int]]] = ()

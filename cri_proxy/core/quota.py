@@ -22,9 +22,7 @@ def unlimited_pods(grants: Iterable[Grant]) -> frozenset[str]:
     place is held for its next attempt counts only as lifted: the pod's quota does not come and go with it.
     """
     grants = tuple(grants)
-    # Asked after every change: quick where there are none.
-    candidates = [g for g in grants if g.placement.lift_quota]
-    lifted = {g.container.pod.cgroup_parent for g in candidates if g.lifted and g.life is not Life.CREATING}
+    lifted = {g.container.pod.cgroup_parent for g in grants if g.lifted and g.life is not Life.CREATING}
     lifted.discard("")
     if not lifted:
         return frozenset()

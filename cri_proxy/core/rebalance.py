@@ -3,13 +3,16 @@
 A container can be moved among domains of its level that it would have been given at its create. All others are
 fixed: what they are charged is taken off the capacities, and those who talk to somebody stand where they are, so
 that they pull. What is declared counts as traffic. The answer is read in ``proposals.py``.
+
+For 1,000 containers that takes some ten milliseconds, so it is done in slices between which calls can pass (design
+rule 13). They all read one state: whoever runs them starts anew when the engine has changed in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Optional
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional, TypeVar
 
 from cri_proxy.core.affinity_settings import AffinitySettings, affinity_settings
 from cri_proxy.core.engine import Engine
@@ -18,25 +21,86 @@ from cri_proxy.core.moves import being_resized, may_move
 from cri_proxy.core.proposals import describe, plan_of
 from cri_proxy.core.question import Question
 from cri_proxy.core.sites import Sites
-from policies.affinity.declared_edges import declared_edges
+from policies.affinity.declared_edges import DeclaredEdges, declares_any
 from policies.affinity.observed import keys_of
 from policies.affinity.problem import Problem, Tree, Vertex
 from policies.affinity.traffic import Traffic
-from policies.node import NANO_PER_MILLI
+from policies.node import NANO_PER_MILLI, Node
 
-__all__ = ["AffinitySettings", "Question", "affinity_settings", "describe", "plan_of", "question_of"]
+__all__ = [
+    "AffinitySettings",
+    "Question",
+    "affinity_settings",
+    "describe",
+    "plan_of",
+    "question_of",
+    "question_slices",
+]
 
 #: What a container that asks for nothing counts, lest any number of them is put into one L3: kubelet runs 110 pods a
 #: node by default, so that as many fill eleven CPUs.
 NOMINAL_MILLI = 100
+#: Containers, those whose terms are read, and edges that are looked at in one slice: about a millisecond.
+SLICE, TERMS_SLICE, EDGES_SLICE = 100, 20, 1000
+
+_T = TypeVar("_T")
+#: What is done in slices: it yields after each, and returns what comes of all.
+Slices = Generator[None, None, _T]
+#: By key in the books: the site a container is at, and those it may have.
+Movable = Mapping[str, tuple[int, tuple[int, ...]]]
+#: Lines a second by key in the books, and by the greater key of the pair.
+Weights = dict[str, dict[str, float]]
 
 
 @dataclass
 class _Vertices:
     """The containers of a question while it is made, by their keys in the books."""
 
-    movable: dict[str, tuple[int, tuple[int, ...]]]
-    fixed: dict[str, int] = field(default_factory=dict)
+    movable: Movable
+    fixed: Mapping[str, int]
+
+
+def question_slices(
+    engine: Engine,
+    traffic: Traffic,
+    settings: AffinitySettings,
+    now_s: float,
+    fixed: Iterable[str] = (),
+    memory_in_use: Optional[Mapping[str, int]] = None,
+) -> Slices[Question]:
+    """What the planner is to be asked about the engine as it is now.
+
+    ``fixed``: ids that are not to be moved, for whatever reason. ``memory_in_use``: bytes by id; of those not in it
+    the memory limit is taken, or the request.
+    """
+    sites = Sites(engine.host.topology)
+    memory = _memory(engine, memory_in_use or {})
+    yield
+    # 1. Who may be moved, and where to.
+    movable = yield from _movable(engine, sites, settings, now_s, frozenset(fixed), memory)
+    # 2. Who pulls whom; those who may not be moved pull from where they are.
+    weights = yield from _weights(engine, traffic, settings)
+    vertices = _Vertices(movable, _fixed(engine, sites, weights, movable))
+    yield
+    # 3. What the others leave of each leaf.
+    capacities = yield from _capacities(engine, sites, movable)
+    tree = sites.tree(capacities, settings)
+    yield
+    # 4. All of it as the planner knows it, and what is needed to understand its answer.
+    problem = yield from _problem(engine, vertices, weights, memory, tree, settings)
+    near = yield from _near(problem)
+    rates = yield from _rates(traffic, settings)
+    return Question(
+        engine.version,
+        now_s,
+        problem,
+        paths={vertex.key: engine.grants[vertex.key].container.path for vertex in problem.vertices},
+        was={key: engine.grants[key].placement for key in movable},
+        homes=tuple(sites.homes),
+        rates=rates,
+        near=near,
+        move_exclusive=settings.move_exclusive,
+    )
 
 
 def question_of(
@@ -47,35 +111,18 @@ def question_of(
     fixed: Iterable[str] = (),
     memory_in_use: Optional[Mapping[str, int]] = None,
 ) -> Question:
-    """What the planner is to be asked about the engine as it is now.
+    """The same in one go."""
+    slices = question_slices(engine, traffic, settings, now_s, fixed, memory_in_use)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            question: Question = end.value
+            return question
 
-    ``fixed``: ids that are not to be moved, for whatever reason. ``memory_in_use``: bytes by id; of those not in it
-    the memory limit is taken, or the request.
-    """
-    sites = Sites(engine.host.topology)
-    memory = _memory(engine, memory_in_use or {})
-    # 1. Who may be moved, and where to.
-    movable = _movable(engine, sites, settings, now_s, frozenset(fixed), memory)
-    # 2. Who pulls whom; those who may not be moved pull from where they are.
-    vertices = _Vertices(movable)
-    weights = _weights(engine, traffic, settings)
-    for key in sorted({key for pair in weights for key in pair} - movable.keys()):
-        cpus = engine.node.residents[key].cpus
-        if cpus:
-            vertices.fixed[key] = sites.around(cpus)
-    # 3. What the others leave of each leaf.
-    tree = sites.tree(_capacities(engine, sites, movable), settings)
-    problem = _problem(engine, vertices, weights, memory, tree, settings)
-    return Question(
-        engine.version,
-        now_s,
-        problem,
-        paths={vertex.key: engine.grants[vertex.key].container.path for vertex in problem.vertices},
-        was={key: engine.grants[key].placement for key in movable},
-        homes=tuple(sites.homes),
-        rates={(edge.a, edge.b): edge.bytes_per_s for edge in traffic.listed if settings.enabled},
-        move_exclusive=settings.move_exclusive,
-    )
+
+def _sliced(items: Sequence[_T], size: int = SLICE) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
@@ -96,34 +143,46 @@ def _movable(
     now_s: float,
     fixed: frozenset[str],
     memory: Mapping[str, int],
-) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """By key: the site a container is at, and those it may have, of which there are several."""
+) -> Slices[Movable]:
+    """Of those who may be moved the site they are at, and those they may have, of which there are several."""
     books = engine.books
     resized = being_resized(books)
     survey = engine.node.survey()
     found = {}
-    for key, grant in sorted(engine.grants.items()):
-        is_ours = may_move(books, grant, settings.move_exclusive, resized)
-        is_young = now_s - grant.since_s < settings.minimum_age_s
-        if not is_ours or is_young or grant.life is Life.CREATING or key in fixed:
-            continue
-        here = sites.of(grant)
-        if here is None:
-            continue
-        stays = memory[key] > settings.most_memory_bytes
-        choice = sites.choice(grant, here, survey, engine.policy.settings, stays)
-        if len(choice) > 1:
-            found[key] = (here, choice)
+    for keys in _sliced(sorted(engine.grants)):
+        for key in keys:
+            grant = engine.grants[key]
+            is_ours = may_move(books, grant, settings.move_exclusive, resized)
+            is_young = now_s - grant.since_s < settings.minimum_age_s
+            if not is_ours or is_young or grant.life is Life.CREATING or key in fixed:
+                continue
+            here = sites.of(grant)
+            if here is None:
+                continue
+            stays = memory[key] > settings.most_memory_bytes
+            choice = sites.choice(grant, here, survey, engine.policy.settings, stays)
+            if len(choice) > 1:
+                found[key] = (here, choice)
+        yield
     return found
+
+
+def _fixed(engine: Engine, sites: Sites, weights: Weights, movable: Movable) -> dict[str, int]:
+    """The sites that those who pull others, and may not be moved, stand in."""
+    pulling = weights.keys() | {key for row in weights.values() for key in row}
+    residents = engine.node.residents
+    return {
+        key: sites.around(residents[key].cpus)
+        for key in pulling
+        if key not in movable and residents[key].cpus
+    }
 
 
 def _demand_milli(grant: Grant) -> int:
     return grant.container.resources.milli_request or NOMINAL_MILLI
 
 
-def _capacities(
-    engine: Engine, sites: Sites, movable: Mapping[str, tuple[int, tuple[int, ...]]]
-) -> list[int]:
+def _capacities(engine: Engine, sites: Sites, movable: Movable) -> Slices[list[int]]:
     """What the movable containers may fill of each leaf, in milli-CPUs."""
     survey, grants = engine.node.survey(), engine.grants
     # 1. What is charged on the shared CPUs of each leaf, without the movable ones.
@@ -144,15 +203,24 @@ def _capacities(
         max(0, cap * 1000 - charge // NANO_PER_MILLI) + owned.get(leaf, 0) + 1
         for leaf, (cap, charge) in enumerate(zip(survey.caps, charged))
     ]
+    yield
     # 2. A leaf that only containers without a request overfill is not overfull.
+    return (yield from _stretched(grants, sites, movable, capacities))
+
+
+def _stretched(
+    grants: Mapping[str, Grant], sites: Sites, movable: Movable, capacities: Sequence[int]
+) -> Slices[list[int]]:
+    """The capacities, larger where what containers without a request count for would overfill a leaf."""
     load = [0.0] * len(capacities)
     nominal = [0.0] * len(capacities)
-    for key, (here, _) in movable.items():
-        shares = sites.shares(here, capacities)
-        asks = grants[key].container.resources.milli_request
-        for leaf, share in shares:
-            load[leaf] += _demand_milli(grants[key]) * share
-            nominal[leaf] += 0 if asks else NOMINAL_MILLI * share
+    for keys in _sliced(list(movable)):
+        for key in keys:
+            asks = grants[key].container.resources.milli_request
+            for leaf, share in sites.shares(movable[key][0], capacities):
+                load[leaf] += _demand_milli(grants[key]) * share
+                nominal[leaf] += 0 if asks else NOMINAL_MILLI * share
+        yield
     return [
         capacity + int(min(nominal[leaf], max(0.0, load[leaf] - capacity)) + 1)
         if nominal[leaf] and load[leaf] > capacity
@@ -164,54 +232,92 @@ def _capacities(
 # ---------------------------------------------------------------------- who pulls whom
 
 
-def _weights(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> dict[tuple[str, str], float]:
-    """Lines a second by pair of keys in the books, the lesser first."""
+def _weights(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Slices[Weights]:
+    """Of each pair of containers that pull each other, or are to be kept apart."""
     node, resized = engine.node, {t.key for t in engine.tickets.values() if t.target}
-    residents = node.residents
-    weights: dict[tuple[str, str], float] = {}
-    for a, others in traffic.edges.items() if settings.enabled else ():
-        mine = keys_of(node, a)
-        for b, weight in others.items() if mine else ():
-            if a >= b:  # each pair is there both ways
-                continue
-            if a in residents and b in residents:
-                weights[a, b] = weights.get((a, b), 0.0) + weight
-                continue
-            # An endpoint that is a pod stands for its containers.
-            theirs = keys_of(node, b)
-            for one in mine:
-                for other in theirs:
-                    if one != other:
-                        pair = (one, other) if one < other else (other, one)
-                        weights[pair] = weights.get(pair, 0.0) + weight / (len(mine) * len(theirs))
+    weights: Weights = {}
+    for ends in _sliced(list(traffic.edges) if settings.enabled else []):
+        for end in ends:
+            _add_seen(weights, node, end, traffic.edges[end])
+        yield
+    if not declares_any(node, engine.policy.settings):
+        return weights
     known = [key for key in sorted(engine.grants) if key not in resized]
-    for pair, count in declared_edges(node, engine.policy.settings, known).items():
-        weights[pair] = weights.get(pair, 0.0) + count * settings.declared_weight
+    declared = DeclaredEdges(node, engine.policy.settings, known)
+    for keys in _sliced(known, TERMS_SLICE):
+        for key in keys:
+            declared.add(key)
+        yield
+    for (a, b), count in declared.weights.items():
+        row = weights.setdefault(a, {})
+        row[b] = row.get(b, 0.0) + count * settings.declared_weight
+    yield
     return weights
+
+
+def _add_seen(weights: Weights, node: Node, a: str, others: Mapping[str, float]) -> None:
+    """Add the traffic of one endpoint with those that come after it: each pair is there both ways."""
+    residents = node.residents
+    mine = keys_of(node, a)
+    for b, weight in others.items() if mine else ():
+        if a >= b:
+            continue
+        if a in residents and b in residents:
+            row = weights.setdefault(a, {})
+            row[b] = row.get(b, 0.0) + weight
+            continue
+        # An endpoint that is a pod stands for its containers.
+        theirs = keys_of(node, b)
+        for one in mine:
+            for other in theirs:
+                if one != other:
+                    row = weights.setdefault(min(one, other), {})
+                    pair_with = max(one, other)
+                    row[pair_with] = row.get(pair_with, 0.0) + weight / (len(mine) * len(theirs))
 
 
 def _problem(
     engine: Engine,
     vertices: _Vertices,
-    weights: Mapping[tuple[str, str], float],
+    weights: Weights,
     memory: Mapping[str, int],
     tree: Tree,
     settings: AffinitySettings,
-) -> Problem:
-    keys = sorted([*vertices.movable, *vertices.fixed])
-    index = {key: number for number, key in enumerate(keys)}
-    listed = []
-    for key in keys:
-        if key in vertices.movable:
-            here, choice = vertices.movable[key]
-            listed.append(Vertex(key, _demand_milli(engine.grants[key]), here, choice, memory[key]))
-        else:
-            # What it is charged is not there to be filled.
-            here = vertices.fixed[key]
-            listed.append(Vertex(key, 0, here, (here,)))
-    edges = sorted(
-        (index[a], index[b], weight)
-        for (a, b), weight in weights.items()
-        if weight and a in index and b in index
-    )
+) -> Slices[Problem]:
+    all_keys = sorted([*vertices.movable, *vertices.fixed])
+    index = {key: number for number, key in enumerate(all_keys)}
+    listed: list[Vertex] = []
+    edges: list[tuple[int, int, float]] = []
+    for keys in _sliced(all_keys):
+        for key in keys:
+            if key in vertices.movable:
+                here, choice = vertices.movable[key]
+                listed.append(Vertex(key, _demand_milli(engine.grants[key]), here, choice, memory[key]))
+            else:
+                # What it is charged is not there to be filled.
+                here = vertices.fixed[key]
+                listed.append(Vertex(key, 0, here, (here,)))
+            row = weights.get(key, {})
+            edges += [(index[key], index[b], row[b]) for b in sorted(row) if row[b] and b in index]
+        yield
     return Problem(tree, tuple(listed), tuple(edges), settings.plan)
+
+
+def _near(problem: Problem) -> Slices[tuple[list[tuple[float, int]], ...]]:
+    """The edges of each vertex: weight, and index of the other end."""
+    near: tuple[list[tuple[float, int]], ...] = tuple([] for _ in problem.vertices)
+    for edges in _sliced(problem.edges, EDGES_SLICE):
+        for a, b, weight in edges:
+            near[a].append((weight, b))
+            near[b].append((weight, a))
+        yield
+    return near
+
+
+def _rates(traffic: Traffic, settings: AffinitySettings) -> Slices[dict[tuple[str, str], float]]:
+    """Bytes a second by pair of endpoints."""
+    rates: dict[tuple[str, str], float] = {}
+    for edges in _sliced(traffic.listed if settings.enabled else (), EDGES_SLICE):
+        rates.update({(edge.a, edge.b): edge.bytes_per_s for edge in edges})
+        yield
+    return rates

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.core.books import Books
 from cri_proxy.core.decide import decide, predecessors, resized, stance_of
-from cri_proxy.core.grants import Admission, Grant, Life, Stance, Ticket, TicketKind, Update
+from cri_proxy.core.grants import Admission, Grant, Life, Stance, Ticket, TicketKind, Update, Waiting
 from cri_proxy.core.settle import give_places, inside, put_and_settle, put_placement, refresh, refreshed
 from policies.cpus import NO_CPUS
-from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Resources
+from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Resources, altered
 
 
 def admit(books: Books, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
@@ -24,6 +25,9 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
     keys = {g.key for g in replaced}
     # Should they come back: nobody waits for them any more, so ``resync`` must find out.
     replaced_tickets = tuple(replace(t, in_doubt=True) for t in books.tickets.values() if t.key in keys)
+    # Who waits for one that is set aside, or is set aside itself, waits for this one.
+    tickets = books.tickets.values()
+    waiting = tuple(w for t in tickets for w in t.waiting if w.key in keys or t.key in keys)
     books.set_aside(replaced, replaced_tickets)
     # 2. Decide.
     given_up: tuple[Grant, ...] = ()
@@ -52,8 +56,9 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
         why=decision.why,
     )
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    aside = replaced + given_up
     ticket = Ticket(
-        key, TicketKind.CREATE, key, now_s, "", sent, False, replaced + given_up, replaced_tickets
+        key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets, waiting=waiting
     )
     before, after = _book(books, grant, ticket, decision)
     return Admission(key, decision, stance, sent, before, after)
@@ -65,15 +70,20 @@ def _book(
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
     was = {key: books.grants[key] for key in decision.others}
     books.put(pending)
-    ticket = replace(ticket, moved=give_places(books, decision))
+    moved = give_places(books, decision)
+    ticket = altered(ticket, moved=moved) if moved else ticket
     books.put_ticket(ticket)
     books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
     updates = refreshed(books, was)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     told = tuple(u for u in updates if u.id != ticket.target)
-    waiting = tuple((u.id, u.runs_on, u.memory_on) for u in updates if not u.shrink or u.id == ticket.target)
+    waiting = tuple(
+        Waiting(u.id, u.runs_on, u.memory_on, u.give_back is not None)
+        for u in updates
+        if not u.shrink or u.id == ticket.target
+    )
     if waiting:
-        books.put_ticket(replace(ticket, waiting=waiting))
+        books.put_ticket(altered(ticket, waiting=ticket.waiting + waiting))
     return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 
 
@@ -89,14 +99,14 @@ def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple
         books.drop(container_id)
     if not ticket.in_doubt:
         books.longest_create_s = max(books.longest_create_s, now_s - ticket.since_s)
-    bound = replace(pending, key=container_id, life=Life.CREATED, since_s=now_s)
+    bound = altered(pending, key=container_id, life=Life.CREATED, since_s=now_s)
     if (
         pending.stance is Stance.UNTOUCHED and ticket.sent.cpus
     ):  # its place has gone meanwhile; it runs there all the same
         bound = replace(bound, runs_on=ticket.sent.cpus)
     books.put(bound)
     books.rename(ticket_id, container_id)
-    updates = refresh(books)
+    updates = _with_waiting(books, ticket.waiting, refresh(books))
     return _with_missed(
         books, updates, container_id, ticket.sent, "changed while the container was being created"
     )
@@ -121,29 +131,50 @@ def cancel(
             was[key] = grant
             put_placement(books, key, before, "back: the container it made room for was not created")
     # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
-    updates = refreshed(books, was, force=bool(ticket.replaces))
-    told = {u.id for u in updates}
-    for key, cpus, mems in ticket.waiting:
-        grant = books.grants.get(key)
-        if grant is None or grant.stance not in (Stance.PLACED, Stance.ADOPTED) or key in told:
+    return _with_waiting(books, ticket.waiting, refreshed(books, was, force=bool(ticket.replaces)))
+
+
+def _with_waiting(
+    books: Books, waiting_ones: Iterable[Waiting], updates: tuple[Update, ...] = ()
+) -> tuple[Update, ...]:
+    """With updates of those that wait for the end of a request. By then it is the present place that counts."""
+    told = {u.id: u for u in updates}
+    for waiting in waiting_ones:
+        grant = books.grants.get(waiting.key)
+        if grant is None or grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
+            continue
+        give_back = grant.quota if waiting.is_owed_quota and not grant.lifted else None
+        update = told.get(grant.key)
+        if update is not None:
+            told[grant.key] = replace(update, give_back=update.give_back or give_back)
             continue
         place = grant.placement if grant.stance is Stance.PLACED else Placement(cpus=grant.runs_on)
-        if place.cpus != cpus or place.mems not in (NO_CPUS, mems):
+        if place.cpus != waiting.cpus or place.mems not in (NO_CPUS, waiting.mems) or give_back is not None:
             why = "changed while another request was on its way"
-            updates += (Update(key, place, bool(cpus - place.cpus), why),)
-    return updates
+            told[grant.key] = Update(grant.key, place, bool(waiting.cpus - place.cpus), why, give_back)
+    return tuple(told.values())
+
+
+def _others_waiting(ticket: Ticket) -> Iterable[Waiting]:
+    """Without the container of a resize itself: the request tells it."""
+    return [waiting for waiting in ticket.waiting if waiting.key != ticket.target]
 
 
 def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
     return place.exclusive.isdisjoint(books.node.exclusive - grant.exclusive)
 
 
-def doubt(books: Books, ticket_id: str) -> None:
+def doubt(books: Books, ticket_id: str) -> tuple[Update, ...]:
     """``Engine.doubt``."""
     ticket = books.tickets.get(ticket_id)
-    if ticket is not None:
-        books.put_ticket(replace(ticket, in_doubt=True))
-        books.outcome(ticket.target or ticket_id, "in doubt")
+    if ticket is None:
+        return ()
+    updates = _with_waiting(books, _others_waiting(ticket))
+    told = {u.id for u in updates}
+    left = tuple(w for w in ticket.waiting if w.key not in told)
+    books.put_ticket(replace(ticket, in_doubt=True, waiting=left))
+    books.outcome(ticket.target or ticket_id, "in doubt")
+    return updates
 
 
 def resize(
@@ -186,7 +217,7 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
     books.drop(ticket.key)
     old = books.grants.get(ticket.target)
     if old is None:  # it was removed meanwhile
-        return refresh(books)
+        return _with_waiting(books, ticket.waiting, refresh(books))
     bound = replace(old, container=pending.container, fence=pending.fence)
     # What was released, given up as foreign or taken under management while the request was on its way stays so.
     is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
@@ -204,6 +235,7 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
     else:
         # Its fence may be another one now.
         updates = put_and_settle(books, replace(bound, placement=inside(bound.fence, bound.placement)))
+    updates = _with_waiting(books, _others_waiting(ticket), updates)
     books.outcome(ticket.target, "resized")
     why = "changed while the container was being resized"
     now = books.grants[ticket.target]

@@ -119,9 +119,9 @@ class SimulatedShell:
             return Answer(why, sent, REFUSED)
         process = self.runtime.create(container_id, message, delta, admission.ticket)
         if result == "doubt":
-            self.engine.doubt(admission.ticket)
+            self.send(self.engine.doubt(admission.ticket))
             return Answer(f"{why}; in doubt: no answer came back, its place stays reserved", sent)
-        self.send(self.engine.bind(admission.ticket, container_id, self.now_s) + admission.after)
+        self.send(self.engine.bind(admission.ticket, container_id, self.now_s))
         # 3. How it starts.
         if result == "start-fails":
             return Answer(f"{why}; {self._fail_start(process)}", sent)
@@ -181,7 +181,7 @@ class SimulatedShell:
             self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
             return Answer(why, sent, REFUSED)
         process.ask(message, delta)
-        self.send(admission.after + self.engine.commit(admission.ticket, self.now_s))
+        self.send(self.engine.commit(admission.ticket, self.now_s))
         return Answer(why, sent)
 
     def _resize(self, process: Process, message: bytes) -> tuple[Optional[Admission], str]:

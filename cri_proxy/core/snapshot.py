@@ -7,29 +7,106 @@ the state aside.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Callable, Optional
 
 from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
+from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.core.wishes import understood
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 
 #: Grows when an older daemon could not read what this one writes.
 FORMAT = 1
+#: Of as many containers the text is kept, about a kilobyte each: a record is written four times within seconds.
+CONTAINERS_KEPT = 256
 
 
 class UnreadableRecord(ValueError):
     """A record of the state file is not what this version writes."""
 
 
+class RecordWriter:
+    """Writes journal values as texts; what has not changed since it was last written is not encoded again."""
+
+    def __init__(self) -> None:
+        #: The texts of containers, by identity: a container stays the same object while its record changes.
+        self._containers: dict[int, tuple[Container, str]] = {}
+
+    def text(self, value: JournalValue) -> str:
+        """The text of one journal value."""
+        if isinstance(value, Grant):
+            return self._grant(value)
+        if isinstance(value, Ticket):
+            return self._ticket(value)
+        if isinstance(value, Record):
+            return _joined(vars(value), placement=_placement(value.placement))
+        return _encode(_write_pod(value) if isinstance(value, Pod) else value)
+
+    def _grant(self, grant: Grant) -> str:
+        fields = {
+            "key": grant.key,
+            "stance": grant.stance.value,
+            "fence": [_write_set(grant.fence.cpus), _write_set(grant.fence.mems)],
+            "life": grant.life.value,
+            "runs_on": format_cpus(grant.runs_on),
+            "since_s": grant.since_s,
+            "hold_until_s": grant.hold_until_s,
+            "exit_code": grant.exit_code,
+            "repairs": grant.repairs,
+            "why": grant.why,
+        }
+        displaced = "null" if grant.displaced is None else _placement(grant.displaced)
+        container, placement = self._container(grant.container), _placement(grant.placement)
+        return _joined(fields, placement=placement, displaced=displaced, container=container)
+
+    def _ticket(self, ticket: Ticket) -> str:
+        fields = {
+            "id": ticket.id,
+            "kind": ticket.kind.value,
+            "key": ticket.key,
+            "since_s": ticket.since_s,
+            "target": ticket.target,
+            "in_doubt": ticket.in_doubt,
+            "found": ticket.found and ticket.found.value,
+            "waiting": [[w.key, format_cpus(w.cpus), format_cpus(w.mems)] for w in ticket.waiting],
+            # Apart: the version before this one takes three items of each that waits, and no more.
+            "owed_quota": [w.key for w in ticket.waiting if w.is_owed_quota],
+            "moved": [[key, write_placement(was), write_placement(now)] for key, was, now in ticket.moved],
+        }
+        replaces = _listed(self._grant(grant) for grant in ticket.replaces)
+        tickets = _listed(self._ticket(replaced) for replaced in ticket.replaced_tickets)
+        return _joined(fields, sent=_placement(ticket.sent), replaces=replaces, replaced_tickets=tickets)
+
+    def _container(self, container: Container) -> str:
+        # Kept together, so that no other object gets that identity.
+        kept = self._containers.get(id(container))
+        if kept is None:
+            if len(self._containers) >= CONTAINERS_KEPT:
+                del self._containers[next(iter(self._containers))]
+            kept = self._containers[id(container)] = container, _encode(_write_container(container))
+        return kept[1]
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _joined(fields: Mapping[str, Any], **texts: str) -> str:
+    """One object, of fields and of parts that are texts already; a text takes the place of the field of its name."""
+    rest = {name: value for name, value in fields.items() if name not in texts}
+    parts = "".join([f',"{name}":{text}' for name, text in texts.items()])
+    return f"{_encode(rest)[:-1]}{parts}}}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return f"[{','.join(texts)}]"
+
+
 def write_record(value: JournalValue) -> str:
-    """The text of one journal value."""
-    if isinstance(value, (Grant, Ticket, Pod, Record)):
-        return json.dumps(_WRITERS[type(value)](value), separators=(",", ":"), sort_keys=True)
-    return json.dumps(value)
+    """The text of one journal value, by itself."""
+    return RecordWriter().text(value)
 
 
 def read_record(kind: str, text: str) -> Any:
@@ -68,6 +145,12 @@ def write_placement(placement: Placement) -> dict[str, Any]:
         "one_thread": placement.one_thread,
         "lift_quota": placement.lift_quota,
     }
+
+
+@lru_cache(maxsize=256)
+def _placement(placement: Placement) -> str:
+    """Its text: a grant, its ticket and its entry in the history share one placement."""
+    return _encode(write_placement(placement))
 
 
 def read_placement(document: Mapping[str, Any]) -> Placement:
@@ -151,24 +234,6 @@ def _read_set(text: Optional[str]) -> Optional[frozenset[int]]:
     return None if text is None else parse_cpus(text)
 
 
-def _write_grant(grant: Grant) -> dict[str, Any]:
-    return {
-        "key": grant.key,
-        "container": _write_container(grant.container),
-        "placement": write_placement(grant.placement),
-        "stance": grant.stance.value,
-        "fence": [_write_set(grant.fence.cpus), _write_set(grant.fence.mems)],
-        "life": grant.life.value,
-        "runs_on": format_cpus(grant.runs_on),
-        "since_s": grant.since_s,
-        "hold_until_s": grant.hold_until_s,
-        "exit_code": grant.exit_code,
-        "displaced": None if grant.displaced is None else write_placement(grant.displaced),
-        "repairs": list(grant.repairs),
-        "why": grant.why,
-    }
-
-
 def _read_grant(document: Mapping[str, Any]) -> Grant:
     displaced = document["displaced"]
     cpus, mems = document["fence"]
@@ -189,23 +254,6 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
     )
 
 
-def _write_ticket(ticket: Ticket) -> dict[str, Any]:
-    return {
-        "id": ticket.id,
-        "kind": ticket.kind.value,
-        "key": ticket.key,
-        "since_s": ticket.since_s,
-        "target": ticket.target,
-        "sent": write_placement(ticket.sent),
-        "in_doubt": ticket.in_doubt,
-        "replaces": [_write_grant(grant) for grant in ticket.replaces],
-        "replaced_tickets": [_write_ticket(t) for t in ticket.replaced_tickets],
-        "waiting": [[key, format_cpus(cpus), format_cpus(mems)] for key, cpus, mems in ticket.waiting],
-        "found": ticket.found and ticket.found.value,
-        "moved": [[key, write_placement(was), write_placement(now)] for key, was, now in ticket.moved],
-    }
-
-
 def _read_ticket(document: Mapping[str, Any]) -> Ticket:
     return Ticket(
         document["id"],
@@ -219,29 +267,19 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
         tuple(_read_ticket(t) for t in document["replaced_tickets"]),
         tuple((key, read_placement(was), read_placement(now)) for key, was, now in document.get("moved", ())),
         Stance(document["found"]) if document.get("found") else None,
-        tuple(_read_waiting(*entry) for entry in document.get("waiting", ())),
+        tuple(_read_waiting(document.get("owed_quota", ()), *entry) for entry in document.get("waiting", ())),
     )
 
 
-def _read_waiting(key: str, cpus: str, mems: str = "") -> tuple[str, frozenset[int], frozenset[int]]:
+def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = "") -> Waiting:
     # The memory nodes are what the first version did not write.
-    return key, parse_cpus(cpus), parse_cpus(mems)
-
-
-def _write_history(record: Record) -> dict[str, Any]:
-    return {**vars(record), "placement": write_placement(record.placement)}
+    return Waiting(key, parse_cpus(cpus), parse_cpus(mems), key in owed_quota)
 
 
 def _read_history(document: Mapping[str, Any]) -> Record:
     return Record(**{**document, "placement": read_placement(document["placement"])})
 
 
-_WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
-    Grant: _write_grant,
-    Ticket: _write_ticket,
-    Pod: _write_pod,
-    Record: _write_history,
-}
 _READERS: dict[str, Callable[[Any], Any]] = {
     "grant": _read_grant,
     "ticket": _read_ticket,

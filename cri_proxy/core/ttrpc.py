@@ -9,12 +9,14 @@ Source: containerd/nri pkg/net/multiplex, containerd/ttrpc channel.go, server.go
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
 from google.protobuf.message import DecodeError
 
 from cri_api import ttrpc_pb2 as pb
+from cri_proxy.core.protobuf_bytes import write_varint
 
 #: Where the host calls the plugin, and the plugin the host.
 PLUGIN_CONNECTION, RUNTIME_CONNECTION = 1, 2
@@ -26,6 +28,8 @@ MESSAGE_HEAD_BYTES, FRAME_HEAD_BYTES = 10, 8
 FIRST_FRAME_BYTES = 4096
 MAX_FRAME_BYTES = MAX_DATA_BYTES + MESSAGE_HEAD_BYTES
 _LAST_STREAM = (1 << 32) - 1
+#: Of Request's field 3.
+_PAYLOAD_TAG = b"\x1a"
 
 # gRPC's codes, as far as they are said here.
 CANCELED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 1, 2, 3, 4
@@ -183,13 +187,15 @@ class Wire:
         :raises TooLarge: the peer would not take it; split it.
         """
         timeout_ns = max(1, int(timeout_s * 1e9)) if timeout_s else 0
-        request = pb.Request(
-            service=self._peer_service, method=method, payload=payload, timeout_nano=timeout_ns
-        )
+        head = pb.Request(service=self._peer_service, method=method).SerializeToString()
+        tail = pb.Request(timeout_nano=timeout_ns).SerializeToString()
+        if payload:
+            # As the message would write it, which would copy megabytes twice.
+            head += _PAYLOAD_TAG + write_varint(len(payload))
         stream = self._next
         if stream > _LAST_STREAM:
             raise Garbage("all stream ids of this connection have been used")
-        out = _message(self._calls, stream, REQUEST, request.SerializeToString())
+        out = _message(self._calls, stream, REQUEST, (head, payload, tail))
         self._next += 2
         self._open.add(stream)
         return stream, out
@@ -201,7 +207,9 @@ class Wire:
     def reply(self, stream: int, payload: bytes) -> bytes:
         """The bytes that answer a call; an error in its place if the answer is too large."""
         try:
-            return _message(self._serves, stream, RESPONSE, pb.Response(payload=payload).SerializeToString())
+            return _message(
+                self._serves, stream, RESPONSE, (pb.Response(payload=payload).SerializeToString(),)
+            )
         except TooLarge as error:
             return self.fail(stream, error.code, str(error))
 
@@ -209,7 +217,7 @@ class Wire:
         """The bytes that answer a call with an error."""
         # An error's text may quote what was too large; the peer gets the beginning.
         status = pb.Status(code=code, message=text[:4096])
-        return _message(self._serves, stream, RESPONSE, pb.Response(status=status).SerializeToString())
+        return _message(self._serves, stream, RESPONSE, (pb.Response(status=status).SerializeToString(),))
 
     def _take_request(self, message: Message, events: list[Event], answers: list[bytes]) -> None:
         stream = message.stream
@@ -254,18 +262,27 @@ class Wire:
         events.append(Reply(message.stream, response.payload, status.code, status.message))
 
 
-def _message(connection: int, stream: int, kind: int, data: bytes) -> bytes:
+def _message(connection: int, stream: int, kind: int, pieces: Sequence[bytes]) -> bytes:
     """A message in frames as Go peers can read them: what their first read offers room for, then all the rest."""
-    if len(data) > MAX_DATA_BYTES:
-        raise TooLarge(len(data))
-    head = len(data).to_bytes(4, "big") + stream.to_bytes(4, "big") + bytes([kind, 0])
-    first = head + data[: FIRST_FRAME_BYTES - MESSAGE_HEAD_BYTES]
-    rest = data[FIRST_FRAME_BYTES - MESSAGE_HEAD_BYTES :]
-    return _frame(connection, first) + (_frame(connection, rest) if rest else b"")
+    size = sum(map(len, pieces))
+    if size > MAX_DATA_BYTES:
+        raise TooLarge(size)
+    head = size.to_bytes(4, "big") + stream.to_bytes(4, "big") + bytes([kind, 0])
+    first_bytes = min(size, FIRST_FRAME_BYTES - MESSAGE_HEAD_BYTES)
+    out: list[Union[bytes, memoryview]] = [_frame_head(connection, len(head) + first_bytes), head]
+    left = first_bytes
+    for piece in pieces:
+        if 0 <= left < len(piece):
+            view = memoryview(piece)  # of megabytes, perhaps
+            out += (view[:left], _frame_head(connection, size - first_bytes), view[left:])
+        else:
+            out.append(piece)
+        left -= len(piece)
+    return b"".join(out)
 
 
-def _frame(connection: int, payload: bytes) -> bytes:
-    return connection.to_bytes(4, "big") + len(payload).to_bytes(4, "big") + payload
+def _frame_head(connection: int, size_bytes: int) -> bytes:
+    return connection.to_bytes(4, "big") + size_bytes.to_bytes(4, "big")
 
 
 def _too_large(size_bytes: int) -> str:

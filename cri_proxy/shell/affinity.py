@@ -24,8 +24,8 @@ from cri_proxy.core.rebalance import (
     affinity_settings,
     describe,
     plan_of,
-    question_of,
 )
+from cri_proxy.shell.asking import ask_in_slices
 from cri_proxy.shell.moving import Failed, Mover, Outcome
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerFailed, PlannerWorker
@@ -197,18 +197,26 @@ class AffinityController:
             self.parts.log.warning("no plan", why=str(error))
             self.parts.health.warn("planner", [f"the planner does not work: {error}"])
             return
+        except CannotRebalance as error:
+            self.parts.log.info("no plan", why=str(error))
+            return
         self.parts.health.warn("planner", [])
         if proposal is not None and proposal.accepted:
             self._rest = _Rest(question, proposal, self._accept(proposal))
 
     async def _ask(self, engine: Engine, settings: AffinitySettings) -> tuple[Question, Optional[Proposal]]:
-        """The question as things are now and the planner's answer; None where nobody talks to anybody."""
+        """The question as things are now and the planner's answer; None where nobody talks to anybody.
+
+        :raises PlannerFailed: it has no answer.
+        :raises CannotRebalance: the engine is never still.
+        """
         memory = await self.mover.memory(engine)
-        now_s = self.parts.keeper.clock()
-        question = question_of(engine, self.traffic(), settings, now_s, memory_in_use=memory)
+        question = await ask_in_slices(engine, self.traffic(), settings, self.parts.keeper.clock, memory)
+        if question is None:
+            raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
         if not question.problem.edges:
             return question, None
-        problem = forbid(question.problem, question.homes, self._bans.at(now_s))
+        problem = forbid(question.problem, question.homes, self._bans.at(question.at_s))
         began = time.perf_counter()
         proposal = await self.planner.plan(problem)
         self.parts.metrics.plan_seconds.observe(time.perf_counter() - began)

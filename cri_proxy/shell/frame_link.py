@@ -111,7 +111,8 @@ class Link:
         """Nobody is read from faster than the other side takes it."""
         is_paused = self.connection is not None and self.connection.is_paused
         self.runtime.read(not (self.client.is_full or is_paused))
-        self.client.read(not self.runtime.is_full)
+        # A client is answered here, too: pings always, everything while there is no runtime.
+        self.client.read(not (self.client.is_full or self.runtime.is_full))
 
     def _client_lost(self) -> None:
         if self.connection is not None:
@@ -186,6 +187,8 @@ class Link:
         end = self.connection or self.local
         if end is not None and not end.has_begun and now_s > self._since_s + SILENT_S:
             self.close()
+        if self.runtime.is_full and self.client.is_deserted:
+            self.abort()
         self._on_connection(lambda connection: connection.tick(now_s))
 
     def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:

@@ -191,7 +191,7 @@ class CreateContainer(Call):
         self.bound = True
         self.keeper.save()
         self.fields["id"] = container_id
-        self.keeper.send(missed + self.admission.after)
+        self.keeper.send(missed)
 
     async def close(self, end: End, code: int, details: str) -> None:
         if self.admission is None or self.bound:
@@ -205,7 +205,7 @@ class CreateContainer(Call):
             )
         else:
             self.outcome = "in doubt"
-            self.engine.doubt(self.admission.ticket)
+            self.keeper.send(self.engine.doubt(self.admission.ticket))
             self.keeper.on_doubt()
         self.keeper.save()
 
@@ -251,15 +251,13 @@ class UpdateContainerResources(Call):
             if sent.cpus or self.give_back is not None:
                 why = "a client's update came between"
                 self.keeper.updates.overtaken(Update(self.container_id, sent, False, why, self.give_back))
-            self.keeper.send(
-                self.admission.after + self.engine.commit(self.admission.ticket, self.keeper.clock())
-            )
+            self.keeper.send(self.engine.commit(self.admission.ticket, self.keeper.clock()))
         elif end is End.REFUSED:
             self.outcome = "cancelled"
             self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock()))
         else:
             self.outcome = "in doubt"
-            self.engine.doubt(self.admission.ticket)
+            self.keeper.send(self.engine.doubt(self.admission.ticket))
             # Resync looks at what it has and repairs it; not so while an update of ours is waiting.
             self.keeper.updates.forget(self.container_id)
             self.keeper.on_doubt()

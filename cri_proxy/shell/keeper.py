@@ -87,7 +87,7 @@ class Keeper:
     def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
         if self.engine is not None and self.quotas is not None:
-            self.quotas.follow(unlimited_pods(self.engine.grants.values()), self.enforcing, changed)
+            self.quotas.follow(unlimited_pods(self.engine.around_lifted()), self.enforcing, changed)
 
     def send(self, updates: Iterable[Update]) -> None:
         """Give other containers their new cpusets, in the background."""

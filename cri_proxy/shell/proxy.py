@@ -13,7 +13,7 @@ from cri_proxy.shell.frame_relay import FrameRelay
 from cri_proxy.shell.interceptor import CriInterceptor
 from cri_proxy.shell.last_call import LastCall
 from cri_proxy.shell.listen import activated
-from cri_proxy.shell.nri.hosting import NriHosting
+from cri_proxy.shell.nri.unhosted import make_hosting
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.relay import Relay
 from cri_proxy.shell.runtime import Runtime, discover
@@ -45,7 +45,7 @@ class Proxy:
         self._parts = parts
         self._transport: Optional[Transport] = None
         self._image_runtime: Optional[Runtime] = None
-        self._nri = NriHosting(parts, CriInterceptor(parts.keeper, parts.events))
+        self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events))
         self._calls = LastCall(self._nri)
 
     async def open(self) -> None:

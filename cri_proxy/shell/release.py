@@ -87,4 +87,4 @@ def _give_back_quotas(config: Config, engine: Engine, loaded: Loaded, store: Sto
     )
     if loaded.meta.get(BOOT_KEY) == read_boot_id():
         quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
-    quotas.follow(unlimited_pods(engine.grants.values()), lift=False)
+    quotas.follow(unlimited_pods(engine.around_lifted()), lift=False)

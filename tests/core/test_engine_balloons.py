@@ -79,7 +79,7 @@ def test_a_balloon_that_grows_for_a_container_takes_the_others_along() -> None:
     admission = engine.admit(asks("b", 2), NO_FENCE, 0.0)
     assert format_cpus(admission.placement.cpus) == "0-1,64-65"
     assert (told(admission.before), told(admission.after)) == ({}, {"a": "0-1,64-65"})
-    assert engine.bind(admission.ticket, "b", 0.0) == ()
+    assert told(engine.bind(admission.ticket, "b", 0.0)) == {"a": "0-1,64-65"}
     assert broken_invariants(engine) == []
 
 

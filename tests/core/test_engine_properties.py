@@ -119,7 +119,7 @@ class Running:
 
 @dataclass
 class Call:
-    """A request on its way: what it would do, and whom its reply lets grow."""
+    """A request on its way: what it would do."""
 
     admission: Admission
     container: Container
@@ -263,14 +263,6 @@ class Node_(RuleBasedStateMachine):
         self.runtime[key] = Running(call.container, cpus, sent.mems or call.fence.mems or NO_CPUS)
         return key
 
-    def _grow_later(self, call: Call) -> None:
-        """Growing comes after the reply; by then it is the present place that counts."""
-        for update in call.admission.after:
-            grant = self.engine.grants.get(update.id)
-            there = self.runtime.get(update.id)
-            if grant is not None and there is not None and grant.stance in (Stance.PLACED, Stance.ADOPTED):
-                there.cpus, there.mems = grant.cpus, grant.placement.mems or there.mems
-
     def _take(self, which: int) -> Call:
         return self.calls.pop(which % len(self.calls))
 
@@ -289,7 +281,6 @@ class Node_(RuleBasedStateMachine):
             updates = self.engine.commit(call.admission.ticket, self.now_s)
         else:
             updates = self.engine.bind(call.admission.ticket, self._arrive(call), self.now_s)
-        self._grow_later(call)
         self._send(updates)
 
     @precondition(lambda self: self.calls)
@@ -302,8 +293,7 @@ class Node_(RuleBasedStateMachine):
     @rule(which=index, arrived=st.booleans())
     def nobody_knows(self, which: int, arrived: bool) -> None:
         call = self._take(which)
-        self.engine.doubt(call.admission.ticket)
-        self._grow_later(call)
+        self._send(self.engine.doubt(call.admission.ticket))
         self.unknown.add(call.target)
         if call.target and arrived and call.target in self.runtime:
             there, sent = self.runtime[call.target], call.admission.placement

@@ -11,6 +11,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import linux_delta, update_resources, write_update_delta
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Quota, Stance
+from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.core.snapshot import read_record, write_record
 from policies.cpus import format_cpus
 from policies.model import (
@@ -52,6 +53,20 @@ def lifted(node: Engine, container: Container = OWNER) -> Grant:
 
 def resources(milli: int, period_us: int = 100_000) -> Resources:
     return Resources(milli, milli, quota_period_us=period_us)
+
+
+def test_whose_pods_have_to_be_looked_at_is_known_without_a_look_at_all() -> None:
+    node = engine()
+    run(node, make_container("elsewhere", limit=1), "c0")
+    assert node.around_lifted() == ()
+    grant = lifted(node)
+    run(node, make_container("beside", limit=1, pod=grant.container.pod), "c2")
+    assert {g.key for g in node.around_lifted()} == {"c1", "c2"}
+    assert unlimited_pods(node.around_lifted()) == unlimited_pods(node.grants.values())
+    node.release("c1")
+    assert unlimited_pods(node.around_lifted()) == unlimited_pods(node.grants.values())
+    node.remove("c1")
+    assert node.around_lifted() == ()
 
 
 # ---------------------------------------------------------------------- resizes

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cri_proxy.core.books import JournalValue
-from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind
+from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.core.snapshot import (
+    CONTAINERS_KEPT,
+    RecordWriter,
     UnreadableRecord,
     everything,
     read_placement,
@@ -62,7 +65,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
             1.0,
             moved=(("c1", PLACEMENT, Placement()),),
             found=Stance.ADOPTED,
-            waiting=(("c1", SET("0-3"), SET("1")), ("c2", SET("4"), SET(""))),
+            waiting=(Waiting("c1", SET("0-3"), SET("1")), Waiting("c2", SET("4"), SET(""), True)),
         ),
     ),
     "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
@@ -105,9 +108,17 @@ def test_everything_is_named_as_the_journal_names_it() -> None:
     assert everything(engine) == journal
 
 
+def test_a_writer_of_many_records_writes_each_as_if_it_were_the_only_one() -> None:
+    writer = RecordWriter()
+    grants = [replace(GRANT, container=replace(CONTAINER, attempt=n)) for n in range(CONTAINERS_KEPT + 10)]
+    for grant in [*grants, *(replace(grant, life=Life.RUNNING) for grant in grants)]:
+        assert writer.text(grant) == write_record(grant)
+    assert writer.text(INNER) == write_record(INNER)
+
+
 def test_a_ticket_of_an_older_daemon_does_not_say_whose_memory_waits() -> None:
     text = json.dumps({**json.loads(write_record(INNER)), "waiting": [["c1", "0-3"]]})
-    assert read_record("ticket", text).waiting == (("c1", SET("0-3"), SET("")),)
+    assert read_record("ticket", text).waiting == (Waiting("c1", SET("0-3")),)
 
 
 def without(kind: str, value: JournalValue, key: str) -> tuple[str, str]:

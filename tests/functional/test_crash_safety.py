@@ -108,8 +108,10 @@ async def _kill_in_the_middle(
     hold.set()
     await eventually(lambda: all(call.finished for call in runtime.calls), "calls of the dead go on")
     runtime.scripts.remove(script)
-    about = {getattr(call.message, "container_id", "") for call in runtime.calls[seen:]}
-    pods = {getattr(call.message, "pod_sandbox_id", "") for call in runtime.calls[seen:]}
+    # Of a request that was held only the headers have come.
+    messages = [call.message for call in runtime.calls[seen:] if call.request]
+    about = {getattr(message, "container_id", "") for message in messages}
+    pods = {getattr(message, "pod_sandbox_id", "") for message in messages}
     return about | {key for key, record in runtime.containers.items() if record.sandbox_id in pods}
 
 

@@ -6,6 +6,7 @@ Everything is compared, ``user-agent`` included: the relay is no gRPC hop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -124,28 +125,43 @@ CALLS = st.fixed_dictionaries(
         "trailing": METADATA,
         "error": st.none() | ERRORS,
         "gzip": st.booleans(),
+        # Further messages of the client's: then it is a stream of requests.
+        "more": st.lists(SIZES, max_size=2),
+        "is_cancelled": st.sampled_from([False, False, False, True]),
     }
 )
 
 
 async def one(runtime: FakeRuntime, client: CriClient, number: int, call: dict[str, Any]) -> RawReply:
     """One call; its request begins with its number, by which the runtime's side of it is found."""
-    compression = grpc.Compression.Gzip if call["gzip"] else None
-    made = client._channel.unary_stream(call["method"])(
-        bytes([number]) + b"q" * call["request"],
+    invoke = client._channel.stream_stream(call["method"])
+    made = invoke(
         metadata=call["metadata"],
         timeout=call["timeout"],
-        compression=compression,
+        compression=grpc.Compression.Gzip if call["gzip"] else None,
     )
     messages = []
-    try:
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        # The runtime may be done before it has read them all.
+        await made.write(bytes([number]) + b"q" * call["request"])
+        for size in call["more"]:
+            await made.write(b"m" * size)
+        await made.done_writing()
+    if call["is_cancelled"]:
+        await runtime.wait_until(lambda: has_come(runtime, number, 1 + len(call["more"])))
+        made.cancel()
+        return RawReply((), (), (), (await made.code()).value[0], await made.details() or "")
+    with contextlib.suppress(grpc.aio.AioRpcError):
         while (message := await made.read()) is not grpc.aio.EOF:
             messages.append(message)
-    except grpc.aio.AioRpcError:
-        pass
     initial, trailing = await made.initial_metadata(), await made.trailing_metadata()
     code = (await made.code()).value[0]
     return RawReply(tuple(messages), tuple(initial), tuple(trailing), code, await made.details() or "")
+
+
+def has_come(runtime: FakeRuntime, number: int, count: int) -> bool:
+    """Whether the runtime has so many messages of a call."""
+    return any(len(c.request) == count and c.request[0][:1] == bytes([number]) for c in runtime.calls)
 
 
 def script(runtime: FakeRuntime, number: int, call: dict[str, Any]) -> None:
@@ -157,6 +173,7 @@ def script(runtime: FakeRuntime, number: int, call: dict[str, Any]) -> None:
         initial_metadata=call["initial"],
         trailing_metadata=call["trailing"],
         error=None if error is None else (*error, call["trailing"]),
+        then_hang=call["is_cancelled"],
     )
 
 
@@ -186,6 +203,36 @@ def test_the_same_calls_past_the_relay_and_through_it_are_the_same(
         script(ways.runtime, number, call)
     direct, relayed = [ways.run(all_of(ways, client, calls, together)) for client in ways.clients]
     assert relayed == direct
+    assert ways.looking.open_now == set()
+
+
+#: Of every kind one, and the large ones twice; all sixteen are under way at a time.
+SIXTEEN: list[dict[str, Any]] = [
+    {
+        "method": METHODS[number % len(METHODS)],
+        "request": [0, 100, 200_000, 1_000_000][number % 4],
+        "metadata": (("x-number", str(number)), ("x-bin", bytes([number]))),
+        "timeout": 1.0 if number % 8 == 7 else None,
+        "reply": [[5, 5], [300_000], [], [1_000_000]][number // 4],
+        "initial": (("x-initial", "i"),) * (number % 2),
+        "trailing": (("x-trailing-bin", b"\xff"),) * (number % 3),
+        "error": (9, "größer als 100%") if number % 5 == 4 else None,
+        "gzip": number % 6 == 5,
+        "more": [20_000] * (number % 3 == 2),
+        "is_cancelled": number % 8 == 3,
+        "hangs": number % 8 == 7,
+    }
+    for number in range(16)
+]
+
+
+def test_sixteen_at_a_time_are_the_same_also_those_whose_time_is_over(ways: Ways) -> None:
+    ways.runtime.scripts.clear()
+    for number, call in enumerate(SIXTEEN):
+        script(ways.runtime, number, {**call, "is_cancelled": call["is_cancelled"] or call["hangs"]})
+    direct, relayed = [ways.run(all_of(ways, client, SIXTEEN, together=True)) for client in ways.clients]
+    assert relayed == direct
+    assert [reply.code for reply in direct[0] if reply.code in (1, 4)] == [1, 4, 1, 4]
     assert ways.looking.open_now == set()
 
 

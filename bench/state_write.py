@@ -1,0 +1,181 @@
+"""What it costs to make a create durable: ``python -m bench.state_write [--folder ON_DISK] [--creates N]``.
+
+One engine (``hygon``, 128 CPUs) creates containers; what it journals at each create's admission and binding is
+written to several state files in turn, so that whatever else the machine does meanwhile meets all of them:
+
+- NORMAL: as the daemon does; a change survives the end of the process at any instant, not a power cut;
+- FULL: an fsync at each commit; it survives a power cut;
+- each on the disk and in a tmpfs.
+
+Wall-clock time, as the event loop waits for it, and CPU time. System calls are counted by strace in runs of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from bench.decision_time import request
+from bench.figures import machine_line, percentile
+from cri_proxy.core.books import JournalKey, JournalValue
+from cri_proxy.core.cri import read_create
+from cri_proxy.core.engine import Engine
+from cri_proxy.shell.store import Store
+from tests.machines import HYGON_7285_2S
+from tests.scenes import engine_on
+
+CONTAINERS = (0, 100, 400, 1000)
+TMPFS = Path("/dev/shm")
+CALLS = ("pwrite64", "fsync", "fdatasync")
+
+Journal = dict[JournalKey, JournalValue]
+
+
+class Way(Store):
+    """One state file; ``synchronous``: SQLite's setting of that name."""
+
+    def __init__(self, name: str, folder: Path, synchronous: str) -> None:
+        super().__init__(folder)
+        self.name = f"{name} {synchronous}"
+        self._synchronous = synchronous
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    def _connect(self, existed: bool) -> None:
+        super()._connect(existed)
+        assert self._db is not None
+        self._db.execute(f"PRAGMA synchronous={self._synchronous}")
+
+    def timed(self, journal: Journal) -> tuple[float, float]:
+        """Seconds of wall-clock and of CPU time for one write."""
+        cpu, wall = time.thread_time(), time.perf_counter()
+        assert self.write(journal), self.problem
+        return time.perf_counter() - wall, time.thread_time() - cpu
+
+
+class Node:
+    """Creates containers one after another; what is to be written for each is yielded, admission before binding."""
+
+    def __init__(self) -> None:
+        self.engine: Engine = engine_on(HYGON_7285_2S)
+        self.count = 0
+
+    def create(self) -> Iterator[Journal]:
+        self.count += 1
+        read = read_create(request(self.count, "BestEffort"), self.engine.pods)
+        admission = self.engine.admit(read.container, read.fence, float(self.count))
+        yield self.engine.drain()
+        self.engine.bind(admission.ticket, f"{self.count * 2654435761 % 2**32:08x}{self.count:056x}", 0.0)
+        yield self.engine.drain()
+
+
+def measure(node: Node, ways: list[Way], creates: int) -> None:
+    """Seconds of each create, both writes together, on every way."""
+    for way in ways:
+        way.wall_s, way.cpu_s = [], []
+    random = Random(1)
+    for _ in range(creates):
+        spent = dict.fromkeys(ways, (0.0, 0.0))
+        # Whoever comes after one that has waited finds the caches cold.
+        turn = random.sample(ways, len(ways))
+        for journal in node.create():
+            for way in turn:
+                wall, cpu = way.timed(journal)
+                spent[way] = spent[way][0] + wall, spent[way][1] + cpu
+        for way in ways:
+            way.wall_s.append(spent[way][0])
+            way.cpu_s.append(spent[way][1])
+
+
+def table(ways: list[Way], creates: int) -> None:
+    node = Node()
+    print("| microseconds a create (two writes) | containers | p50 | p99 | CPU p50 | checkpoint |")
+    print("|---|---|---|---|---|---|")
+    for containers in CONTAINERS:
+        filling: Journal = {}
+        while node.count < containers:
+            for journal in node.create():
+                filling.update(journal)
+        for way in ways:
+            way.write(filling)
+            way.checkpoint()
+        measure(node, ways, creates)
+        for way in ways:
+            figures = [percentile(way.wall_s, 50), percentile(way.wall_s, 99), percentile(way.cpu_s, 50)]
+            started = time.perf_counter()
+            way.checkpoint()
+            figures.append(time.perf_counter() - started)
+            cells = " | ".join(f"{figure * 1e6:.0f}" for figure in figures)
+            print(f"| {way.name} | {containers} | {cells} |", flush=True)
+
+
+def calls_of_a_create(folder: Path, synchronous: str) -> dict[str, float]:
+    """System calls of one create, by the difference of a run with more and one with fewer."""
+    few, many = 50, 150
+    counts = []
+    for creates in (few, many):
+        report = folder / f"strace-{creates}"
+        words = ["strace", "-f", "-c", "-e", f"trace={','.join(CALLS)}", "-o", str(report)]
+        own = ["-m", "bench.state_write", "--only", str(folder / str(creates)), synchronous, str(creates)]
+        subprocess.run([*words, sys.executable, *own], check=True, capture_output=True)
+        # % time, seconds, microseconds a call, calls, errors if any, name
+        rows = [line.split() for line in report.read_text().splitlines()]
+        counts.append({row[-1]: int(row[3]) for row in rows if row and row[-1] in CALLS})
+    return {name: (counts[1].get(name, 0) - counts[0].get(name, 0)) / (many - few) for name in CALLS}
+
+
+def only(folder: Path, synchronous: str, creates: int) -> None:
+    """So many creates and no more, for strace."""
+    way, node = Way("", folder, synchronous), Node()
+    way.load()
+    for _ in range(creates):
+        for journal in node.create():
+            assert way.write(journal)
+    way.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="where the disk is; default: where temporary files go")
+    parser.add_argument("--creates", type=int, default=100, help="measured for each number of containers")
+    parser.add_argument(
+        "--only", nargs=3, metavar=("FOLDER", "SYNCHRONOUS", "CREATES"), help=argparse.SUPPRESS
+    )
+    options = parser.parse_args()
+    if options.only:
+        only(Path(options.only[0]), options.only[1], int(options.only[2]))
+        return
+    print(machine_line())
+    with contextlib.ExitStack() as stack:
+        disk, memory = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="state-write-", dir=where)))
+            for where in (options.folder, TMPFS)
+        )
+        ways = [
+            Way(name, folder / synchronous, synchronous)
+            for name, folder in (("disk", disk), ("tmpfs", memory))
+            for synchronous in ("NORMAL", "FULL")
+        ]
+        for way in ways:
+            way.load()
+            stack.callback(way.close)
+        table(ways, options.creates)
+        for synchronous in ("NORMAL", "FULL") if shutil.which("strace") else ():
+            calls = calls_of_a_create(disk, synchronous)
+            print(
+                f"{synchronous}: "
+                + ", ".join(f"{number:.1f} {name}" for name, number in calls.items())
+                + " a create"
+            )
+
+
+if __name__ == "__main__":
+    main()
