@@ -1,12 +1,14 @@
-"""What a call costs on its way to the runtime: ``python -m bench.relay_latency [--calls N] [--no-daemon]``.
+"""What a call costs on its way to the runtime: ``python -m bench.relay_latency [--calls N]``.
 
-Client, relays, daemon and runtime are processes of their own. The same calls go every way in turns of 25, so that
-whatever else the machine does meanwhile meets all of them:
+Client, relays and runtime are processes of their own. The same calls go every way in turns of 25, so that whatever
+else the machine does meanwhile meets all of them:
 
 - direct: past everything;
 - grpc.aio: a bare ``Relay`` behind grpc.aio's server, which reads messages as bytes;
-- frames: a bare ``FrameRelay``, with asyncio's own event loop; frames+uvloop: the same where uvloop is installed;
-- daemon: the whole daemon with the ``hygon`` policy, which is asked about every create.
+- frames: a bare ``FrameRelay``, with asyncio's own event loop; frames, uvloop: the same where uvloop is installed.
+
+Clients and runtime are ``bench.raw``, where nothing else is said. What a create costs in the whole daemon is
+measured by ``bench.create_cost``, the start by ``bench.start_time``.
 """
 
 from __future__ import annotations
@@ -15,229 +17,273 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-import itertools
-import os
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Protocol
 
-import grpc.aio
+import grpc
 
-from bench.figures import machine_line, percentile
+from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
+from bench.raw import SERVICE, Client, calls_by
 from cri_api import runtime_v1_pb2 as cri
-from tests.agent import ROOT, Agent
-from tests.cri_client import CHANNEL_OPTIONS, Pod, container_config, create_request, pod_config
-from tests.machines import HYGON_7285_2S, machine
+from tests.cri_client import CHANNEL_OPTIONS
 
 CONTAINERS = 500
 TURN = 25
-#: Calls each way, and how many clients make them at the same time.
-CALLS = {
-    "Version": (3000, 1),
-    "ListContainers": (1000, 1),
-    "CreateContainer": (500, 1),
-    "Version x16": (6400, 16),
-}
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: How often each kind of call is made each way, unless ``--calls`` says otherwise.
+CALLS = 4000
+CLIENTS = 16
+EVENTS, PAUSED_EVENTS, PAUSE_US = 20_000, 1_000, 1_000
+#: What kubelet calls in an hour on a node with 110 pods: lists of pods and containers each second (its PLEG), of
+#: containers each 10 s (log rotation) and each minute (garbage), lists and stats each 10 s (eviction), the runtime's
+#: status each 5 s, 20 exec probes each 10 s, and a start of a pod, a dozen calls, each minute.
+LISTS_PER_HOUR = 2 * 3600 + 360 + 120 + 3 * 360
+OTHERS_PER_HOUR = 720 + 360 + 20 * 360 + 12 * 60
+VERSION = cri.VersionRequest(version="v1").SerializeToString()
 
 
-def requests(method: str) -> Iterator[bytes]:
-    """The requests of one method, one after another; each create is of another pod."""
-    for number in itertools.count(1):
-        if method == "CreateContainer":
-            uid = f"uid-{number:032}"
-            pod = Pod(f"{number:064x}", uid, f"web-{number}", "default", pod_config(f"web-{number}", uid=uid))
-            config = container_config("app", cpu_request=100, cpu_limit=2000, memory_limit=1 << 28)
-            yield create_request(pod, config).SerializeToString()
-        else:
-            yield cri.VersionRequest(version="v1").SerializeToString() if method == "Version" else b""
+class Caller(Protocol):
+    """A client that makes one call at a time."""
+
+    def prepare(self, method: str, count: int) -> None: ...
+    def call(self, message: bytes) -> bytes: ...
+
+
+class GrpcClient:
+    """The same of grpc's, for what a real client has of it all."""
+
+    def __init__(self, path: str) -> None:
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
+
+    def prepare(self, method: str, count: int) -> None:
+        self._call = self._channel.unary_unary(SERVICE + method)
+
+    def call(self, message: bytes) -> bytes:
+        return bytes(self._call(message))
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 class Way:
-    """One way to the runtime: its name, a channel of each client, the process in between (0: none)."""
+    """One way to the runtime; ``pid``: the process in between (0: none)."""
 
-    def __init__(self, name: str, socket: str, pid: int = 0) -> None:
+    def __init__(self, name: str, path: str, pid: int = 0) -> None:
         self.name = name
-        self.socket = socket
+        self.path = path
         self.pid = pid
-        self.channels: list[Any] = []
-        self.seconds: list[float] = []
-        self.calls = 0
-        self.elapsed_s = 0.0
-        self.cpu_s = 0.0
-
-    async def turn(self, method: str, messages: Iterator[bytes], count: int, clients: int) -> None:
-        """``count`` calls, by ``clients`` clients at the same time."""
-        path = f"/runtime.v1.RuntimeService/{method}"
-        before_s, started = cpu_s(self.pid), time.perf_counter()
-        await asyncio.gather(
-            *(
-                self._calls(channel.unary_unary(path), messages, count // clients)
-                for channel in self.channels[:clients]
-            )
-        )
-        self.elapsed_s += time.perf_counter() - started
-        self.cpu_s += cpu_s(self.pid) - before_s
-        self.calls += count // clients * clients
-
-    async def _calls(self, call: Callable[[bytes], Any], messages: Iterator[bytes], count: int) -> None:
-        for _ in range(count):
-            message = next(messages)
-            started = time.perf_counter()
-            await call(message)
-            self.seconds.append(time.perf_counter() - started)
+        self.clients = [Client(path) for _ in range(CLIENTS)]
+        self.grpc_client = GrpcClient(path)
+        self.forget()
 
     def forget(self) -> None:
-        self.seconds, self.calls, self.elapsed_s, self.cpu_s = [], 0, 0.0, 0.0
+        self.seconds: list[float] = []
+        self.elapsed_s = self.cpu_s = 0.0
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """A turn: elapsed time, and CPU time of the process in between."""
+        cpu_before_s, started_s = cpu_s(self.pid), time.perf_counter()
+        yield
+        self.elapsed_s += time.perf_counter() - started_s
+        self.cpu_s += cpu_s(self.pid) - cpu_before_s
+
+    def turn(self, caller: Caller, method: str, message: bytes) -> None:
+        """Some calls, one after the other."""
+        caller.prepare(method, TURN)
+        with self.timed():
+            for _ in range(TURN):
+                started_s = time.perf_counter()
+                caller.call(message)
+                self.seconds.append(time.perf_counter() - started_s)
+
+    def turn_of_many(self, method: str, message: bytes) -> None:
+        """The same by all clients at the same time."""
+        for client in self.clients:
+            client.prepare(method, TURN)
+        with self.timed():
+            self.seconds += calls_by(self.clients, message, TURN)
+
+    def close(self) -> None:
+        self.grpc_client.close()
+        for client in self.clients:
+            client.close()
 
 
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    if not pid:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+# ---------------------------------------------------------------------- measuring
 
 
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+def measure(ways: Sequence[Way], what: str, count: int) -> None:
+    """Calls of one kind, every way, in turns; a row for each way."""
+    by_many, by_grpc = f"x{CLIENTS}" in what, "grpc" in what
+    method = what.split()[0].strip("`,")
+    message = VERSION if method == "Version" else b""
 
-
-async def measure(ways: list[Way], name: str, count: int, clients: int) -> None:
-    """All calls of one kind, every way, in turns."""
-    method = name.partition(" ")[0]
-    messages = [requests(method) for _ in ways]
-    turn = TURN * clients
-    for way, own in zip(ways, messages):
-        await way.turn(method, own, turn, clients)
-        way.forget()
-    for _ in range(max(1, count // turn)):
-        for way, own in zip(ways, messages):
-            await way.turn(method, own, turn, clients)
-
-
-def report(name: str, ways: list[Way]) -> None:
-    """One row a way: percentiles, what is added to direct, and what that is beside grpc.aio's addition."""
-    direct = ways[0]
-    by_name = {way.name: way for way in ways}
-    p50, p99 = (percentile(direct.seconds, p) for p in (50, 99))
-    for way in ways:
-        own50, own99 = (percentile(way.seconds, p) for p in (50, 99))
-        cells = f"{name:<18}{way.name:<16}{own50 * 1e6:9.0f}{own99 * 1e6:9.0f}"
-        if way is not direct:
-            other = by_name.get("grpc.aio", way)
-            grpc_added = percentile(other.seconds, 50) - p50
-            share = (own50 - p50) / grpc_added if grpc_added > 0 else float("nan")
-            cells += f"{(own50 - p50) * 1e6:9.0f}{(own99 - p99) * 1e6:9.0f}{own50 / p50:8.2f}{share:9.2f}"
-            cells += f"{way.calls / way.elapsed_s:9.0f}{way.cpu_s / way.calls * 1e5:9.1f}{resident_mb(way.pid):8.1f}"
+    def turn(way: Way) -> None:
+        if by_many:
+            way.turn_of_many(method, message)
         else:
-            cells += " " * 35 + f"{way.calls / way.elapsed_s:9.0f}"
-        print(cells, flush=True)
+            way.turn(way.grpc_client if by_grpc else way.clients[0], method, message)
+
     for way in ways:
+        turn(way)
+        way.forget()
+    for _ in range(max(1, count // TURN // (CLIENTS if by_many else 1))):
+        for way in ways:
+            turn(way)
+    report(what, ways)
+
+
+def report(what: str, ways: Sequence[Way]) -> None:
+    """One row a way: percentiles, what is added to direct's, and that as a part of grpc.aio's addition."""
+    direct50, direct99 = (percentile(ways[0].seconds, p) for p in (50, 99))
+    grpc50 = percentile(ways[1].seconds, 50)
+    for way in ways:
+        p50, p99, calls = percentile(way.seconds, 50), percentile(way.seconds, 99), len(way.seconds)
+        cells = [what, way.name, f"{p50 * 1e6:,.0f}", f"{p99 * 1e6:,.0f}"]
+        if way is ways[0]:
+            cells += ["", "", "", "", f"{calls / way.elapsed_s:,.0f}", ""]
+        else:
+            cells += [
+                f"{(p50 - direct50) * 1e6:,.0f}",
+                f"{(p99 - direct99) * 1e6:,.0f}",
+                f"{p50 / direct50:.2f}",
+            ]
+            cells += [f"{(p50 - direct50) / (grpc50 - direct50):.2f}", f"{calls / way.elapsed_s:,.0f}"]
+            cells += [f"{way.cpu_s / calls * 1e5:.1f}"]
+        print_row(*cells)
         way.forget()
 
 
-@contextlib.asynccontextmanager
-async def process(*words: str) -> AsyncIterator[int]:
-    """A program of ours that says "ready"; its pid."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+def measure_events(ways: Sequence[Way]) -> None:
+    """A stream of events every way: how late each is, and how many come in a second."""
+    print_row(
+        "`GetContainerEvents`",
+        "on its way p50, µs",
+        "p99",
+        "added p50",
+        "added p99",
+        "events/s without a pause",
     )
-    try:
-        assert started.stdout is not None
-        assert await started.stdout.readline() == b"ready\n"
-        yield started.pid
-    finally:
-        started.terminate()
-        await started.wait()
+    print_row(*["---"] * 6)
+    direct: list[float] = []
+    for way in ways:
+        delays_s = way.clients[0].events(PAUSED_EVENTS, PAUSE_US)
+        direct = direct or delays_s
+        cells = [percentile(delays_s, p) for p in (50, 99)]
+        cells += [percentile(delays_s, p) - percentile(direct, p) for p in (50, 99)]
+        started_s = time.perf_counter()
+        came = len(way.clients[0].events(EVENTS, 0))
+        per_s = came / (time.perf_counter() - started_s)
+        print_row(way.name, *(f"{cell * 1e6:,.0f}" for cell in cells), f"{per_s:,.0f}")
+
+
+def measure_memory(ways: Sequence[Way]) -> None:
+    """What is resident before and after an hour of kubelet's calls, and what CPU time those take."""
+    print_row(
+        f"an hour of kubelet: {LISTS_PER_HOUR + OTHERS_PER_HOUR:,} calls", "MB before", "MB after", "CPU s"
+    )
+    print_row(*["---"] * 4)
+    for way in ways[2:]:
+        before_mb, client = resident_mb(way.pid), way.clients[0]
+        with way.timed():
+            for number in range(OTHERS_PER_HOUR):
+                client.prepare("Version", 1)
+                client.call(VERSION)
+                if number % 100 < 100 * LISTS_PER_HOUR // OTHERS_PER_HOUR:
+                    client.prepare("ListContainers", 1)
+                    client.call(b"")
+        print_row(way.name, f"{before_mb:.1f}", f"{resident_mb(way.pid):.1f}", f"{way.cpu_s:.1f}")
+        way.forget()
 
 
 # ---------------------------------------------------------------------- the relays by themselves
 
 
-async def serve(kind: str, runtime: str, socket: str) -> None:
+class Nobody:
+    """Intercepts nothing."""
+
+    def open(self, full_method: str) -> None:
+        return None
+
+
+async def serve(kind: str, runtime: str, path: str) -> None:
     """A bare relay, until it is ended."""
-    from cri_proxy.shell.frame_relay import FrameRelay
-    from cri_proxy.shell.relay import Relay, open_channel
-    from cri_proxy.shell.serving import Serving
-
-    class Nobody:
-        """Intercepts nothing."""
-
-        def open(self, full_method: str) -> None:
-            return None
-
     if kind == "grpc.aio":
+        from cri_proxy.shell.relay import Relay, open_channel
+        from cri_proxy.shell.serving import Serving
+
         serving: Any = Serving(Relay(open_channel(runtime), None, Nobody()))
     else:
+        from cri_proxy.shell.frame_relay import FrameRelay
+
         serving = FrameRelay(runtime, Nobody())
-    await serving.open([Path(socket)], [], Path(f"{socket}.inner"))
+    await serving.open([Path(path)], [], Path(f"{path}.inner"))
     await serving.start_behind(asyncio.sleep(0))
     print("ready", flush=True)
     await asyncio.get_running_loop().create_future()
 
 
-def run_relay(kind: str, runtime: str, socket: str) -> None:
+def run_relay(kind: str, runtime: str, path: str) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        if kind.endswith("uvloop"):
-            import uvloop
+        if "uvloop" in kind:
+            import uvloop  # type: ignore[import-not-found,unused-ignore]
 
-            uvloop.run(serve(kind, runtime, socket))
+            uvloop.run(serve(kind, runtime, path))
         else:
-            asyncio.run(serve(kind, runtime, socket))
+            asyncio.run(serve(kind, runtime, path))
 
 
 # ---------------------------------------------------------------------- all of it
 
 
-async def main(calls: Optional[int], with_daemon: bool) -> None:
-    kinds = ["grpc.aio", "frames"] + ["frames+uvloop"] * bool(importlib.util.find_spec("uvloop"))
-    print(machine_line())
-    print(
-        f"{'microseconds':<34}{'':9}{'':9}{'added':>9}{'added':>9}{'ratio':>8}{'of grpc':>9}{'':9}{'CPU s/':>9}{'RSS':>8}"
-    )
-    print(
-        f"{'':<34}{'p50':>9}{'p99':>9}{'p50':>9}{'p99':>9}{'p50':>8}{'p50':>9}{'calls/s':>9}{'100,000':>9}{'MB':>8}"
-    )
-    async with contextlib.AsyncExitStack() as stack:
+def main(count: int) -> None:
+    kinds = ["grpc.aio", "frames"] + ["frames, uvloop"] * bool(importlib.util.find_spec("uvloop"))
+    print(machine_line(), end="\n\n")
+    with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="crb-"))
-        socket = f"{folder}/r.sock"
-        await stack.enter_async_context(process("bench.runtime", socket, str(CONTAINERS)))
-        ways = [Way("direct", socket)]
+        runtime = f"{folder}/r.sock"
+        stack.enter_context(process("bench.raw", runtime, str(CONTAINERS)))
+        ways = [Way("direct", runtime)]
         for number, kind in enumerate(kinds):
-            own = f"{folder}/{number}.sock"
-            serving = process("bench.relay_latency", "--serve", kind, socket, own)
-            ways.append(Way(kind, own, await stack.enter_async_context(serving)))
-        if with_daemon:
-            agent = await stack.enter_async_context(Agent(socket, topology=machine(HYGON_7285_2S)))
-            assert agent.process is not None
-            ways.append(Way("daemon", agent.socket, agent.process.pid))
+            path = f"{folder}/{number}.sock"
+            pid = stack.enter_context(process("bench.relay_latency", "--serve", kind, runtime, path))
+            ways.append(Way(kind, path, pid))
+        print_row(
+            "µs",
+            "",
+            "p50",
+            "p99",
+            "added p50",
+            "added p99",
+            "of direct",
+            "of grpc.aio's",
+            "calls/s",
+            "CPU s/100,000",
+        )
+        print_row(*["---"] * 10)
+        lists = f"`ListContainers`, {CONTAINERS}"
+        measure(ways, "`Version`", count)
+        measure(ways, "`Version`, grpc's client", count)
+        measure(ways, f"`Version` x{CLIENTS}", count)
+        measure(ways, lists, count // 4)
+        measure(ways, f"{lists}, grpc's client", count // 4)
+        print()
+        measure_events(ways)
+        print()
+        measure_memory(ways)
         for way in ways:
-            for _ in range(max(clients for _, clients in CALLS.values())):
-                way.channels.append(await stack.enter_async_context(channel(way.socket)))
-        for name, (count, clients) in CALLS.items():
-            await measure(ways, name, calls or count, clients)
-            report(f"{name} ({CONTAINERS})" if name == "ListContainers" else name, ways)
-
-
-def channel(socket: str) -> Any:
-    return grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
+            way.close()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, help="of each kind, each way")
-    parser.add_argument("--no-daemon", action="store_true", help="only the relays by themselves")
+    parser.add_argument("--calls", type=int, default=CALLS, help="of each kind, each way")
     parser.add_argument("--serve", nargs=3, metavar=("KIND", "RUNTIME", "SOCKET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         run_relay(*options.serve)
     else:
-        asyncio.run(main(options.calls, not options.no_daemon))
+        main(options.calls)

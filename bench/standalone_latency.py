@@ -7,13 +7,12 @@ that is polled, and at the runtime's door on one whose events can be read. And w
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.figures import machine_line, percentile
+from bench.figures import cpu_s, machine_line, percentile
 from cri_proxy.shell.standalone import POLL_S
 from tests.agent import Agent
 from tests.cri_client import CriClient
@@ -105,11 +104,6 @@ async def idle(containers: int) -> None:
 def pause_s(number: int) -> float:
     """Before the next start: at every moment between two polls alike (the golden ratio's multiples)."""
     return POLL_S * (number * 0.618034 % 1)
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def show(what: str, found_s: list[float]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 # As the launcher does for the daemon, and as early: before grpc is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 # Deterministic by default: a red build must be red again. "long" searches at random, and longer.
@@ -19,6 +24,9 @@ settings.register_profile(
     "long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Before Python 3.12, pytest-asyncio would make a loop to put back after each test; nobody closes that one.
+asyncio.set_event_loop(None)
 
 
 #: What is not done twice at a time: the tests of such a folder are one worker's, one after the other.
@@ -51,3 +59,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("vm"):
                 item.add_marker(pytest.mark.skip(reason="boots a virtual machine: make e2e-vm"))
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """A folder whose name leaves room for the 108 bytes of a socket's path."""
+    path = tempfile.mkdtemp(prefix="crf-")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest_asyncio.fixture
+async def runtime(folder: str) -> AsyncIterator[Any]:
+    """A runtime without containers, at ``r.sock`` in the folder."""
+    from tests.fake_runtime import FakeRuntime  # needs grpc, which most tests do not
+
+    async with FakeRuntime(f"{folder}/r.sock") as runtime:
+        yield runtime

@@ -558,7 +558,7 @@ class FakeRuntime:
         return len(self._subscribers)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-        """Returns once `condition` holds; it is asked again after each call, end of call and subscription."""
+        """Returns once `condition` holds; it is asked again after each call, request, end of call and subscription."""
         await asyncio.wait_for(self._wait(condition), timeout_s)
 
     async def wait_for_call(self, method: str, count: int = 1, timeout_s: float = WAIT_S) -> Call:
@@ -629,6 +629,7 @@ class FakeRuntime:
         # 2. The whole request; then the deed, if it comes before everything else.
         async for message in _messages(context):
             call.request += (message,)
+        self._changed()
         script = script or Script(call.method)
         acted = None
         if script.act_before_error and call.service_method in self._actions:

@@ -27,7 +27,6 @@ from tests.e2e.node import (
     TWO_NODES,
     Node,
     problem_of,
-    remove_all_pods,
     until,
 )
 from tests.observer import QUICK, ObserverProcess
@@ -56,15 +55,6 @@ def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) ->
         folder, binary, images=images, cpus=CPUS, more_config=NRI.format(folder=folder.resolve())
     ) as running:
         yield running
-
-
-@pytest.fixture
-async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
-    async with CriClient(str(containerd.socket)) as client:
-        try:
-            yield client
-        finally:
-            await remove_all_pods(client)
 
 
 @pytest.fixture

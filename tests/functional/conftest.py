@@ -7,12 +7,9 @@ daemon's control socket (``until``). Never for a time.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Callable
 
-import pytest
 import pytest_asyncio
 
 from cri_api.control import read_reply, write_request
@@ -33,20 +30,6 @@ StartAgent = Callable[..., Awaitable[Agent]]
 
 
 # ---------------------------------------------------------------------- fixtures
-
-
-@pytest.fixture
-def folder() -> Iterator[str]:
-    """A folder whose name leaves room for the 108 bytes of a socket's path."""
-    path = tempfile.mkdtemp(prefix="crf-")
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest_asyncio.fixture
-async def runtime(folder: str) -> AsyncIterator[FakeRuntime]:
-    async with FakeRuntime(f"{folder}/r.sock") as runtime:
-        yield runtime
 
 
 @pytest_asyncio.fixture

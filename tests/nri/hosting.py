@@ -11,29 +11,30 @@ from typing import Any, Awaitable, Callable, Optional
 import structlog
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.core.nri.messages import Shown
 from cri_proxy.core.nri.settings import NriSettings
 from cri_proxy.core.nri.validate import DefaultRules
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.nri.host import NriHost
 from tests.nri.plugins import HANG_S, eventually
 
-POD = nri.PodSandbox(id="p1", name="web", namespace="default", uid="u1")
-CONTAINER = nri.Container(id="c1", pod_sandbox_id="p1", name="app", args=["/app"], env=["A=1"])
-OTHER = nri.Container(id="c2", pod_sandbox_id="p1", name="other")
+POD = Shown(nri.PodSandbox(id="p1", name="web", namespace="default", uid="u1"))
+CONTAINER = Shown(nri.Container(id="c1", pod_sandbox_id="p1", name="app", args=["/app"], env=["A=1"]))
+OTHER = Shown(nri.Container(id="c2", pod_sandbox_id="p1", name="other"))
 
 
 class FakeWorld:
     """What plugins are told of; notes what they want."""
 
     def __init__(self) -> None:
-        self.pods: list[nri.PodSandbox] = [POD]
-        self.containers: list[nri.Container] = [OTHER]
+        self.pods: list[Shown[nri.PodSandbox]] = [POD]
+        self.containers: list[Shown[nri.Container]] = [OTHER]
         self.applied: list[tuple[str, list[nri.ContainerUpdate]]] = []
         self.failing: set[str] = set()
         self.problem: Optional[Exception] = None
         self.before_snapshot: Optional[Callable[[], Awaitable[None]]] = None
 
-    async def snapshot(self) -> tuple[list[nri.PodSandbox], list[nri.Container]]:
+    async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
         if self.before_snapshot is not None:
             await self.before_snapshot()
         if self.problem is not None:
@@ -89,7 +90,10 @@ async def hosting(
     """
     world = world or FakeWorld()
     capture = structlog.testing.LogCapture()
-    log = structlog.wrap_logger(structlog.PrintLogger(), processors=[capture])
+    # Whatever level another test has set for all loggers.
+    log = structlog.wrap_logger(
+        structlog.PrintLogger(), processors=[capture], wrapper_class=structlog.BoundLogger
+    )
     metrics = Metrics("test")
     chosen = {
         "socket": str(folder / "nri" / "nri.sock"),

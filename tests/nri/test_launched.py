@@ -36,7 +36,8 @@ async def test_a_launched_plugin_has_its_connection_on_descriptor_3_and_nothing_
                 "NRI_PLUGIN_SOCKET": "3",
             }
             descriptors = started["descriptors"]
-            assert [descriptors[n] for n in ("0", "1", "2", "3")] == ["/dev/null"] * 3 + ["socket"]
+            held = [descriptors.pop(number) for number in ("0", "1", "2", "3")]
+            assert held == ["/dev/null", "/dev/null", "pipe", "socket"]  # the pipe is our log
             assert "pipe" not in descriptors.values()
             (shown,) = it.host.plugins()
             assert (shown["origin"], shown["pid"]) == ("launched", started["pid"])
@@ -200,3 +201,16 @@ async def test_what_the_files_name_says_counts_and_not_what_the_plugin_does(tmp_
         assert it.titles() == ["10-foo"]
         await it.host.notify(nri.REMOVE_POD_SANDBOX, POD)
         assert log.events() == ["RemovePodSandbox"]
+
+
+async def test_a_plugin_that_cannot_start_says_why_in_the_log(tmp_path: Path) -> None:
+    program = tmp_path / "plugins" / "10-broken"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nimport there_is_no_such_module\n")
+    program.chmod(0o755)
+    async with hosting(tmp_path) as it:
+        [shown] = it.host.plugins()
+        assert "No module named 'there_is_no_such_module'" in shown["last_error"]
+        said = [entry["line"] for entry in it.log.entries if entry["event"] == "an NRI plugin says"]
+        assert said[-1] == "ModuleNotFoundError: No module named 'there_is_no_such_module'"
+        assert any("there_is_no_such_module" in warning for warning in it.warnings())

@@ -12,6 +12,7 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.events import MASK_ALL, mask_of
+from cri_proxy.core.nri.messages import Shown
 from cri_proxy.core.nri.validate import DefaultRules
 from cri_proxy.shell.nri.host import PluginRefused
 from tests.nri.hosting import CONTAINER, OTHER, POD, FakeWorld, Hosting, hosting, shares
@@ -225,7 +226,7 @@ async def test_without_a_required_plugin_no_pod_and_no_container_starts_until_it
     tmp_path: Path,
 ) -> None:
     rules = DefaultRules(required_plugins=("foo",), tolerate_missing_plugins_annotation="may-miss")
-    tolerant = nri.PodSandbox(id="p2", name="plugins", annotations={"may-miss": "true"})
+    tolerant = Shown(nri.PodSandbox(id="p2", name="plugins", annotations={"may-miss": "true"}))
     async with hosting(tmp_path, rules=rules) as it:
 
         async def is_refused() -> None:
@@ -250,7 +251,7 @@ async def test_without_a_required_plugin_no_pod_and_no_container_starts_until_it
 
 async def test_a_pod_may_require_plugins_by_itself(tmp_path: Path) -> None:
     annotations = {"required-plugins.noderesource.dev/container.app": "[bar]"}
-    pod = nri.PodSandbox(id="p1", name="web", annotations=annotations)
+    pod = Shown(nri.PodSandbox(id="p1", name="web", annotations=annotations))
     async with plugins(tmp_path, {"10-foo": {}}) as (it, _):
         with pytest.raises(PluginRefused, match='required plugin "bar" not present'):
             await it.host.create(pod, CONTAINER)
@@ -266,7 +267,7 @@ async def test_a_pod_may_require_plugins_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [3000, 4096, 9000, 1_000_000])
 async def test_requests_and_answers_of_any_size_come_whole(tmp_path: Path, size: int) -> None:
     text = "x" * size
-    container = nri.Container(id="c1", name="app", annotations={"in": text})
+    container = Shown(nri.Container(id="c1", name="app", annotations={"in": text}))
     async with plugins(tmp_path, {"10-foo": creates(annotations={"out": text})}) as (it, (foo,)):
         merged = await it.host.create(POD, container)
         assert merged.adjust.annotations["out"] == text

@@ -11,6 +11,7 @@ import pytest
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.interception import AnswerFailed
 from cri_proxy.core.nri.events import MASK_ALL, mask_of
+from cri_proxy.core.nri.messages import Shown
 from tests.nri.hosting import CONTAINER, OTHER, POD, FakeWorld, hosting, shares
 from tests.nri.plugins import HANG_S, eventually, external
 
@@ -21,7 +22,7 @@ def large_world(count: int, size: int) -> FakeWorld:
     """Containers of so many bytes each."""
     world = FakeWorld()
     world.containers = [
-        nri.Container(id=f"c{number}", name=f"n{number}", annotations={"a": "x" * size})
+        Shown(nri.Container(id=f"c{number}", name=f"n{number}", annotations={"a": "x" * size}))
         for number in range(count)
     ]
     return world

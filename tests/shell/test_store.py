@@ -12,7 +12,7 @@ import pytest
 from cri_proxy.core.books import HISTORY, JournalKey, JournalValue
 from cri_proxy.core.grants import Record
 from cri_proxy.core.snapshot import everything
-from cri_proxy.shell.store import FILE, Store
+from cri_proxy.shell.store import FILE, PAGE_BYTES, Store
 from policies.model import Placement
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import engine_on, fence, make_container, make_pod, run
@@ -121,7 +121,7 @@ def ours_but(*statements: str) -> Callable[[Path], None]:
 def garble_page(path: Path) -> None:
     ours_but()(path)
     content = bytearray(path.read_bytes())
-    content[4096:] = b"\xff" * (len(content) - 4096)
+    content[PAGE_BYTES:] = b"\xff" * (len(content) - PAGE_BYTES)
     path.write_bytes(content)
 
 

@@ -28,8 +28,13 @@ from cri_proxy.core.http2.frames import (
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
     Buffer,
+    Doubt,
+    Error,
     write_window_update,
 )
+
+#: SETTINGS on their way. Who adapts a window sends the next when the last is confirmed.
+MAX_UNCONFIRMED = 32
 
 
 class Ledger:
@@ -217,13 +222,20 @@ class Outlet:
     # ------------------------------------------------------------------ settings
 
     def expect(self, settings: list[tuple[int, int]]) -> None:
-        """The receiver has sent SETTINGS. They hold when the sender has confirmed them; less holds at once (6.5.3)."""
+        """The receiver has sent SETTINGS. They hold when the sender has confirmed them; less holds at once (6.5.3).
+
+        :raises Doubt: too many are not confirmed.
+        """
         window, frame_bytes = self._expected[-1] if self._expected else self._confirmed
         for name, value in settings:
             if name == INITIAL_WINDOW_SIZE:
                 window = value
             elif name == MAX_FRAME_SIZE:
                 frame_bytes = value
+        if len(self._expected) == MAX_UNCONFIRMED:
+            raise Doubt(
+                Error.ENHANCE_YOUR_CALM, f"more than {MAX_UNCONFIRMED} SETTINGS that are not confirmed"
+            )
         self._expected.append((window, frame_bytes))
         self.largest_frame = max(self.largest_frame, frame_bytes)
         self._apply()

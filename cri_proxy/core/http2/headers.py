@@ -23,9 +23,9 @@ Metadata = Iterable[tuple[str, Union[str, bytes]]]
 
 #: Blocks that are known by heart, and how large they may be. A client has a few dozen different ones.
 KNOWN_BLOCKS = 256
+KNOWN_BLOCK_BYTES = 4_096
 #: What an entry of a table counts beside its texts (RFC 7541, 4.1).
 _ENTRY_BYTES = 32
-KNOWN_BLOCK_BYTES = 4_096
 #: Longer texts are cut: the client may not take more than 8 KiB of headers (grpc's default).
 MESSAGE_BYTES = 4_000
 _STATUS_200 = b"\x88"
@@ -65,7 +65,7 @@ class HeaderReader:
             raise Doubt(Error.COMPRESSION_ERROR, f"a header block that cannot be read: {error}") from None
         if not leaves_table:
             self._known.clear()
-        elif len(self._known) < KNOWN_BLOCKS:
+        elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BLOCK_BYTES:
             self._known[block] = headers
         return headers
 

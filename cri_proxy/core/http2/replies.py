@@ -92,9 +92,10 @@ class Replies:
 
     def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
         """DATA and credit of streams that nobody watches, which most frames are."""
-        if stream in self._wire.watched or not stream:
-            return False
+        if stream in self._wire.watched or not stream or self._front is not None:
+            return False  # the last: it has waited, and its stream may have been forgotten meanwhile
         if kind == DATA:
+            self._wire.has_replied = True
             return not flags & END_STREAM and self._wire.replies.passes(stream, size)
         return kind == WINDOW_UPDATE
 
@@ -133,6 +134,7 @@ class Replies:
         if stream is not None and not stream.is_taken:
             self._wait_for_data(stream, frame)
         headers = self.reader.read(frame.block)
+        self._wire.has_replied = True
         if stream is None:
             return None
         is_end = bool(frame.flags & END_STREAM)
@@ -162,7 +164,7 @@ class Replies:
         wire.to_runtime.append(write_reset(stream.id, Error.CANCEL))
         wire.drop_hold(stream)
         wire.requests.close(stream.id)
-        stream.stage = Stage.TAKEN
+        stream.stage, stream.call = Stage.TAKEN, None
         stream.is_answered = stream.is_clear = True
         return b""
 
@@ -215,6 +217,7 @@ class Replies:
 
     def _data(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
+        wire.has_replied = True
         is_end = bool(frame.flags & END_STREAM)
         if stream is not None:
             if stream.is_taken:

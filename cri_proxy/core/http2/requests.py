@@ -22,6 +22,7 @@ from cri_proxy.core.http2.frames import (
     Error,
     read_settings,
     unpadded,
+    write_frame,
     write_window_update,
 )
 from cri_proxy.core.http2.headers import HeaderReader, value_of
@@ -247,7 +248,16 @@ class Requests:
         return None if left == credit else write_credit(frame.stream, left)
 
     def _ping(self, frame: Frame) -> Optional[bytes]:
-        return b"" if self._wire.is_answer_of_client(frame.flags, frame.payload) else None
+        if frame.flags & ACK:
+            return b"" if self._wire.is_answer_of_client(frame.flags, frame.payload) else None
+        wire = self._wire
+        if wire.has_replied:
+            wire.has_replied = False
+            return None
+        # Clients ping to measure what they get, and gRPC's servers end a connection on which pings come while they send
+        # nothing. So it is when what the client got was an answer of ours.
+        wire.to_client.append(write_frame(PING, ACK, 0, frame.payload))
+        return b""
 
     def _push(self, frame: Frame) -> Optional[bytes]:
         raise Doubt(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")

@@ -38,6 +38,8 @@ class Wire:
         self.served_to = ANY_STREAM
         self._pings: dict[bytes, Callable[[], None]] = {}
         self._pinged = 0
+        #: The runtime has sent part of a reply since a PING was passed to it.
+        self.has_replied = False
         #: SETTINGS that the runtime has not acknowledged; None: the client's.
         self._settings: deque[Optional[Callable[[], None]]] = deque()
 

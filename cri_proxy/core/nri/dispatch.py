@@ -1,30 +1,22 @@
-"""What a host of NRI plugins knows and decides: events and their calls, names, order, masks, chunks, pauses.
+"""What a host of NRI plugins knows and decides: events and their calls, names, order, masks, pauses.
 
-Sources: containerd/nri pkg/adaptation/plugin.go (calls, fallback, chunks), pkg/api/plugin.go (names, indices).
+Sources: containerd/nri pkg/adaptation/plugin.go (calls, fallback), pkg/api/plugin.go (names, indices).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.events import MASK_ALL, event_name
-from cri_proxy.core.ttrpc import MAX_DATA_BYTES
 
 #: What our host speaks: the release of NRI whose messages cri_api/nri_v1alpha1.proto has.
 NRI_VERSION = "v0.12.2"
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _INDEX = re.compile(r"[0-9]{2}")
-#: For the names around a request's own message, and the lengths in front of its parts.
-_ENVELOPE_BYTES = 256
-_PART_BYTES = 8
-#: SynchronizeRequest's fields 1, pods, and 2, containers; and 3, more, as it is when it is set.
-_PODS_TAG, _CONTAINERS_TAG, _MORE = b"\x0a", b"\x12", b"\x18\x01"
-
 #: Before 0.12 plugins had one call for all of these: StateChange.
 _FALLS_BACK = frozenset(
     (
@@ -54,17 +46,6 @@ class Rpc:
 def rpc_of(event: int) -> Rpc:
     """The call of an event. Its request is ``METHODRequest``, its reply ``METHODResponse``."""
     return Rpc(event_name(event), event in _FALLS_BACK)
-
-
-def request_of(event: int, **fields: Any) -> Any:
-    """The message of an event's call."""
-    return getattr(nri, f"{rpc_of(event).method}Request")(**fields)
-
-
-def state_change(event: int, request: Any) -> nri.StateChangeEvent:
-    """The same, as older plugins take it."""
-    container = getattr(request, "container", None)
-    return nri.StateChangeEvent(event=event, pod=request.pod, container=container)
 
 
 def subscribes(mask: int, event: int) -> bool:
@@ -101,53 +82,6 @@ def missing(required: Iterable[str], connected: Iterable[tuple[str, str]]) -> li
     """Those of the required plugins, ``NAME`` or ``NN-NAME``, that none of the connected, (index, name), is."""
     present = {called for index, name in connected for called in (name, f"{index}-{name}")}
     return [wanted for wanted in required if wanted not in present]
-
-
-@dataclass(frozen=True)
-class SyncPart:
-    """A SynchronizeRequest, as bytes. ``more``: another one follows."""
-
-    message: bytes
-    more: bool
-
-
-def sync_parts(
-    pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
-) -> tuple[list[SyncPart], list[str]]:
-    """All pods and containers in as few messages as possible; and the ids of those that fit in none.
-
-    Pods come before their containers. Written as bytes: making messages of them first takes four times as long.
-    """
-    parts: list[list[bytes]] = [[]]
-    left_out: list[str] = []
-    room = MAX_DATA_BYTES - _ENVELOPE_BYTES
-    used = 0
-    for tag, items in ((_PODS_TAG, pods), (_CONTAINERS_TAG, containers)):
-        for item in items:
-            entry = item.SerializeToString()
-            size = len(entry) + _PART_BYTES
-            if size > room:
-                left_out.append(item.id)
-                continue
-            if used + size > room:
-                parts.append([])
-                used = 0
-            used += size
-            parts[-1] += (tag, _varint(len(entry)), entry)
-    last = len(parts) - 1
-    made = [
-        SyncPart(b"".join(part) + (b"" if at == last else _MORE), at < last) for at, part in enumerate(parts)
-    ]
-    return made, left_out
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def pause_s(failures: int) -> float:

@@ -30,6 +30,9 @@ WANTED = (
     nri.POST_UPDATE_POD_SANDBOX,
 )
 
+_NAMES = {
+    number: "".join(part.capitalize() for part in name.split("_")) for name, number in nri.Event.items()
+}
 #: The first releases of runtimes that know the events of NRI 0.10, by the names they call themselves.
 _KNOWS_ALL = {"containerd": (2, 2), "cri-o": (1, 34)}
 #: The first NRI in which a plugin's own UpdateContainers does not lock the runtime up.
@@ -46,8 +49,7 @@ def mask_of(events: Iterable[int]) -> int:
 
 def event_name(event: int) -> str:
     """``PostCreateContainer`` for POST_CREATE_CONTAINER: the event as its RPC is called; the number if it is unknown."""
-    name = nri.Event.Name(event) if event in nri.Event.values() else ""
-    return "".join(part.capitalize() for part in name.split("_")) or str(event)
+    return _NAMES.get(event) or str(event)
 
 
 def subscription(runtime_name: str, runtime_version: str, nri_version: str, refused: bool = False) -> int:

@@ -35,13 +35,14 @@ _RDT = (
 class Merge:
     """One CreateContainer. ``pristine``: the container as the plugins before all others see it.
 
-    ``container`` is it as the next plugin sees it, ``adjust`` what all have asked for so far, ``owners`` who has set
-    what. ``owners`` may be given, to be shared with the updates of the same request.
+    ``container`` is it as the next plugin sees it, another object after each plugin that asks for something; ``adjust``
+    what all have asked for so far, ``owners`` who has set what. ``owners`` may be given, to be shared with the updates
+    of the same request.
     """
 
     def __init__(self, pristine: nri.Container, owners: Optional[nri.OwningPlugins] = None) -> None:
         self.pristine = pristine
-        self.container = _copy(pristine)
+        self.container = pristine
         self.adjust = nri.ContainerAdjustment()
         self.owners = nri.OwningPlugins() if owners is None else owners
 
@@ -50,6 +51,8 @@ class Merge:
 
         :raises Conflict: it sets what another one, or it itself, has set.
         """
+        if not asked.ByteSize():
+            return
         owners = _copy(self.owners)
         step = _Step(
             Claims(owners, self.pristine.id, plugin), asked, _copy(self.adjust), _copy(self.container)

@@ -49,16 +49,26 @@ class DefaultRules:
     tolerate_missing_plugins_annotation: str = ""
 
 
-def validate(rules: DefaultRules, request: nri.ValidateContainerAdjustmentRequest) -> None:
-    """Hold a merged adjustment against the rules. ``request.container`` is the one before all adjustments.
+@dataclass(frozen=True)
+class Question:
+    """What the rules look at. ``container``: the one before all adjustments; ``owners``: who has set what of it."""
+
+    pod: nri.PodSandbox
+    container: nri.Container
+    owners: nri.OwningPlugins
+    plugins: Sequence[nri.PluginInstance]
+
+
+def validate(rules: DefaultRules, question: Question) -> None:
+    """Hold a merged adjustment against the rules.
 
     :raises Rejected: it breaks one of them.
     """
-    _check_hooks(rules, request)
-    _check_seccomp(rules, request)
-    _check_namespaces(rules, request)
-    check_required(rules, request.pod, request.container.name, request.plugins)
-    _check_sysctl(rules, request)
+    _check_hooks(rules, question)
+    _check_seccomp(rules, question)
+    _check_namespaces(rules, question)
+    check_required(rules, question.pod, question.container.name, question.plugins)
+    _check_sysctl(rules, question)
 
 
 def refused_by(validator: str, reason: str) -> str:
@@ -118,18 +128,18 @@ def _tolerates_missing(key: str, pod: nri.PodSandbox, container_name: str) -> bo
     return _BOOLS[value]
 
 
-def _check_hooks(rules: DefaultRules, request: nri.ValidateContainerAdjustmentRequest) -> None:
-    owners = owner_of(request.owners, request.container.id, nri.OciHooks)
+def _check_hooks(rules: DefaultRules, question: Question) -> None:
+    owners = owner_of(question.owners, question.container.id, nri.OciHooks)
     if rules.reject_oci_hook_adjustment and owners:
         who = f'plugins "{owners}"' if "," in owners else f'plugin "{owners}"'
         raise Rejected(f"validation error: {who} attempted restricted OCI hook injection")
 
 
-def _check_seccomp(rules: DefaultRules, request: nri.ValidateContainerAdjustmentRequest) -> None:
-    owner = owner_of(request.owners, request.container.id, nri.SeccompPolicy)
+def _check_seccomp(rules: DefaultRules, question: Question) -> None:
+    owner = owner_of(question.owners, question.container.id, nri.SeccompPolicy)
     if not owner:
         return
-    linux = request.container.linux
+    linux = question.container.linux
     has_profile = linux.HasField("seccomp_profile")
     profile = linux.seccomp_profile.profile_type if has_profile else nri.SecurityProfile.UNCONFINED
     word, rule = _SECCOMP.get(profile, _SECCOMP[nri.SecurityProfile.LOCALHOST])
@@ -139,8 +149,8 @@ def _check_seccomp(rules: DefaultRules, request: nri.ValidateContainerAdjustment
         )
 
 
-def _check_namespaces(rules: DefaultRules, request: nri.ValidateContainerAdjustmentRequest) -> None:
-    owned = _owned(request, nri.Namespace)
+def _check_namespaces(rules: DefaultRules, question: Question) -> None:
+    owned = _owned(question, nri.Namespace)
     if rules.reject_namespace_adjustment and owned:
         offenders = ", ".join(f'"{plain(owner)}" (namespace "{kind}")' for kind, owner in owned)
         raise Rejected(
@@ -148,17 +158,15 @@ def _check_namespaces(rules: DefaultRules, request: nri.ValidateContainerAdjustm
         )
 
 
-def _check_sysctl(rules: DefaultRules, request: nri.ValidateContainerAdjustmentRequest) -> None:
-    owned = _owned(request, nri.Sysctl)
+def _check_sysctl(rules: DefaultRules, question: Question) -> None:
+    owned = _owned(question, nri.Sysctl)
     if rules.reject_sysctl_adjustment and owned:
         offenders = ", ".join(dict.fromkeys(plain(owner) for _, owner in owned))
         raise Rejected(f"validation error: attempted restricted sysctl adjustment by plugin(s) {offenders}")
 
 
-def _owned(
-    request: nri.ValidateContainerAdjustmentRequest, field: nri.Field.ValueType
-) -> list[tuple[str, str]]:
+def _owned(question: Question, field: nri.Field.ValueType) -> list[tuple[str, str]]:
     """Keys and owners of a field, by key."""
-    owners = request.owners.owners
-    of = owners[request.container.id] if request.container.id in owners else nri.FieldOwners()
+    owners = question.owners.owners
+    of = owners[question.container.id] if question.container.id in owners else nri.FieldOwners()
     return sorted(of.compound[field].owners.items()) if field in of.compound else []

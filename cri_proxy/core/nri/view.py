@@ -150,29 +150,16 @@ def view_container(
     return container
 
 
-def shown_again(first: nri.Container, now: nri.Container) -> nri.Container:
-    """A container that was made anew from a changed request, as ``first`` was shown before: with the id of ``now``.
+def view_again(container: nri.Container, status: cri.ContainerStatusResponse) -> None:
+    """Bring up to date what of a container changes by itself: its state, its process, its times and its end.
 
-    So plugins that look at what there is before they ask for it ask for the same again.
+    A status that is not verbose tells no process; who has ended has none.
     """
-    container = nri.Container()
-    container.CopyFrom(first)
-    container.id, container.pid, container.created_at = now.id, now.pid, now.created_at
-    container.linux.cgroups_path = now.linux.cgroups_path
-    return container
-
-
-def brief(container: nri.Container) -> nri.Container:
-    """A container as one of many (Synchronize): without its seccomp policy, which is two thirds of it.
-
-    It is the runtime's default in most, plugins know its name, and NRI before 0.10 does not have it.
-    """
-    if not container.linux.HasField("seccomp_policy"):
-        return container
-    shorter = nri.Container()
-    shorter.CopyFrom(container)
-    shorter.linux.ClearField("seccomp_policy")
-    return shorter
+    _view_life(container, status.status)
+    if container.state == nri.CONTAINER_STOPPED:
+        container.pid = 0
+    elif status.info:
+        container.pid = read_info(status.info).pid
 
 
 def _view_life(container: nri.Container, shown: cri.ContainerStatus) -> None:

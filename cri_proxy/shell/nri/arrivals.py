@@ -13,11 +13,15 @@ from typing import Any, Optional
 from cri_proxy.core.nri.discovery import Preregistered
 from cri_proxy.core.nri.dispatch import MOST_PAUSE_S, pause_s
 from cri_proxy.shell.nri.discovery import discover
-from cri_proxy.shell.nri.launch import ChildLauncher, Launcher, UnitLauncher
+from cri_proxy.shell.nri.launch import ChildLauncher, Launcher, Running, UnitLauncher
 from cri_proxy.shell.nri.listener import Listener
 from cri_proxy.shell.nri.peer import LAUNCHED, Identity
 from cri_proxy.shell.nri.registration import Registrar
 from cri_proxy.shell.nri.roster import Roster
+from cri_proxy.shell.nri.words import Words
+
+#: How long what a plugin has said last is waited for after its end.
+LAST_WORDS_S = 1.0
 
 
 def launcher_of(
@@ -106,6 +110,7 @@ class _Kept:
         self._log = log
         self._launches = 0
         self._problem = ""
+        self._last_words = ""
 
     async def run(self) -> None:
         """Until it is cancelled; the plugin has ended then."""
@@ -130,23 +135,41 @@ class _Kept:
                 "a launched NRI plugin has ended",
                 plugin=self._plugin.title,
                 reason=self._problem,
+                last_words=self._last_words,
                 again_in_s=wait_s,
             )
             await asyncio.sleep(wait_s)
 
     async def _launch_once(self) -> str:
         self._launches += 1
+        self._last_words = ""
         running = await self._launcher.launch(self._plugin)
+        listening = asyncio.ensure_future(self._listen(running))
         origin = Identity(self._plugin.index, self._plugin.name, LAUNCHED, running.pid)
         try:
             return await self._registrar.serve(running.streams, origin, self._plugin.config, self._admitted)
         finally:
             self.is_connected = False
             # Also when we are cancelled: nothing is left behind.
-            ending = asyncio.ensure_future(running.end())
+            ending = asyncio.ensure_future(self._end(running, listening))
             while not ending.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([ending])
+
+    async def _listen(self, running: Running) -> None:
+        if running.said is not None:
+            words = Words(running.said, self._plugin.title, self._log)
+            try:
+                await words.run()
+            finally:
+                self._last_words = words.last
+
+    async def _end(self, running: Running, listening: asyncio.Future[None]) -> None:
+        await running.end()
+        # A process of its own that it leaves behind may hold its standard error.
+        await asyncio.wait([listening], timeout=LAST_WORDS_S)
+        listening.cancel()
+        await asyncio.wait([listening])
 
     def _admitted(self) -> None:
         self.is_connected = True
@@ -160,5 +183,5 @@ class _Kept:
             "origin": LAUNCHED,
             "state": "starting" if not self.settled.is_set() else "ended",
             "launches": self._launches,
-            "last_error": self._problem,
+            "last_error": "; ".join(filter(None, [self._problem, self._last_words])),
         }

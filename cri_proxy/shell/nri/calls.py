@@ -16,16 +16,14 @@ from cri_proxy.core.interception import End, Forward, Interception, Outcome, Ref
 from cri_proxy.core.nri.life import Due, Life
 from cri_proxy.core.nri.view import view_resources
 from cri_proxy.shell.nri.host import NriHost, PluginRefused
-from cri_proxy.shell.nri.leftovers import Leftovers
+from cri_proxy.shell.nri.leftovers import UNKNOWN, Leftovers
 from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.teller import Teller
 from cri_proxy.shell.nri.upstream import Upstream
 from cri_proxy.shell.nri.world import World
 
-#: gRPC codes: containerd gives plugins' refusals as UNKNOWN.
-UNKNOWN, NOT_FOUND = 2, 5
-#: After these nobody knows whether the runtime has done it: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
-DOUBTFUL = frozenset([1, 4, 14])
+#: gRPC's code.
+NOT_FOUND = 5
 
 
 @dataclass(frozen=True)
@@ -148,6 +146,8 @@ class Update(HostedCall):
     """UpdateContainerResources: what plugins add goes behind the request, and what the engine adds behind that."""
 
     container_id = ""
+    #: What the runtime gets.
+    sent = b""
 
     async def request(self, message: bytes) -> Outcome:
         self.message = message
@@ -161,7 +161,11 @@ class Update(HostedCall):
         except Exception:
             self.bug()
         outcome = await self.ask_engine(message + added)
-        return Forward(added + outcome.delta) if isinstance(outcome, Forward) else outcome
+        if not isinstance(outcome, Forward):
+            return outcome
+        delta = added + outcome.delta
+        self.sent = message + delta
+        return Forward(delta)
 
     async def _ask(self, request: Any) -> bytes:
         world = self.parties.world
@@ -182,8 +186,8 @@ class Update(HostedCall):
 
     async def after(self, end: End, code: int) -> None:
         if end is End.OK and self.container_id:
-            linux = parse(cri.UpdateContainerResourcesRequest, self.message).linux
-            self.parties.world.note_resources(self.container_id, view_resources(linux))
+            linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
+            self.parties.world.known.note_resources(self.container_id, view_resources(linux))
             due = _post(nri.POST_UPDATE_CONTAINER, self.parties.life, self.container_id)
             self.parties.teller.soon([due])
 
@@ -203,7 +207,7 @@ class UpdatePod(HostedCall):
     async def after(self, end: End, code: int) -> None:
         if end is End.OK and self.pod_id:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
-            self.parties.world.note_pod_size(
+            self.parties.world.known.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
             )
             self.parties.teller.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Mapping
 from typing import Any, Callable, Optional
 
@@ -21,6 +22,10 @@ RUNTIME_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v
 #: a peer that does not even read the refusals is not listened to for so long.
 MOST_SERVED, MOST_TAKEN = 16, 32
 _READ_BYTES = 1 << 18
+#: What is sent without waiting for the peer to take it: an event with its container, which has 7 KiB.
+_SMALL_BYTES = 1 << 16
+#: Linux's number; Python does not name it.
+_SO_SNDBUFFORCE = 32
 
 
 class CallFailed(Exception):
@@ -62,6 +67,7 @@ class NriConnection:
         """``role``: "host" or "plugin". ``handlers``: by the bare name of the RPC. ``log``: for bugs in them."""
         self._reader = reader
         self._writer = writer
+        _make_room(writer.get_extra_info("socket"))
         self._handlers = handlers
         self._log = log
         if role == "host":
@@ -134,21 +140,34 @@ class NriConnection:
             stream, out = self._wire.call(method, message, timeout_s)
         except TooLarge as error:
             raise CallFailed(error.code, str(error)) from None
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bytes] = loop.create_future()
         self._waiting[stream] = future
+        timer = loop.call_later(timeout_s, _time_out, future) if timeout_s else None
         try:
-            return await asyncio.wait_for(self._exchange(out, future), timeout_s or None)
+            if not self._is_sent_at_once(out):
+                await asyncio.wait_for(self._send(out), timeout_s or None)
+            return await future
         except asyncio.TimeoutError:
             raise CallTimedOut(f"{method} was not answered within {timeout_s:g} s") from None
         finally:
+            if timer is not None:
+                timer.cancel()
             self._waiting.pop(stream, None)
             self._wire.forget(stream)
             if future.done() and not future.cancelled():
                 future.exception()  # seen, also if nobody waited for it to the end
 
-    async def _exchange(self, out: bytes, future: asyncio.Future[bytes]) -> bytes:
-        await self._send(out)
-        return await future
+    def _is_sent_at_once(self, out: bytes) -> bool:
+        """Send what is small while nothing else waits; there is nothing to wait for then."""
+        if (
+            len(out) > _SMALL_BYTES
+            or self._writing.locked()
+            or self._writer.transport.get_write_buffer_size()
+        ):
+            return False
+        self._writer.write(out)
+        return True
 
     async def _send(self, out: bytes) -> None:
         # One message at a time, and the next one only when this is nearly gone: what waits here is bounded.
@@ -221,3 +240,15 @@ class NriConnection:
             await asyncio.wait(tasks)
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+
+def _make_room(end: Any) -> None:
+    """Let the kernel take a whole message at once: else we and the peer take turns, two hundred kilobytes at a time."""
+    for option in (socket.SO_SNDBUF, _SO_SNDBUFFORCE):  # the second goes beyond the system's bound, if we may
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, option, ttrpc.MAX_DATA_BYTES)
+
+
+def _time_out(future: asyncio.Future[bytes]) -> None:
+    if not future.done():
+        future.set_exception(asyncio.TimeoutError())

@@ -24,11 +24,12 @@ from cri_proxy.core.hiding import container_key
 from cri_proxy.core.interception import Answer, AnswerFailed, Forward, Interception, Outcome, Refuse
 from cri_proxy.core.nri.apply import Applied
 from cri_proxy.core.nri.life import Due
-from cri_proxy.core.nri.view import view_container
+from cri_proxy.core.nri.view import view_container, view_resources
 from cri_proxy.shell.interceptor import CreateContainer
-from cri_proxy.shell.nri.calls import DOUBTFUL, NOT_FOUND, UNKNOWN, HostedCall, Parties
+from cri_proxy.shell.nri.calls import NOT_FOUND, HostedCall, Parties
 from cri_proxy.shell.nri.expression import Expression
 from cri_proxy.shell.nri.host import Merged, PluginRefused
+from cri_proxy.shell.nri.leftovers import UNKNOWN
 from cri_proxy.shell.nri.provisional import Provisional
 
 #: How often a container is made for one request, at most.
@@ -45,9 +46,11 @@ class Create(HostedCall):
         self._expression = expression
         self._made = Provisional(parties, full_method)
         self._delta = b""
+        self._asked = cri.CreateContainerRequest()
 
     async def before(self, outcome: Outcome) -> Outcome:
-        sandbox = parse(cri.CreateContainerRequest, self.message).pod_sandbox_id
+        self._asked = parse(cri.CreateContainerRequest, self.message)
+        sandbox = self._asked.pod_sandbox_id
         if self.parties.hidden.hides_sandbox(sandbox):
             return Refuse(NOT_FOUND, f'failed to find sandbox id "{sandbox}": not found')
         if not isinstance(outcome, Forward):
@@ -60,27 +63,10 @@ class Create(HostedCall):
 
         :raises AnswerFailed: the runtime's error, or plugins' refusal; nothing is left then.
         """
-        parties = self.parties
-        key = container_key(parse(cri.CreateContainerRequest, self.message))
-        await parties.leftovers.clear_for(key)
-        if key in parties.hidden.making:
-            raise AnswerFailed(UNKNOWN, f'failed to reserve container name "{key[1]}": it is being created')
-        parties.hidden.making.add(key)
-        parties.marks.add(containers=[key])
-        is_settled = False
-        try:
-            reply = await self._make_and_ask()
-            is_settled = True
-        except AnswerFailed as error:
-            is_settled = not self._made.id and error.code not in DOUBTFUL
-            raise
-        finally:
-            if is_settled:
-                parties.hidden.making.discard(key)
-                parties.marks.drop(containers=[key])
-            else:
-                parties.leftovers.add(containers=frozenset([key]))
-        return reply
+        key = container_key(self._asked)
+        what, keys = f'container name "{key[1]}"', frozenset([key])
+        async with self.parties.leftovers.making(what, lambda: bool(self._made.id), containers=keys):
+            return await self._make_and_ask()
 
     async def _make_and_ask(self) -> bytes:
         parties, made = self.parties, self._made
@@ -99,12 +85,12 @@ class Create(HostedCall):
             if not made.id:
                 raise
             self.bug()
-        container_id, reply = made.id, made.reply
+        container_id, reply, is_another = made.id, made.reply, made.is_another
         await self.replied(reply)
         made.show()
         if pod_id := parties.life.pod_of(container_id):
-            if made.request != self.message:
-                await parties.world.look_up(container_id, pod_id)
+            if is_another:
+                await parties.world.look_up(container_id, pod_id, anew=True)
             parties.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
         await parties.teller.apply_others(updates)
         return reply
@@ -137,15 +123,15 @@ class Create(HostedCall):
 
     async def _ask(self) -> tuple[Merged, Applied]:
         parties, made = self.parties, self._made
-        request = parse(cri.CreateContainerRequest, self.message)
-        sandbox = request.pod_sandbox_id
+        sandbox = self._asked.pod_sandbox_id
         pod = await parties.world.pod(sandbox)
-        container = view_container(sandbox, await made.status(), request.config, pod.linux.cgroup_parent)
-        parties.world.remember(container)
+        cgroup_parent = pod.message.linux.cgroup_parent
+        seen = view_container(sandbox, await made.status(), self._asked.config, cgroup_parent)
+        container = parties.world.known.remember(seen)
         parties.life.created(made.id, sandbox)
         merged = await parties.host.create(pod, container)
         parties.world.accepted.add(made.id)
-        return merged, self._expression.express(merged, self.message, container)
+        return merged, self._expression.express(merged, self.message, container.message)
 
     async def _update(self, request: bytes, linux: cri.LinuxContainerResources) -> bool:
         """Give the container, which was not started yet, other resources. False: only another one can have them."""
@@ -163,6 +149,7 @@ class Create(HostedCall):
             self.parties.log.info("the container is made anew with its resources", error=error.message)
             return False
         self._made.request = request
+        self.parties.world.known.note_resources(self._made.id, view_resources(resources))
         self._tell("changed its resources")
         return True
 

@@ -1,4 +1,4 @@
-"""Whether a runtime has NRI itself."""
+"""Whether a runtime has NRI itself, so that no plugins are hosted for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from typing import Callable
 
 #: Where runtimes that have NRI listen for plugins.
 RUNTIME_NRI_SOCKET = "/var/run/nri/nri.sock"
+
+
+def unhosted_because(wanted: str, read: Callable[[], str], own: str) -> str:
+    """Why no plugins are hosted, of what can be known without the runtime; "" = that is open, or they are.
+
+    ``wanted``: the setting nri.host; ``read`` and ``own`` as of ``runtime_nri``.
+    """
+    if wanted == "off":
+        return "nri.host is off"
+    found = runtime_nri(read, own) if wanted == "auto" else ""
+    return f"the runtime has NRI itself: it listens on {found}" if found else ""
 
 
 def runtime_nri(read: Callable[[], str], own: str) -> str:

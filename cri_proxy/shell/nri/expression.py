@@ -101,6 +101,8 @@ class Expression:
 
         :raises PluginRefused: CRI has no words for something without which the container must not be.
         """
+        if not merged.adjust.ByteSize():
+            return Applied(request, False, cri.LinuxContainerResources(), (), (), None)
         applied = apply(request, Asked(container, merged.adjust, merged.owners), self.site)
         for lacking in applied.warned:
             self._parts.log.warning("left out of what a plugin asked for", id=container.id, what=str(lacking))

@@ -13,12 +13,11 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-from google.protobuf.message import Message
-
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri import validate as nri_validate
-from cri_proxy.core.nri.dispatch import is_meant, request_of, rpc_of
+from cri_proxy.core.nri.dispatch import is_meant, rpc_of
 from cri_proxy.core.nri.merge import Merge
+from cri_proxy.core.nri.messages import EventMessage, Shown
 from cri_proxy.core.nri.owners import Conflict
 from cri_proxy.core.nri.settings import NriSettings
 from cri_proxy.core.nri.updates import MergedUpdates
@@ -84,7 +83,7 @@ class NriHost:
 
     async def _say_goodbye(self, peer: Peer) -> None:
         try:
-            await asyncio.wait_for(peer.call("Shutdown", nri.Empty(), SHUTDOWN_S), SHUTDOWN_S)
+            await asyncio.wait_for(peer.call("Shutdown", b"", SHUTDOWN_S), SHUTDOWN_S)
         except (CallFailed, PeerLost, asyncio.TimeoutError):
             pass  # it goes anyway
         self._roster.drop(peer, "the host stops")
@@ -128,29 +127,28 @@ class NriHost:
 
     # ------------------------------------------------------------------ what may be refused
 
-    async def run_pod(self, pod: nri.PodSandbox) -> None:
+    async def run_pod(self, pod: Shown[nri.PodSandbox]) -> None:
         """:raises PluginRefused: the pod must not run."""
         async with self._roster.gate.shared():
-            self._check_required(pod, "")
-            await self._ask_all(nri.RUN_POD_SANDBOX, request_of(nri.RUN_POD_SANDBOX, pod=pod))
+            self._check_required(pod.message, "")
+            await self._ask_all(EventMessage(nri.RUN_POD_SANDBOX, pod.data))
 
-    async def start_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
+    async def start_container(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> None:
         """:raises PluginRefused: it must not be started."""
-        request = request_of(nri.START_CONTAINER, pod=pod, container=container)
+        message = EventMessage(nri.START_CONTAINER, pod.data, container.data)
         async with self._roster.gate.shared():
-            await self._ask_all(nri.START_CONTAINER, request)
+            await self._ask_all(message)
 
     async def update_pod(
-        self, pod: nri.PodSandbox, overhead: nri.LinuxResources, resources: nri.LinuxResources
+        self, pod: Shown[nri.PodSandbox], overhead: nri.LinuxResources, resources: nri.LinuxResources
     ) -> None:
         """:raises PluginRefused: it must not be updated."""
-        request = request_of(
-            nri.UPDATE_POD_SANDBOX, pod=pod, overhead_linux_resources=overhead, linux_resources=resources
-        )
+        rest = nri.UpdatePodSandboxRequest(overhead_linux_resources=overhead, linux_resources=resources)
+        message = EventMessage(nri.UPDATE_POD_SANDBOX, pod.data, rest=rest.SerializeToString())
         async with self._roster.gate.shared():
-            await self._ask_all(nri.UPDATE_POD_SANDBOX, request)
+            await self._ask_all(message)
 
-    async def create(self, pod: nri.PodSandbox, container: nri.Container) -> Merged:
+    async def create(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> Merged:
         """What plugins want of a container that is being created.
 
         :raises PluginRefused: it must not be: two plugins want different things, a validator says no, a plugin
@@ -159,14 +157,15 @@ class NriHost:
         async with self._roster.gate.shared(), self._merging:
             # All who are there now, also those that end in the midst of this.
             validators = self._roster.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)
-            present = [
-                nri.PluginInstance(name=p.identity.name, index=p.identity.index) for p in self._roster.peers
-            ]
-            merge = Merge(container)
+            present = self._present()
+            merge = Merge(container.message)
             updates = MergedUpdates(merge.owners, created=container.id)
+            seen = container
             for peer in self._roster.takers(nri.CREATE_CONTAINER):
-                request = request_of(nri.CREATE_CONTAINER, pod=pod, container=merge.container)
-                asked = await self._ask(peer, nri.CREATE_CONTAINER, request, nri.CreateContainerResponse)
+                if merge.container is not seen.message:
+                    seen = Shown(merge.container)
+                message = EventMessage(nri.CREATE_CONTAINER, pod.data, seen.data)
+                asked = await self._ask(peer, message, nri.CreateContainerResponse)
                 if asked is None:
                     continue
                 peer.asked_for(asked.adjust, len(asked.update), len(asked.evict))
@@ -176,11 +175,18 @@ class NriHost:
                 except Conflict as conflict:
                     raise PluginRefused(str(conflict)) from None
             merged = Merged(merge.adjust, updates.result, merge.owners)
-            await self._validate(_question(pod, container, merged, present), validators)
+            # Our own rules first, which cost nothing.
+            self._check_rules(nri_validate.Question(pod.message, container.message, merged.owners, present))
+            if validators:
+                rest = nri.ValidateContainerAdjustmentRequest(
+                    adjust=merged.adjust, update=merged.updates, owners=merged.owners, plugins=present
+                ).SerializeToString()
+                event = nri.VALIDATE_CONTAINER_ADJUSTMENT
+                await self._judge_all(validators, EventMessage(event, pod.data, container.data, rest))
             return merged
 
     async def update(
-        self, pod: nri.PodSandbox, container: nri.Container, resources: nri.LinuxResources
+        self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container], resources: nri.LinuxResources
     ) -> list[nri.ContainerUpdate]:
         """What plugins want in the place of a container's new resources, last in the list, and of others.
 
@@ -188,11 +194,12 @@ class NriHost:
 
         :raises PluginRefused: it must not be updated.
         """
-        request = request_of(nri.UPDATE_CONTAINER, pod=pod, container=container, linux_resources=resources)
+        rest = nri.UpdateContainerRequest(linux_resources=resources).SerializeToString()
+        message = EventMessage(nri.UPDATE_CONTAINER, pod.data, container.data, rest)
         async with self._roster.gate.shared(), self._merging:
             updates = MergedUpdates(updated=container.id, resources=resources)
             for peer in self._roster.takers(nri.UPDATE_CONTAINER):
-                asked = await self._ask(peer, nri.UPDATE_CONTAINER, request, nri.UpdateContainerResponse)
+                asked = await self._ask(peer, message, nri.UpdateContainerResponse)
                 if asked is None:
                     continue
                 peer.asked_for(None, len(asked.update), len(asked.evict))
@@ -204,15 +211,15 @@ class NriHost:
 
     # ------------------------------------------------------------------ what has happened
 
-    async def stop(self, pod: nri.PodSandbox, container: nri.Container) -> list[nri.ContainerUpdate]:
+    async def stop(
+        self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]
+    ) -> list[nri.ContainerUpdate]:
         """A container has ended: what plugins want of others now. What is in conflict is left out."""
-        request = request_of(nri.STOP_CONTAINER, pod=pod, container=container)
+        message = EventMessage(nri.STOP_CONTAINER, pod.data, container.data)
         async with self._roster.gate.shared(), self._merging:
             updates = MergedUpdates()
             for peer in self._roster.takers(nri.STOP_CONTAINER):
-                asked = await self._told(
-                    self._ask(peer, nri.STOP_CONTAINER, request, nri.StopContainerResponse)
-                )
+                asked = await self._told(self._ask(peer, message, nri.StopContainerResponse))
                 if asked is None:
                     continue
                 peer.asked_for(None, len(asked.update), 0)
@@ -224,15 +231,18 @@ class NriHost:
             return updates.result
 
     async def notify(
-        self, event: int, pod: nri.PodSandbox, container: Optional[nri.Container] = None
+        self, event: int, pod: Shown[nri.PodSandbox], container: Optional[Shown[nri.Container]] = None
     ) -> None:
         """Tell of what has happened. A plugin that fails does not keep the next one from being told."""
         # Events of pods have no container.
-        fields = {"pod": pod} if container is None else {"pod": pod, "container": container}
-        request = request_of(event, **fields)
+        message = EventMessage(event, pod.data, None if container is None else container.data)
         async with self._roster.gate.shared():
             for peer in self._roster.takers(event):
-                await self._told(self._ask(peer, event, request, None))
+                await self._told(self._ask(peer, message, None))
+
+    def is_told(self, event: int) -> bool:
+        """Whether anybody is there for an event, or may be in a moment."""
+        return bool(self._roster.joining or self._roster.takers(event))
 
     async def _told(self, asking: Awaitable[Any]) -> Any:
         try:
@@ -243,26 +253,26 @@ class NriHost:
 
     # ------------------------------------------------------------------ one plugin
 
-    async def _ask_all(self, event: int, request: Message) -> None:
-        for peer in self._roster.takers(event):
-            await self._ask(peer, event, request, None)
+    async def _ask_all(self, message: EventMessage) -> None:
+        for peer in self._roster.takers(message.event):
+            await self._ask(peer, message, None)
 
-    async def _ask(
-        self, peer: Peer, event: int, request: Message, kind: Optional[type[Any]]
-    ) -> Optional[Any]:
+    async def _ask(self, peer: Peer, message: EventMessage, kind: Optional[type[Any]]) -> Optional[Any]:
         """A plugin's reply, as a message of a kind if one is given; None: it has none, go on without it.
 
         :raises PluginRefused: the plugin says no; or says nothing, and nothing may go on without it.
         """
         try:
-            reply = await peer.tell(event, request, self.settings.request_timeout_s)
+            reply = await peer.tell(message, self.settings.request_timeout_s)
             return peer.read(kind, reply) if kind is not None else None
         except CallFailed as error:
-            raise PluginRefused(f'plugin "{peer.title}" failed {rpc_of(event).method}: {error}') from None
+            raise PluginRefused(
+                f'plugin "{peer.title}" failed {rpc_of(message.event).method}: {error}'
+            ) from None
         except PeerLost as lost:
             self._roster.drop(peer, str(lost))
             if self._is_fatal(peer):
-                sentence = f'plugin "{peer.title}" did not answer {rpc_of(event).method}: {lost}'
+                sentence = f'plugin "{peer.title}" did not answer {rpc_of(message.event).method}: {lost}'
                 raise PluginRefused(sentence) from None
             return None
 
@@ -277,37 +287,35 @@ class NriHost:
 
     # ------------------------------------------------------------------ rules
 
+    def _present(self) -> list[nri.PluginInstance]:
+        return [nri.PluginInstance(name=p.identity.name, index=p.identity.index) for p in self._roster.peers]
+
     def _check_required(self, pod: nri.PodSandbox, container_name: str) -> None:
-        present = [
-            nri.PluginInstance(name=p.identity.name, index=p.identity.index) for p in self._roster.peers
-        ]
         try:
-            nri_validate.check_required(self.settings.rules, pod, container_name, present)
+            nri_validate.check_required(self.settings.rules, pod, container_name, self._present())
         except nri_validate.Rejected as reason:
             raise PluginRefused(str(reason)) from None
 
-    async def _validate(
-        self, question: nri.ValidateContainerAdjustmentRequest, validators: tuple[Peer, ...]
-    ) -> None:
-        # 1. Our own rules, which cost nothing.
+    def _check_rules(self, question: nri_validate.Question) -> None:
         try:
             nri_validate.validate(self.settings.rules, question)
         except nri_validate.Rejected as reason:
             raise PluginRefused(
                 nri_validate.refused_by(nri_validate.DEFAULT_VALIDATOR, str(reason))
             ) from None
-        # 2. Plugins, all at once: any of them may say no.
+
+    async def _judge_all(self, validators: tuple[Peer, ...], message: EventMessage) -> None:
+        """All at once: any of them may say no."""
         answers = await asyncio.gather(
-            *(self._judge(peer, question) for peer in validators), return_exceptions=True
+            *(self._judge(peer, message) for peer in validators), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
 
-    async def _judge(self, peer: Peer, question: nri.ValidateContainerAdjustmentRequest) -> None:
-        event = nri.VALIDATE_CONTAINER_ADJUSTMENT
+    async def _judge(self, peer: Peer, message: EventMessage) -> None:
         try:
-            reply = await peer.tell(event, question, self.settings.request_timeout_s)
+            reply = await peer.tell(message, self.settings.request_timeout_s)
             answer = peer.read(nri.ValidateContainerAdjustmentResponse, reply)
         except CallFailed as error:
             raise PluginRefused(nri_validate.failed_in(peer.title, str(error))) from None
@@ -320,16 +328,3 @@ class NriHost:
             return
         if answer.reject:
             raise PluginRefused(nri_validate.refused_by(peer.title, answer.reason))
-
-
-def _question(
-    pod: nri.PodSandbox, container: nri.Container, merged: Merged, present: list[nri.PluginInstance]
-) -> nri.ValidateContainerAdjustmentRequest:
-    return nri.ValidateContainerAdjustmentRequest(
-        pod=pod,
-        container=container,
-        adjust=merged.adjust,
-        update=merged.updates,
-        owners=merged.owners,
-        plugins=present,
-    )

@@ -11,11 +11,21 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_proxy.core import grants
+from cri_proxy.core.cri import linux_delta
 from cri_proxy.core.hiding import Hidden
-from cri_proxy.core.interception import SHOWING, AnswerFailed, End, Interception, Outcome, runtime_method
+from cri_proxy.core.interception import (
+    SHOWING,
+    AnswerFailed,
+    End,
+    Interception,
+    Interceptor,
+    Outcome,
+    runtime_method,
+)
 from cri_proxy.core.nri.life import Life
 from cri_proxy.core.nri.settings import nri_settings
-from cri_proxy.shell.interceptor import CriInterceptor
+from cri_proxy.core.nri.view import view_resources
 from cri_proxy.shell.keeper import OFF
 from cri_proxy.shell.nri.calls import (
     Events,
@@ -31,7 +41,7 @@ from cri_proxy.shell.nri.calls import (
     UpdatePod,
 )
 from cri_proxy.shell.nri.create import Create
-from cri_proxy.shell.nri.detection import runtime_nri
+from cri_proxy.shell.nri.detection import unhosted_because
 from cri_proxy.shell.nri.expression import Expression
 from cri_proxy.shell.nri.host import NriHost
 from cri_proxy.shell.nri.leftovers import Leftovers
@@ -64,9 +74,7 @@ _MAKING = ("RunPodSandbox", "CreateContainer")
 class NriHosting:
     """``engine``: the interceptor that places containers; it is asked first, and alone while no plugin is there."""
 
-    def __init__(
-        self, parts: Parts, engine: CriInterceptor, unix_sockets: Path = Path("/proc/net/unix")
-    ) -> None:
+    def __init__(self, parts: Parts, engine: Interceptor, unix_sockets: Path) -> None:
         self._parts = parts
         self._engine = engine
         self._unix_sockets = unix_sockets
@@ -89,6 +97,8 @@ class NriHosting:
         self.world.on_due = teller.soon
         self.world.settled = self._passing.settled
         self.host.on_change = self._changed
+        self._deliver = parts.keeper.updates.deliver
+        parts.keeper.updates.deliver = self._move
         self._is_begun = False
         self._starting: Optional[asyncio.Task[None]] = None
 
@@ -163,15 +173,15 @@ class NriHosting:
             self._parts.health.warn("nri", tuple(self.host.problems))
 
     async def _choose(self) -> None:
-        wanted = self.host.settings.host
-        if wanted != "auto":
-            self._set(wanted, f"nri.host is {wanted}")
-        elif await self._runtime_answers():
-            found = runtime_nri(self._unix_sockets.read_text, self.host.settings.socket)
-            if found:
-                self._set("off", f"the runtime has NRI itself: it listens on {found}")
-            else:
-                self._set("on", "the runtime has no NRI of its own")
+        settings = self.host.settings
+        is_open = settings.host == "auto"
+        if is_open and not await self._runtime_answers():
+            return
+        why = unhosted_because(settings.host, self._unix_sockets.read_text, settings.socket)
+        if why:
+            self._set("off", why)
+        else:
+            self._set("on", "the runtime has no NRI of its own" if is_open else "nri.host is on")
 
     async def _runtime_answers(self) -> bool:
         runtime = self._parts.runtime
@@ -203,11 +213,20 @@ class NriHosting:
             if self._is_asking and self.world.is_following:
                 await self._try("the list could not be had", self.world.look())
 
+    async def _move(self, update: grants.Update) -> None:
+        """Deliver an update of the engine's own: plugins are shown where the container is now."""
+        await self._deliver(update)
+        linux = linux_delta(update.placement, update.give_back)
+        self.world.known.note_resources(update.id, view_resources(linux))
+
     async def _warm(self) -> None:
         """Know the pods and containers before a plugin asks for all of them."""
+        # At first at once: a plugin from before a restart comes as soon as it can.
+        pause_s = 0.0
         while True:
             await self._passing.wait()
-            await asyncio.sleep(WARM_AFTER_S)
+            await asyncio.sleep(pause_s)
+            pause_s = WARM_AFTER_S
             if self.is_on:
                 await self._try("statuses could not be had", self.world.warm())
 

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Optional, Protocol
 
 from cri_proxy import nri_launcher
 from cri_proxy.core.nri.discovery import Preregistered
@@ -28,6 +28,8 @@ class Running(Protocol):
 
     pid: int
     streams: Streams
+    #: What its standard error is to be read from, by whoever launched it; None: systemd has it.
+    said: Optional[int]
 
     async def end(self) -> None:
         """Return once it has ended; it is made to."""
@@ -61,10 +63,11 @@ def environment_of(plugin: Preregistered) -> dict[str, str]:
 class Child:
     """A plugin that is a child of ours."""
 
-    def __init__(self, process: asyncio.subprocess.Process, streams: Streams) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, streams: Streams, said: int) -> None:
         self._process = process
         self.pid = process.pid
         self.streams = streams
+        self.said: Optional[int] = said
 
     async def end(self) -> None:
         # Its connection is closed: most end by themselves.
@@ -86,6 +89,7 @@ class ChildLauncher:
 
     async def launch(self, plugin: Preregistered) -> Child:
         ours, theirs = socket.socketpair()
+        said, says = os.pipe()
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -93,14 +97,17 @@ class ChildLauncher:
                     *(str(os.getpid()), str(theirs.fileno()), plugin.path),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.DEVNULL,
+                    stderr=says,
                     env=environment_of(plugin),
                     pass_fds=[theirs.fileno()],
                 )
             except BaseException:
                 ours.close()
+                os.close(said)
                 raise
-        return Child(process, await asyncio.open_connection(sock=ours))
+            finally:
+                os.close(says)
+        return Child(process, await asyncio.open_connection(sock=ours), said)
 
     async def close(self) -> None:
         pass
@@ -113,6 +120,7 @@ class Unit:
         self._stop = stop
         self.pid = pid
         self.streams = streams
+        self.said: Optional[int] = None
 
     async def end(self) -> None:
         with contextlib.suppress(OSError):

@@ -7,7 +7,9 @@ removal failed. Until they are gone they stay hidden, and a create of the same n
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Callable
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.hiding import ContainerKey, Hidden, SandboxKey
@@ -17,6 +19,10 @@ from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.upstream import Upstream
 
 RETRY_S = 5.0
+#: gRPC's code that containerd gives most of its refusals.
+UNKNOWN = 2
+#: After these nobody knows whether the runtime has done it: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
+_DOUBTFUL = frozenset([1, 4, 14])
 
 
 class Leftovers:
@@ -59,6 +65,41 @@ class Leftovers:
         self._hidden.making_sandboxes |= sandboxes
         if len(self):
             self._there_are.set()
+
+    @contextlib.asynccontextmanager
+    async def making(
+        self,
+        what: str,
+        is_there: Callable[[], bool],
+        containers: frozenset[ContainerKey] = frozenset(),
+        sandboxes: frozenset[SandboxKey] = frozenset(),
+    ) -> AsyncIterator[None]:
+        """While something is made: hidden, and marked on disk; if it ends in doubt, or ``is_there``, left over.
+
+        :raises AnswerFailed: it is being made already, or one that is left over cannot be removed.
+        """
+        if containers & self._containers or sandboxes & self._sandboxes:
+            await self.clear()
+        hidden, marks = self._hidden, self._marks
+        if containers & hidden.making or sandboxes & hidden.making_sandboxes:
+            raise AnswerFailed(UNKNOWN, f"failed to reserve {what}: it is being made already")
+        hidden.making |= containers
+        hidden.making_sandboxes |= sandboxes
+        marks.add(containers, sandboxes)
+        is_settled = False
+        try:
+            yield
+            is_settled = True
+        except AnswerFailed as error:
+            is_settled = not is_there() and error.code not in _DOUBTFUL
+            raise
+        finally:
+            if is_settled:
+                hidden.making -= containers
+                hidden.making_sandboxes -= sandboxes
+                marks.drop(containers, sandboxes)
+            else:
+                self.add(containers, sandboxes)
 
     async def run(self) -> None:
         """Remove what is there, whenever there is something."""

@@ -180,7 +180,7 @@ class NriPlacing:
         if grant is not None:
             self._unstarted[container_id] = (grant.container.pod.uid, grant.container.name)
         keeper.save()
-        keeper.send(missed + flying.admission.after)
+        keeper.send(missed)
 
     async def post_start_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
@@ -214,7 +214,7 @@ class NriPlacing:
         give_back = admission.give_back or self._owed(engine, key)
         before = self._updating.get(key)
         if before is not None:  # nobody has told how that ended
-            before.engine.doubt(before.admission.ticket)
+            keeper.send(before.engine.doubt(before.admission.ticket))
             keeper.on_doubt()
         self._updating[key] = _Flying(engine, admission, keeper.clock(), give_back)
         keeper.save()
@@ -233,7 +233,7 @@ class NriPlacing:
         if sent.cpus or flying.give_back is not None:
             why = "a client's update came between"
             keeper.updates.overtaken(Update(key, sent, False, why, flying.give_back))
-        keeper.send(flying.admission.after + flying.engine.commit(flying.admission.ticket, keeper.clock()))
+        keeper.send(flying.engine.commit(flying.admission.ticket, keeper.clock()))
         keeper.save()
 
     def _owed(self, engine: Engine, key: str) -> Optional[Quota]:
@@ -302,7 +302,7 @@ class NriPlacing:
                 if ticket is None:  # it was settled by a resync
                     del flights[key]
                 elif not ticket.in_doubt and now_s - flying.since_s >= late_s:
-                    flying.engine.doubt(ticket.id)
+                    keeper.send(flying.engine.doubt(ticket.id))
                     doubted = True
         if doubted:
             keeper.save()

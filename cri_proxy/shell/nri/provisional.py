@@ -48,12 +48,19 @@ class Provisional:
             ask = self._parties.upstream.call
             self._first_status = await ask("ContainerStatus", request, cri.ContainerStatusResponse)
             self._first_id = self.id
+        if not self.is_another:
+            return self._first_status
         status = cri.ContainerStatusResponse()
         status.CopyFrom(self._first_status)
         status.status.id = self.id
         for key, text in self._first_status.info.items():
             status.info[key] = text.replace(self._first_id, self.id)
         return status
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it is not the one that plugins were asked about first."""
+        return self.id != self._first_id
 
     async def unmake(self) -> None:
         """Remove it, and tell plugins that it is gone. ``id`` is "" afterwards if it is.

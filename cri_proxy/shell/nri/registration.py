@@ -21,8 +21,8 @@ from cri_proxy.core.nri.dispatch import (
     effective_mask,
     pause_s,
     registration_problem,
-    sync_parts,
 )
+from cri_proxy.core.nri.messages import Shown, sync_parts
 from cri_proxy.core.ttrpc import INVALID_ARGUMENT, UNKNOWN
 from cri_proxy.shell.nri.connection import CallFailed, NriConnection
 from cri_proxy.shell.nri.peer import Identity, Peer, PeerLost
@@ -39,7 +39,7 @@ FAREWELL_S = 1.0
 class World(Protocol):
     """What plugins are told of, and may change."""
 
-    async def snapshot(self) -> tuple[list[nri.PodSandbox], list[nri.Container]]:
+    async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
         """All pods, and the containers that have not ended. Awaited while every call of the host waits."""
 
     async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
@@ -135,7 +135,7 @@ class Registrar:
             NRI_version=NRI_VERSION,
         )
         try:
-            reply = await peer.call("Configure", request, settings.request_timeout_s)
+            reply = await peer.call("Configure", request.SerializeToString(), settings.request_timeout_s)
         except CallFailed as error:
             raise NotAdmitted(f"Configure: {error}") from None
         peer.mask, unknown = effective_mask(peer.read(nri.ConfigureResponse, reply).events)

@@ -8,8 +8,9 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import parse
 from cri_proxy.core.hiding import SandboxKey, sandbox_key
 from cri_proxy.core.interception import Answer, AnswerFailed, Forward, Outcome
-from cri_proxy.shell.nri.calls import DOUBTFUL, UNKNOWN, HostedCall
+from cri_proxy.shell.nri.calls import HostedCall
 from cri_proxy.shell.nri.host import PluginRefused
+from cri_proxy.shell.nri.leftovers import UNKNOWN
 from cri_proxy.shell.nri.upstream import SANDBOX_TIMEOUT_S
 
 
@@ -24,25 +25,9 @@ class Run(HostedCall):
 
     async def _run(self, key: SandboxKey) -> bytes:
         """:raises AnswerFailed: the runtime's error, or plugins' refusal."""
-        parties = self.parties
-        await parties.leftovers.clear_for_sandbox(key)
-        if key in parties.hidden.making_sandboxes:
-            raise AnswerFailed(UNKNOWN, f'failed to reserve sandbox name "{key[0]}": it is being run already')
-        parties.hidden.making_sandboxes.add(key)
-        parties.marks.add(sandboxes=[key])
-        is_settled = False
-        try:
+        what, keys = f'sandbox name "{key[0]}"', frozenset([key])
+        async with self.parties.leftovers.making(what, lambda: bool(self.sandbox_id), sandboxes=keys):
             reply = await self._make_and_ask()
-            is_settled = True
-        except AnswerFailed as error:
-            is_settled = not self.sandbox_id and error.code not in DOUBTFUL
-            raise
-        finally:
-            if is_settled:
-                parties.hidden.making_sandboxes.discard(key)
-                parties.marks.drop(sandboxes=[key])
-            else:
-                parties.leftovers.add(sandboxes=frozenset([key]))
         await self.replied(reply)
         return reply
 

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.life import Due
+from cri_proxy.core.nri.messages import Shown
 from cri_proxy.shell.nri.host import NriHost
 from cri_proxy.shell.nri.world import World
 
@@ -64,28 +65,30 @@ class Teller:
                 )
 
     async def _tell_one(self, due: Due) -> None:
-        world, host = self._world, self._host
-        pod = await world.pod(due.pod_id)
         if due.event == nri.STOP_CONTAINER:
-            container = await world.last_known(due.container_id, due.pod_id)
-            container.state = nri.CONTAINER_STOPPED
-            updates = await host.stop(pod, container)
-            if updates:
-                self.spawn(world.apply("", updates))
-            return
-        container = None
-        if due.event == nri.POST_START_CONTAINER:
-            await world.look_up(due.container_id, due.pod_id)  # now it has a process
-        if due.container_id:
-            container = await world.container(due.container_id)
-            if container is None:
-                container = await world.last_known(due.container_id, due.pod_id)
-                container.state = nri.CONTAINER_STOPPED
-        await host.notify(due.event, pod, container)
+            await self._tell_stop(due)
+        elif self._host.is_told(due.event):
+            pod = await self._world.pod(due.pod_id)
+            await self._host.notify(due.event, pod, await self._container_of(due))
         if due.event == nri.REMOVE_CONTAINER:
-            world.forget(due.container_id)
+            self._world.known.forget(due.container_id)
         elif due.event == nri.REMOVE_POD_SANDBOX:
-            world.forget_pod(due.pod_id)
+            self._world.known.forget_pod(due.pod_id)
+
+    async def _container_of(self, due: Due) -> Optional[Shown[nri.Container]]:
+        if not due.container_id:
+            return None
+        found = await self._world.container(due.container_id)
+        return found or self._world.last_known(due.container_id, due.pod_id)
+
+    async def _tell_stop(self, due: Due) -> None:
+        # With its removal nobody can be asked any more how it has ended.
+        if not (self._host.is_told(nri.STOP_CONTAINER) or self._host.is_told(nri.REMOVE_CONTAINER)):
+            return
+        container = await self._world.ended(due.container_id, due.pod_id)
+        updates = await self._host.stop(await self._world.pod(due.pod_id), container)
+        if updates:
+            self.spawn(self._world.apply("", updates))
 
     async def apply_others(self, updates: list[nri.ContainerUpdate]) -> None:
         """Update other containers as plugins want it; waits for it, not for ever. A failure is only logged."""

@@ -7,49 +7,38 @@ the background while nobody waits. What plugins want of containers that run goes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, NamedTuple, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.hiding import Hidden
 from cri_proxy.core.interception import AnswerFailed, Forward, Interception, end_of
+from cri_proxy.core.nri.known import Known
 from cri_proxy.core.nri.life import Due, Life, State
-from cri_proxy.core.nri.view import view_container, view_pod
+from cri_proxy.core.nri.messages import Shown
+from cri_proxy.core.nri.view import view_container, view_pod, view_resources
 from cri_proxy.shell.nri.expression import Expression
 from cri_proxy.shell.nri.upstream import UNDO_TIMEOUT_S, Upstream
 from cri_proxy.shell.runtime import Runtime, gather_limited
 
 AT_A_TIME = 8
+#: So many while nobody waits: the runtime and the event loop have other things to do.
+AT_A_TIME_AHEAD = 2
 #: How long a snapshot waits for calls that were passed on before a plugin was there.
 SETTLE_S = 5.0
-_STATES = {
-    cri.CONTAINER_CREATED: State.CREATED,
-    cri.CONTAINER_RUNNING: State.RUNNING,
-    cri.CONTAINER_EXITED: State.STOPPED,
-}
-_SHOWN = {
-    State.CREATED: nri.CONTAINER_CREATED,
-    State.RUNNING: nri.CONTAINER_RUNNING,
-    State.STOPPED: nri.CONTAINER_STOPPED,
-}
+_STATES = {cri.CONTAINER_CREATED: State.CREATED, cri.CONTAINER_RUNNING: State.RUNNING}
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A pod or container as its bytes, which are made once: most do not change from one snapshot to the next."""
+class Listed(NamedTuple):
+    """What the runtime lists that is not hidden; of containers their pods and states."""
 
-    id: str
-    data: bytes
+    pods: dict[str, State]
+    containers: dict[str, tuple[str, State]]
 
-    def SerializeToString(self) -> bytes:
-        """As the message itself has it: that is all that is wanted of it."""
-        return self.data
-
-
-def _live(containers: dict[str, cri.Container]) -> list[tuple[str, cri.Container]]:
-    return [(key, item) for key, item in containers.items() if item.state != cri.CONTAINER_EXITED]
+    def live(self) -> dict[str, tuple[str, State]]:
+        """The containers that have not ended."""
+        return {key: found for key, found in self.containers.items() if found[1] is not State.STOPPED}
 
 
 class World:
@@ -72,12 +61,7 @@ class World:
         self._open_engine = open_engine
         self.expression = expression
         self._log = log
-        self._pods: dict[str, nri.PodSandbox] = {}
-        #: By id, with the state they show: dropped with every other change.
-        self._bytes: dict[str, tuple[int, Encoded]] = {}
-        self._containers: dict[str, nri.Container] = {}
-        #: Those looked up since they were started: before, they had no process.
-        self._seen_running: set[str] = set()
+        self.known = Known()
         #: What plugins have agreed to while clients do not see it yet.
         self.accepted: set[str] = set()
         #: Whether the map of lives is kept in step: some plugin is told of events.
@@ -89,98 +73,85 @@ class World:
 
     # ------------------------------------------------------------------ pods and containers
 
-    async def pod(self, pod_id: str) -> nri.PodSandbox:
+    async def pod(self, pod_id: str) -> Shown[nri.PodSandbox]:
         """A sandbox; of one that the runtime does not know any more, what is known, if only its id."""
-        if pod_id not in self._pods:
-            request = cri.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
-            try:
-                status = await self._upstream.call("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
-            except AnswerFailed:
-                return nri.PodSandbox(id=pod_id)
-            self._pods[pod_id] = view_pod(pod_id, status=status)
-        return self._pods[pod_id]
-
-    async def look_up(self, container_id: str, pod_id: str = "") -> Optional[nri.Container]:
-        """A container as the runtime shows it now; None: it does not."""
-        request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
+        known = self.known.pods.get(pod_id)
+        if known is not None:
+            return known
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
         try:
-            status = await self._upstream.call("ContainerStatus", request, cri.ContainerStatusResponse)
+            status = await self._upstream.call("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
         except AnswerFailed:
-            return None
-        pod_id = pod_id or self._life.pod_of(container_id)
-        pod = self._pods.get(pod_id)
-        cgroup_parent = "" if pod is None else pod.linux.cgroup_parent
-        container = view_container(pod_id, status, cgroup_parent=cgroup_parent)
-        self.remember(container)
-        return container
+            return Shown(nri.PodSandbox(id=pod_id))
+        return self.known.remember_pod(view_pod(pod_id, status=status))
 
-    async def container(self, container_id: str) -> Optional[nri.Container]:
+    async def container(self, container_id: str) -> Optional[Shown[nri.Container]]:
         """A container that plugins know of, in its present state; None: it is nobody's business."""
         state = self._life.state(container_id)
         if state is None or self._is_unfinished(container_id):
             return None
-        found = self._containers.get(container_id) or await self.look_up(container_id)
-        if found is not None:
-            found.state = _SHOWN[state]
-        return found
+        if self.known.lacks(container_id, state):
+            await self.look_up(container_id)
+        return self.known.in_state(container_id, state)
 
-    async def last_known(self, container_id: str, pod_id: str) -> nri.Container:
-        """For events about what has ended: how the runtime shows it, else how it was last seen."""
-        found = await self.look_up(container_id, pod_id) or self._containers.get(container_id)
-        if found is None:
-            found = nri.Container(id=container_id, pod_sandbox_id=pod_id)
-        return found
+    async def ended(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
+        """A container that has just ended: with its exit code, where the runtime still tells it."""
+        if self.known.lacks(container_id, State.STOPPED):
+            await self.look_up(container_id, pod_id)
+        else:
+            await self._ask(container_id, verbose=False)
+        return self.last_known(container_id, pod_id)
 
-    def remember(self, container: nri.Container) -> None:
-        self._containers[container.id] = container
-        self._bytes.pop(container.id, None)
+    def last_known(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
+        """A container that is over, as it was last seen, if only its id."""
+        shown = self.known.in_state(container_id, State.STOPPED)
+        if shown is None:
+            state = nri.CONTAINER_STOPPED
+            shown = Shown(nri.Container(id=container_id, pod_sandbox_id=pod_id, state=state))
+        return shown
 
-    def forget(self, container_id: str) -> None:
-        self._containers.pop(container_id, None)
-        self._bytes.pop(container_id, None)
+    async def look_up(self, container_id: str, pod_id: str = "", anew: bool = False) -> None:
+        """Know a container as the runtime shows it now, if it does. ``anew``: also what is known of it already."""
+        status = await self._ask(container_id)
+        if status is None or (container_id in self.known.containers and not anew):
+            return
+        pod_id = pod_id or self._life.pod_of(container_id)
+        pod = self.known.pods.get(pod_id)
+        cgroup_parent = "" if pod is None else pod.message.linux.cgroup_parent
+        self.known.remember(view_container(pod_id, status, cgroup_parent=cgroup_parent))
 
-    def forget_pod(self, pod_id: str) -> None:
-        self._pods.pop(pod_id, None)
-        self._bytes.pop(pod_id, None)
-
-    def note_pod_size(self, pod_id: str, overhead: nri.LinuxResources, resources: nri.LinuxResources) -> None:
-        """A sandbox has got another size."""
-        known = self._pods.get(pod_id)
-        if known is not None:
-            known.linux.pod_overhead.CopyFrom(overhead)
-            known.linux.pod_resources.CopyFrom(resources)
-            self._bytes.pop(pod_id, None)
+    async def _ask(self, container_id: str, verbose: bool = True) -> Optional[cri.ContainerStatusResponse]:
+        """Its status, noted if the container is known; None: there is none."""
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=verbose)
+        try:
+            status: cri.ContainerStatusResponse = await self._upstream.call(
+                "ContainerStatus", request, cri.ContainerStatusResponse
+            )
+        except AnswerFailed:
+            return None
+        self.known.refresh(container_id, status)
+        return status
 
     # ------------------------------------------------------------------ lists
 
-    async def snapshot(self) -> tuple[list[nri.PodSandbox], list[nri.Container]]:
+    async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
         """All pods, and the containers that have not ended; what plugins have not agreed to is left out.
 
         :raises AnswerFailed: the runtime does not answer.
         """
         if self.settled is not None:
             await self.settled(SETTLE_S)
-        pods, containers = await self._follow_lists()
-        shown = {
-            key: pod for key, pod in pods.items() if key in self.accepted or not self._is_hidden_pod(pod)
-        }
-        live = {key: c for key, c in _live(containers) if key in self.accepted or not self._is_hidden(c)}
-        await self._fill(shown, live)
-        for key, item in live.items():
-            if key in self._containers:
-                self._containers[key].state = _SHOWN[_STATES.get(item.state, State.STOPPED)]
-        return (
-            [self._encoded(self._pods[key]) for key in shown if key in self._pods],
-            [self._encoded(self._containers[key]) for key in live if key in self._containers],
-        )
-
-    def _encoded(self, message: Any) -> Any:
-        """The message as bytes; made anew if it was changed. Of what changes by itself, that is its state."""
-        state = getattr(message, "state", 0)
-        known = self._bytes.get(message.id)
-        if known is None or known[0] != state:
-            known = self._bytes[message.id] = (state, Encoded(message.id, message.SerializeToString()))
-        return known[1]
+        listed = await self._follow_lists()
+        pods, live = list(listed.pods), listed.live()
+        if self._hidden:
+            pods = [key for key in pods if not self._is_unfinished_pod(key)]
+            live = {key: found for key, found in live.items() if not self._is_unfinished(key)}
+        await self._fill(pods, live, AT_A_TIME)
+        known = self.known
+        shown = [known.in_state(key, state) for key, (_, state) in live.items()]
+        return [known.pods[key] for key in pods if key in known.pods], [
+            one for one in shown if one is not None
+        ]
 
     async def look(self) -> None:
         """Compare with what the runtime lists; what has happened past us is told by ``on_due``.
@@ -194,24 +165,30 @@ class World:
 
         :raises AnswerFailed: the runtime does not answer.
         """
-        pods, containers = await self._lists()
-        live = {key: c for key, c in _live(containers) if not self._is_hidden(c)}
+        listed = await self._lists()
+        live = listed.live()
         if not self.is_following:
-            self._pods = {key: pod for key, pod in self._pods.items() if key in pods}
-            self._containers = {key: c for key, c in self._containers.items() if key in live}
-            self._bytes = {key: b for key, b in self._bytes.items() if key in pods or key in live}
-        await self._fill({key: pod for key, pod in pods.items() if not self._is_hidden_pod(pod)}, live)
+            self.known.keep(listed.pods, live)
+        await self._fill(listed.pods, live, AT_A_TIME_AHEAD)
 
-    async def _lists(self) -> tuple[dict[str, cri.PodSandbox], dict[str, cri.Container]]:
-        ask = self._upstream.call
-        listed, pods = await asyncio.gather(
+    async def _lists(self) -> Listed:
+        """All that is listed but what is hidden; what the map of lives knows is not."""
+        ask, life = self._upstream.call, self._life
+        containers, pods = await asyncio.gather(
             ask("ListContainers", cri.ListContainersRequest(), cri.ListContainersResponse),
             ask("ListPodSandbox", cri.ListPodSandboxRequest(), cri.ListPodSandboxResponse),
         )
-        return {item.id: item for item in pods.items}, {item.id: item for item in listed.containers}
-
-    def _is_unfinished(self, container_id: str) -> bool:
-        return self._hidden.hides_container(container_id) and container_id not in self.accepted
+        listed = Listed({}, {})
+        is_hiding = bool(self._hidden)
+        for item in containers.containers:
+            key = item.id
+            if not is_hiding or life.state(key) is not None or not self._is_hidden(item):
+                listed.containers[key] = (item.pod_sandbox_id, _STATES.get(item.state, State.STOPPED))
+        for item in pods.items:
+            key = item.id
+            if not is_hiding or life.pod_state(key) is not None or not self._is_hidden_pod(item):
+                listed.pods[key] = State.RUNNING if item.state == cri.SANDBOX_READY else State.STOPPED
+        return listed
 
     def _is_hidden(self, item: cri.Container) -> bool:
         key = (item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
@@ -222,42 +199,41 @@ class World:
         key = (meta.name, meta.namespace, meta.uid, meta.attempt)
         return item.id in self._hidden.sandboxes or key in self._hidden.making_sandboxes
 
-    async def _follow_lists(self) -> tuple[dict[str, cri.PodSandbox], dict[str, cri.Container]]:
-        """All that is listed; the map of lives is in step with it, but for what those who make it say of it."""
+    def _is_unfinished(self, container_id: str) -> bool:
+        return self._hidden.hides_container(container_id) and container_id not in self.accepted
+
+    def _is_unfinished_pod(self, pod_id: str) -> bool:
+        return self._hidden.hides_sandbox(pod_id) and pod_id not in self.accepted
+
+    async def _follow_lists(self) -> Listed:
+        """What is listed; the map of lives is in step with it, but for what those who make it say of it."""
         life = self._life
         asked_at = life.now
-        pods, containers = await self._lists()
-        lives = {
-            key: (item.pod_sandbox_id, _STATES.get(item.state, State.STOPPED))
-            for key, item in containers.items()
-            if life.state(key) is not None or not self._is_hidden(item)
-        }
-        ready = {
-            key: State.RUNNING if item.state == cri.SANDBOX_READY else State.STOPPED
-            for key, item in pods.items()
-            if life.pod_state(key) is not None or not self._is_hidden_pod(item)
-        }
+        listed = await self._lists()
         if self.is_following:
-            self.on_due(life.compare(ready, lives, asked_at))
+            self.on_due(life.compare(listed.pods, listed.containers, asked_at))
         else:
-            life.rebuild(ready, lives)
+            life.rebuild(listed.pods, listed.containers)
             self.is_following = True
-        return pods, containers
+        return listed
 
-    async def _fill(self, pods: dict[str, cri.PodSandbox], containers: dict[str, cri.Container]) -> None:
+    async def _fill(
+        self, pods: Iterable[str], containers: Mapping[str, tuple[str, State]], at_a_time: int
+    ) -> None:
         """Look up what is not known; and what has been started since, for its first process."""
-        missing = [key for key in pods if key not in self._pods]
-        await gather_limited(AT_A_TIME, [self.pod(key) for key in missing])
+        missing = [key for key in pods if key not in self.known.pods]
+        await gather_limited(at_a_time, [self.pod(key) for key in missing])
         lacking = [
-            key
-            for key, item in containers.items()
-            if key not in self._containers
-            or (item.state == cri.CONTAINER_RUNNING and key not in self._seen_running)
+            (key, pod_id, state)
+            for key, (pod_id, state) in containers.items()
+            if self.known.lacks(key, state)
         ]
-        self._seen_running &= set(containers)
-        self._seen_running |= {k for k, item in containers.items() if item.state == cri.CONTAINER_RUNNING}
-        looking = [self.look_up(key, containers[key].pod_sandbox_id) for key in lacking]
-        await gather_limited(AT_A_TIME, looking)
+        await gather_limited(at_a_time, [self._look_up_lacking(*one) for one in lacking])
+
+    async def _look_up_lacking(self, container_id: str, pod_id: str, state: State) -> None:
+        # Who waits for a snapshot may have overtaken who looks ahead, or the other way round.
+        if self.known.lacks(container_id, state):
+            await self.look_up(container_id, pod_id)
 
     # ------------------------------------------------------------------ what plugins want of others
 
@@ -300,8 +276,9 @@ class World:
         if not isinstance(outcome, Forward):
             outcome = Forward()
         code, details = 1, "cancelled"
+        sent = message + outcome.delta
         try:
-            await self._upstream.forward(full_method, message + outcome.delta, UNDO_TIMEOUT_S)
+            await self._upstream.forward(full_method, sent, UNDO_TIMEOUT_S)
             code, details = 0, ""
         except AnswerFailed as error:
             code, details = error.code, error.message
@@ -309,13 +286,5 @@ class World:
         finally:
             if engine is not None:
                 await engine.ended(end_of(code, True), code, details)
-        self.note_resources(update.container_id, update.linux.resources)
-
-    def note_resources(self, container_id: str, resources: nri.LinuxResources) -> None:
-        """A container has got these; what is not set is as it was."""
-        known = self._containers.get(container_id)
-        if known is not None:
-            if resources.hugepage_limits:
-                del known.linux.resources.hugepage_limits[:]
-            known.linux.resources.MergeFrom(resources)
-            self._bytes.pop(container_id, None)
+        linux = cri.UpdateContainerResourcesRequest.FromString(sent).linux
+        self.known.note_resources(update.container_id, view_resources(linux))

@@ -13,20 +13,14 @@ import h2.connection
 import h2.events
 import h2.settings
 
-from cri_proxy.core.http2.frames import GOAWAY, HEAD, HEAD_BYTES, PREFACE, Buffer, write_settings
+from cri_proxy.core.http2.frames import Buffer
 from cri_proxy.core.http2.messages import write_message
 from cri_proxy.core.http2.relay import RelayedConnection
 from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
+from tests.core.http2.hand import CREATE, VERSION
 
-CREATE = "/runtime.v1.RuntimeService/CreateContainer"
-VERSION = "/runtime.v1.RuntimeService/Version"
 Settings = dict[Any, int]
 LONG = b"m" * 100_000
-#: Blocks of literals: nothing of them goes into a table.
-PATH = b"\x04" + bytes([len(CREATE)]) + CREATE.encode()
-OTHER = b"\x04" + bytes([len(VERSION)]) + VERSION.encode()
-BLOCK, OTHER_BLOCK = b"\x83\x86" + PATH, b"\x83\x86" + OTHER
-HOLDS = write_message(b"create")
 
 
 class Pair:
@@ -212,18 +206,6 @@ class Pair:
         return wire.requests.connection.surplus, wire.replies.connection.surplus
 
 
-def written(data: bytes) -> list[tuple[int, int, int, bytes]]:
-    """Kind, flags, stream and payload of each frame; behind a preface if there is one."""
-    at = len(PREFACE) if data.startswith(PREFACE) else 0
-    found = []
-    while at < len(data):
-        length_kind, flags, stream = HEAD.unpack_from(data, at)
-        end = at + HEAD_BYTES + (length_kind >> 8)
-        found.append((length_kind & 0xFF, flags, stream, bytes(data[at + HEAD_BYTES : end])))
-        at = end
-    return found
-
-
 def _taken(pieces: list[Buffer]) -> bytes:
     data = b"".join(pieces)
     pieces.clear()
@@ -246,20 +228,3 @@ def created(pair: Pair, message: bytes = b"create") -> int:
     pair.relay.forward(stream, b"")
     pair.pump()
     return stream
-
-
-def goaways(data: bytes) -> list[tuple[int, int]]:
-    """Last stream and code of the GOAWAY frames."""
-    return [
-        (int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:8], "big"))
-        for kind, _, _, payload in written(data)
-        if kind == GOAWAY
-    ]
-
-
-def hand_made(*frames: bytes, settings: bytes = b"") -> tuple[RelayedConnection, bytes]:
-    """A relay that has read these frames of a client, and what it sent on."""
-    relay = RelayedConnection(lambda method: method if method == CREATE else None)
-    relay.from_runtime(write_settings(), 0.0)
-    relay.from_client(PREFACE + (settings or write_settings()) + b"".join(frames), 0.0)
-    return relay, b"".join(relay.to_runtime)

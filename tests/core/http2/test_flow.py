@@ -9,24 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cri_proxy.core.http2.flow import Outlet
 from cri_proxy.core.http2.frames import (
-    ACK,
-    DATA,
-    END_HEADERS,
-    HEADERS,
     INITIAL_WINDOW_SIZE,
-    MAX_FRAME_SIZE,
-    PREFACE,
-    SETTINGS,
     Buffer,
-    write_frame,
-    write_settings,
-    write_window_update,
 )
 from cri_proxy.core.http2.messages import write_message
-from cri_proxy.core.http2.relay import RelayedConnection
-from cri_proxy.core.http2.requests import MAX_HELD_BYTES
-from cri_proxy.core.http2.stream import FailedOpen
-from tests.core.http2.pair import CREATE, VERSION, Pair, written
+from tests.core.http2.hand import CREATE, VERSION, written
+from tests.core.http2.pair import Pair
 
 MIB = 1 << 20
 
@@ -96,21 +84,6 @@ def test_a_window_that_has_become_negative_is_waited_for() -> None:
     assert ledger is not None and ledger.window == -60_005
     pair.take(pair.runtime, stream, 60_005)
     assert ledger.window == 0 and pair.books_are_right()
-
-
-def test_what_exceeds_the_cap_of_a_connection_is_sent_on_unseen() -> None:
-    relay = RelayedConnection(lambda method: method)
-    relay.from_runtime(write_settings((INITIAL_WINDOW_SIZE, 2**31 - 1), (MAX_FRAME_SIZE, (1 << 24) - 1)), 0.0)
-    relay.from_client(PREFACE + write_settings() + write_frame(SETTINGS, ACK, 0), 0.0)
-    relay.from_runtime(write_window_update(0, 2**31 - 1 - 65_535), 0.0)
-    message = write_message(bytes(15 * MIB))
-    assert 5 * len(message) > MAX_HELD_BYTES
-    for stream in (1, 3, 5, 7, 9):
-        relay.from_client(write_frame(HEADERS, END_HEADERS, stream, b"\x83\x86\x84"), 0.0)
-        relay.from_client(write_frame(DATA, 0, stream, message[:-1]), 0.0)
-    assert relay.take_events() == [FailedOpen("/", "too large")]
-    sent = [(kind, stream, len(payload)) for kind, _, stream, payload in written(b"".join(relay.to_runtime))]
-    assert [frame for frame in sent if frame[0] == DATA] == [(DATA, 9, len(message) - 1)]
 
 
 # ---------------------------------------------------------------------- the ledgers by themselves

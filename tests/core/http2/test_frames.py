@@ -5,44 +5,51 @@ from __future__ import annotations
 import pytest
 
 from cri_proxy.core.http2.frames import (
-    ACK,
     CONTINUATION,
-    DATA,
     END_HEADERS,
-    END_STREAM,
     GOAWAY,
     HAS_PRIORITY,
     HEADERS,
     PADDED,
-    PING,
     PREFACE,
     PRIORITY,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Buffer,
     Error,
     write_frame,
     write_settings,
 )
-from cri_proxy.core.http2.messages import write_message
 from cri_proxy.core.http2.relay import RelayedConnection
-from tests.core.http2.pair import (
+from tests.core.http2.hand import (
     BLOCK,
+    CONFIRMED,
     CREATE,
     HOLDS,
+    data,
     goaways,
     hand_made,
-    written,
+    headers,
+    ping,
 )
+
+
+def taken(pieces: list[Buffer]) -> bytes:
+    """What there is to write, which has been written then."""
+    written = b"".join(pieces)
+    pieces.clear()
+    return written
+
 
 # ---------------------------------------------------------------------- frames as others write them
 
 
 @pytest.mark.parametrize(
-    "headers",
+    "frames",
     {
-        "in one frame": [write_frame(HEADERS, END_HEADERS, 1, BLOCK)],
+        "in one frame": [headers(1)],
         "continued": [
             write_frame(HEADERS, 0, 1, BLOCK[:3]),
             write_frame(CONTINUATION, 0, 1, BLOCK[3:20]),
@@ -59,12 +66,12 @@ from tests.core.http2.pair import (
     ids=["in one frame", "continued", "padded", "with a priority", "with both, continued"],
 )
 @pytest.mark.parametrize("cut", [1, 11, 1 << 20], ids=lambda cut: f"in pieces of {cut}")
-def test_headers_in_every_form_pass_and_are_read(headers: list[bytes], cut: int) -> None:
+def test_headers_in_every_form_pass_and_are_read(frames: list[bytes], cut: int) -> None:
     relay = RelayedConnection(lambda method: method if method == CREATE else None)
-    data = PREFACE + write_settings() + b"".join(headers)
-    for at in range(0, len(data), cut):
-        relay.from_client(data[at : at + cut], 0.0)
-    assert b"".join(relay.to_runtime) == data
+    sent = PREFACE + write_settings() + b"".join(frames)
+    for at in range(0, len(sent), cut):
+        relay.from_client(sent[at : at + cut], 0.0)
+    assert b"".join(relay.to_runtime) == sent
     assert relay.methods == {1: CREATE}
 
 
@@ -73,70 +80,49 @@ def test_priority_unknown_kinds_and_unknown_settings_pass() -> None:
         write_frame(PRIORITY, 0, 3, b"\0\0\0\0\x10"),
         write_frame(0x10, 0, 0, b"u=1"),
         write_settings((0x99, 7)),
-        write_frame(PING, 0, 0, b"grpc_png"),
-        write_frame(PING, ACK, 0, b"whatever"),
+        ping(b"whatever", is_answer=True),
     ]
     _, sent = hand_made(*frames)
     assert sent == PREFACE + write_settings() + b"".join(frames)
 
 
-def test_what_grpc_go_sends_is_understood() -> None:
-    # Preface, SETTINGS and a connection window in one write; HEADERS; DATA with the prefix in a frame of its own.
-    go = [
-        write_frame(WINDOW_UPDATE, 0, 0, (983_041).to_bytes(4, "big")),
-        write_frame(SETTINGS, ACK, 0),
-        write_frame(HEADERS, END_HEADERS, 1, BLOCK),
-        write_frame(DATA, 0, 1, HOLDS[:5]),
-        write_frame(DATA, 0, 1, HOLDS[5:]),
-        write_frame(DATA, END_STREAM, 1),
-    ]
-    relay, _ = hand_made(*go, settings=write_settings((0x4, 1_048_576), (0x5, 16_384)))
-    [asked] = relay.take_events()
-    assert asked.message == b"create"  # type: ignore[union-attr]
+def test_a_ping_passes_when_the_runtime_has_replied_and_is_answered_here_otherwise() -> None:
+    asked = ping(b"grpc_png")
+    relay, _ = hand_made(headers(1, end=True))
     relay.to_runtime.clear()
-    relay.forward(1, b"+")
-    assert written(b"".join(relay.to_runtime)) == [(DATA, END_STREAM, 1, write_message(b"create+"))]
-
-
-def test_what_grpc_c_plus_plus_sends_is_understood() -> None:
-    # Its own setting 0xfe03, small frames, PINGs for the bandwidth estimate, a reset with NO_ERROR behind the end.
-    cpp = [
-        write_frame(SETTINGS, ACK, 0),
-        write_frame(HEADERS, END_HEADERS, 1, BLOCK),
-        write_frame(WINDOW_UPDATE, 0, 1, (5).to_bytes(4, "big")),
-        write_frame(DATA, END_STREAM, 1, HOLDS),
-        write_frame(WINDOW_UPDATE, 0, 0, (5).to_bytes(4, "big")),
-        write_frame(PING, 0, 0, bytes(8)),
-    ]
-    cpp_settings = write_settings((0x2, 0), (0x3, 0), (0x4, 4_194_304), (0x5, 4_194_304), (0xFE03, 1))
-    relay, sent = hand_made(*cpp, settings=cpp_settings)
-    [asked] = relay.take_events()
-    assert asked.message == b"create"  # type: ignore[union-attr]
-    assert sent == PREFACE + cpp_settings + b"".join(cpp[:3] + cpp[4:])
+    for part_of_a_reply in (headers(1, b"\x88"), data(1, b"abc")):
+        relay.from_client(asked, 0.0)
+        assert taken(relay.to_runtime) == b""
+        assert taken(relay.to_client).endswith(ping(b"grpc_png", is_answer=True))
+        relay.from_runtime(part_of_a_reply, 0.0)
+        relay.to_client.clear()
+        relay.from_client(asked * 2, 0.0)
+        assert taken(relay.to_runtime) == asked
+        assert taken(relay.to_client) == ping(b"grpc_png", is_answer=True)
 
 
 # ---------------------------------------------------------------------- doubts
 
 
 DOUBTS = {
-    "DATA on stream 0": ([write_frame(DATA, 0, 0, b"x")], Error.PROTOCOL_ERROR),
-    "HEADERS on stream 0": ([write_frame(HEADERS, END_HEADERS, 0, BLOCK)], Error.PROTOCOL_ERROR),
+    "DATA on stream 0": ([data(0, b"x")], Error.PROTOCOL_ERROR),
+    "HEADERS on stream 0": ([headers(0)], Error.PROTOCOL_ERROR),
     "a client's stream with an even number": (
-        [write_frame(HEADERS, END_HEADERS, 2, BLOCK)],
+        [headers(2)],
         Error.PROTOCOL_ERROR,
     ),
     "SETTINGS on a stream": ([write_frame(SETTINGS, 0, 1)], Error.PROTOCOL_ERROR),
     "SETTINGS of five bytes": ([write_frame(SETTINGS, 0, 0, b"12345")], Error.FRAME_SIZE_ERROR),
     "a window of 2^31": ([write_settings((4, 1 << 31))], Error.FLOW_CONTROL_ERROR),
     "a frame size of 1": ([write_settings((5, 1))], Error.PROTOCOL_ERROR),
-    "PING of seven bytes": ([write_frame(PING, 0, 0, b"1234567")], Error.FRAME_SIZE_ERROR),
+    "PING of seven bytes": ([ping(b"1234567")], Error.FRAME_SIZE_ERROR),
     "RST_STREAM of three bytes": ([write_frame(RST_STREAM, 0, 1, b"123")], Error.FRAME_SIZE_ERROR),
     "WINDOW_UPDATE of 0": ([write_frame(WINDOW_UPDATE, 0, 0, bytes(4))], Error.PROTOCOL_ERROR),
     "GOAWAY of seven bytes": ([write_frame(GOAWAY, 0, 0, b"1234567")], Error.FRAME_SIZE_ERROR),
     "PUSH_PROMISE": ([write_frame(PUSH_PROMISE, END_HEADERS, 1, b"1234")], Error.PROTOCOL_ERROR),
     "CONTINUATION by itself": ([write_frame(CONTINUATION, END_HEADERS, 1)], Error.PROTOCOL_ERROR),
     "a frame inside a header block": (
-        [write_frame(HEADERS, 0, 1, BLOCK), write_frame(PING, 0, 0, bytes(8))],
+        [write_frame(HEADERS, 0, 1, BLOCK), ping(bytes(8))],
         Error.PROTOCOL_ERROR,
     ),
     "CONTINUATION of another stream": (
@@ -152,23 +138,28 @@ DOUBTS = {
         Error.FRAME_SIZE_ERROR,
     ),
     "an entry that no table has": (
-        [write_frame(HEADERS, END_HEADERS, 1, b"\xfe")],
+        [headers(1, b"\xfe")],
         Error.COMPRESSION_ERROR,
     ),
     "a string that is cut off": (
-        [write_frame(HEADERS, END_HEADERS, 1, b"\x04\x7f")],
+        [headers(1, b"\x04\x7f")],
         Error.COMPRESSION_ERROR,
     ),
-    "a frame larger than allowed": ([write_frame(DATA, 0, 1, bytes(16_385))], Error.FRAME_SIZE_ERROR),
+    "a frame larger than allowed": ([data(1, bytes(16_385))], Error.FRAME_SIZE_ERROR),
     "a header block without end": (
         [write_frame(HEADERS, 0, 1, BLOCK), *[write_frame(CONTINUATION, 0, 1, bytes(16_384))] * 65],
         Error.ENHANCE_YOUR_CALM,
     ),
+    "a header block in more frames than it needs": (
+        [write_frame(HEADERS, 0, 1, BLOCK), write_frame(CONTINUATION, 0, 1) * 128],
+        Error.ENHANCE_YOUR_CALM,
+    ),
+    "settings that nobody confirms": ([write_settings((3, 100)) * 33], Error.ENHANCE_YOUR_CALM),
     "trailers behind what is held": (
         [
-            write_frame(HEADERS, END_HEADERS, 1, BLOCK),
-            write_frame(DATA, 0, 1, HOLDS),
-            write_frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x84"),
+            headers(1),
+            data(1, HOLDS),
+            headers(1, b"\x84", end=True),
         ],
         Error.INTERNAL_ERROR,
     ),
@@ -183,8 +174,8 @@ def test_a_doubt_closes_the_connection_and_passes_nothing_on(what: str) -> None:
     assert closing.is_doubt  # type: ignore[union-attr]
     assert goaways(b"".join(relay.to_client))[-1][1] == code
     assert b"".join(frames) not in sent
-    relay.from_client(write_frame(PING, 0, 0, bytes(8)), 0.0)
-    relay.from_runtime(write_frame(PING, 0, 0, bytes(8)), 0.0)
+    relay.from_client(ping(bytes(8)), 0.0)
+    relay.from_runtime(ping(bytes(8)), 0.0)
     assert relay.take_events() == []
 
 
@@ -198,5 +189,5 @@ def test_who_does_not_speak_http2_is_told_so() -> None:
 
 def test_the_answer_to_a_greeting_is_kept_from_the_runtime() -> None:
     relay = RelayedConnection(lambda method: None, own_settings=1)
-    relay.from_client(PREFACE + write_settings() + 2 * write_frame(SETTINGS, ACK, 0), 0.0)
-    assert b"".join(relay.to_runtime) == PREFACE + write_settings() + write_frame(SETTINGS, ACK, 0)
+    relay.from_client(PREFACE + write_settings() + 2 * CONFIRMED, 0.0)
+    assert b"".join(relay.to_runtime) == PREFACE + write_settings() + CONFIRMED

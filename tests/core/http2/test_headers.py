@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 import pytest
 from hpack import Decoder, Encoder
-from hypothesis import given
+from hpack.exceptions import HPACKError
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cri_proxy.core.http2.frames import Doubt
-from cri_proxy.core.http2.headers import HeaderReader, status_of, value_of, write_response, write_trailers
+from cri_proxy.core.http2.frames import MAX_BLOCK_BYTES, Doubt
+from cri_proxy.core.http2.headers import (
+    HeaderReader,
+    status_of,
+    value_of,
+    write_response,
+    write_trailers,
+)
 
 REQUEST = [
     (b":method", b"POST"),
@@ -29,6 +38,53 @@ def test_blocks_are_read_as_they_were_written(
     writer.header_table_size = table
     for block in blocks:
         assert list(reader.read(writer.encode(block, huffman=huffman))) == block
+
+
+#: Indexed fields, literals of each kind, with and without Huffman code, sizes of tables, and integers in many bytes.
+PARTS = st.one_of(
+    st.integers(0x80, 0xFF).map(lambda index: bytes([index])),
+    st.sampled_from(
+        [b"\x40\x01a\x01b", b"\x00\x01a\x01c", b"\x10\x01s\x01d", b"\x41\x82\x1c\x64", b"\x7e\x01x"]
+    ),
+    st.sampled_from(
+        [b"\x20", b"\x3f\x20", b"\x3f\xe1\x1f", b"\x3f\xe1\x3f", b"\x40\x01k\x7f\x00" + b"v" * 127]
+    ),
+    st.sampled_from(
+        [b"\xff\x00", b"\xff\x80\x80\x01", b"\xff\xff\xff\xff\xff\x0f", b"\x0f\x10\x00", b"\x7f\x05\x01y"]
+    ),
+    st.builds(
+        lambda raw, bits: bytes([0x44, bits | len(raw)]) + raw,
+        st.binary(max_size=20),
+        st.sampled_from([0, 0x80]),
+    ),
+    st.binary(max_size=4),
+)
+
+
+def outcome(read: Callable[[bytes], Any], block: bytes) -> Any:
+    """The fields; None: it is no block."""
+    try:
+        return [(bytes(name), bytes(value)) for name, value in read(block)]
+    except (Doubt, HPACKError, ValueError, IndexError):
+        return None
+
+
+@settings(max_examples=8 * settings().max_examples)
+@given(st.lists(st.lists(PARTS, max_size=6).map(b"".join), min_size=1, max_size=8))
+def test_whatever_comes_is_read_as_the_hpack_library_reads_it(blocks: list[bytes]) -> None:
+    reader, decoder = HeaderReader(), Decoder(max_header_list_size=4 * MAX_BLOCK_BYTES)
+    for block in blocks:
+        read = outcome(reader.read, block)
+        assert read == outcome(lambda raw: decoder.decode(raw, raw=True), block)
+        if read is None:
+            return
+
+
+def test_large_blocks_are_not_kept_in_memory() -> None:
+    reader = HeaderReader()
+    for number in range(300):
+        reader.read(b"\x00\x01k\x7f\xa1\x1f" + bytes([97 + number % 26]) * 4128)
+    assert reader._known == {}
 
 
 def test_a_known_block_means_something_else_after_the_table_has_changed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.core.http2.frames import GOAWAY, SETTINGS, write_settings
 from cri_proxy.core.http2.local import NO_RUNTIME, LocalEnd
-from tests.core.http2.pair import VERSION, written
+from tests.core.http2.hand import VERSION, written
 
 HEADERS = [
     (":method", "POST"),

@@ -6,37 +6,33 @@ import pytest
 
 from cri_proxy.core.http2.frames import (
     ACK,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
     GOAWAY,
-    HEADERS,
     PING,
     PREFACE,
     SETTINGS,
     WINDOW_UPDATE,
     Error,
-    write_frame,
     write_settings,
 )
 from cri_proxy.core.http2.messages import write_message
 from cri_proxy.core.http2.relay import CLEAR_S, RelayedConnection
 from cri_proxy.core.http2.stream import FarewellRead
 from cri_proxy.core.interception import End
-from tests.core.http2.pair import (
-    BLOCK,
+from tests.core.http2.hand import (
+    CONFIRMED,
     CREATE,
     HOLDS,
-    LONG,
     OTHER_BLOCK,
     VERSION,
-    Pair,
-    all_is_in_step,
-    created,
+    data,
+    goaway,
     goaways,
     hand_made,
+    headers,
+    ping,
     written,
 )
+from tests.core.http2.pair import LONG, Pair, all_is_in_step, created
 
 # ---------------------------------------------------------------------- refusals and answers
 
@@ -187,36 +183,43 @@ def test_goaway_of_the_runtime_passes_and_ends_what_it_will_not_serve() -> None:
     pair = Pair()
     served = created(pair)
     pair.call(CREATE, b"held")
-    goaway = write_frame(GOAWAY, 0, 0, served.to_bytes(4, "big") + bytes(4))
-    pair.relay.from_runtime(goaway, 0.0)
+    told = goaway(served)
+    pair.relay.from_runtime(told, 0.0)
     pair.relay_writes()
     assert [(e.end, e.code) for e in pair.ended()] == [(End.REFUSED, 14)]
     assert goaways(pair.to_client) == [(served, 0)] and list(pair.relay.methods) == [served]
 
 
+def test_goaway_of_the_client_passes_and_ends_nothing() -> None:
+    relay, _ = hand_made(headers(1), data(1, HOLDS))
+    relay.to_runtime.clear()
+    relay.from_client(goaway(0), 0.0)
+    relay.forward(1, b"+")
+    assert b"".join(relay.to_runtime) == goaway(0) + data(1, write_message(b"create+"))
+    assert set(relay.methods) == {1}
+
+
 def test_a_farewell_is_in_two_steps_and_ends_no_call() -> None:
-    relay, _ = hand_made(write_frame(HEADERS, END_HEADERS, 1, OTHER_BLOCK))
+    relay, _ = hand_made(headers(1, OTHER_BLOCK))
     relay.say_farewell()
     [first, (_, _, _, payload)] = written(b"".join(relay.to_client))[-2:]
     assert first[3] == (0x7FFFFFFF).to_bytes(4, "big") + bytes(4) and relay.take_events() == []
     # A call that was on its way is served, and counted.
-    relay.from_client(
-        write_frame(HEADERS, END_HEADERS, 3, OTHER_BLOCK) + write_frame(PING, ACK, 0, payload), 0.0
-    )
+    relay.from_client(headers(3, OTHER_BLOCK) + ping(payload, is_answer=True), 0.0)
     assert relay.take_events() == [FarewellRead()] and set(relay.methods) == {1, 3}
     # A server's own that follows may not be larger.
-    relay.from_runtime(write_frame(GOAWAY, 0, 0, (0x7FFFFFFF).to_bytes(4, "big") + bytes(4)), 0.0)
-    relay.from_runtime(write_frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x88"), 0.0)
+    relay.from_runtime(goaway(0x7FFFFFFF), 0.0)
+    relay.from_runtime(headers(1, b"\x88", end=True), 0.0)
     assert goaways(b"".join(relay.to_client)) == [(0x7FFFFFFF, 0), (3, 0)] and set(relay.methods) == {3}
 
 
 def test_nothing_reaches_a_client_before_the_runtimes_settings() -> None:
     relay = RelayedConnection(lambda method: method)
-    block = write_frame(HEADERS, END_HEADERS, 1, BLOCK)
-    relay.from_client(PREFACE + write_settings() + block + write_frame(DATA, 0, 1, HOLDS), 0.0)
+    block = headers(1)
+    relay.from_client(PREFACE + write_settings() + block + data(1, HOLDS), 0.0)
     relay.say_farewell()
     assert relay.to_client == []
-    relay.from_runtime(write_settings((3, 100)) + write_frame(SETTINGS, ACK, 0), 0.0)
+    relay.from_runtime(write_settings((3, 100)) + CONFIRMED, 0.0)
     kinds = [(kind, flags) for kind, flags, _, _ in written(b"".join(relay.to_client))]
     assert kinds[0] == (SETTINGS, 0) and kinds[-1] == (SETTINGS, ACK)
     assert {kind for kind, _ in kinds} == {SETTINGS, WINDOW_UPDATE, GOAWAY, PING}

@@ -9,14 +9,8 @@ from cri_proxy.core.http2.frames import (
 )
 from cri_proxy.core.http2.messages import write_message
 from cri_proxy.core.interception import End
-from tests.core.http2.pair import (
-    CREATE,
-    LONG,
-    VERSION,
-    Pair,
-    all_is_in_step,
-    created,
-)
+from tests.core.http2.hand import CREATE, VERSION
+from tests.core.http2.pair import LONG, Pair, all_is_in_step, created
 
 # ---------------------------------------------------------------------- replies
 
@@ -166,6 +160,24 @@ def test_a_reset_of_what_was_sent_leaves_a_doubt() -> None:
     pair.pump()
     assert [(e.end, e.code) for e in pair.ended()] == [(End.UNKNOWN, 1)]
     assert pair.was_reset(stream) and all_is_in_step(pair)
+
+
+@pytest.mark.parametrize("method", [CREATE, VERSION], ids=["intercepted", "passing"])
+def test_what_crosses_a_reset_of_the_clients_still_passes_its_table(method: str) -> None:
+    pair = Pair()
+    stream = created(pair) if method == CREATE else pair.call(method)
+    pair.runtime.send_headers(stream, [(":status", "200"), ("x-early", "remember me")])
+    pair.runtime.send_data(stream, write_message(b"late"))
+    pair.runtime.send_headers(stream, [("grpc-status", "0"), ("x-late", "me too")], end_stream=True)
+    pair.client.reset_stream(stream, Error.CANCEL)
+    pair.pump()
+    other = pair.call(VERSION)
+    fields = [(":status", "200"), ("x-early", "remember me"), ("x-late", "me too")]
+    pair.runtime.send_headers(other, fields, end_stream=True)
+    pair.pump()
+    assert pair.headers(other) == [dict(fields)] and pair.relay.methods == {}
+    pair.take(pair.client, other, 9)
+    assert pair.books_are_right() and all_is_in_step(pair)
 
 
 def test_a_reset_of_half_a_request_is_nobodys_business() -> None:

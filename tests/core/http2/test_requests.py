@@ -8,13 +8,8 @@ import pytest
 
 from cri_proxy.core.http2.messages import write_message
 from cri_proxy.core.http2.requests import HOLD_S
-from tests.core.http2.pair import (
-    CREATE,
-    LONG,
-    VERSION,
-    Pair,
-    all_is_in_step,
-)
+from tests.core.http2.hand import CREATE, VERSION
+from tests.core.http2.pair import LONG, Pair, all_is_in_step
 
 # ---------------------------------------------------------------------- what passes
 

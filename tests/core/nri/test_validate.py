@@ -8,7 +8,7 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.merge import Merge
-from cri_proxy.core.nri.validate import DefaultRules, Rejected, failed_in, refused_by, validate
+from cri_proxy.core.nri.validate import DefaultRules, Question, Rejected, failed_in, refused_by, validate
 
 HOOKS = nri.ContainerAdjustment(hooks=nri.Hooks(prestart=[nri.Hook(path="/h")]))
 SECCOMP = nri.ContainerAdjustment(
@@ -42,15 +42,14 @@ def verdict(
     merge = Merge(container)
     for plugin, adjustment in zip(("00-foo", "10-bar"), adjustments):
         merge.add(plugin, adjustment)
-    request = nri.ValidateContainerAdjustmentRequest(
+    question = Question(
         pod=nri.PodSandbox(annotations=annotations or {}),
         container=merge.pristine,
-        adjust=merge.adjust,
         owners=merge.owners,
         plugins=[nri.PluginInstance(index=p[:2], name=p[3:]) for p in plugins],
     )
     try:
-        validate(rules, request)
+        validate(rules, question)
     except Rejected as rejected:
         return str(rejected)
     return ""

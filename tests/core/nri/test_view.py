@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.nri.spec import read_container, read_pod
-from cri_proxy.core.nri.view import brief, read_info, shown_again, view_container, view_pod, view_resources
+from cri_proxy.core.nri.view import read_info, view_again, view_container, view_pod, view_resources
 
 DATA = Path(__file__).parents[2] / "data" / "nri"
 
@@ -193,29 +193,21 @@ def test_the_path_of_a_cgroup_of_systemd_is_not_guessed() -> None:
     assert view_container("p1", status, cgroup_parent="/kubepods.slice/x.slice").linux.cgroups_path == ""
 
 
-def test_a_container_made_anew_is_shown_as_before_with_its_new_id() -> None:
-    said = captured("containerd-1.6.20")
-    first = view_container(said.pod_id, said.created)
-    changed = cri.ContainerStatusResponse()
-    changed.CopyFrom(said.created)
-    changed.status.id, changed.status.created_at = "new", 7
-    now = view_container(said.pod_id, changed)
-    now.env.append("ADDED=1")
-    now.linux.cgroups_path = "/x/new"
-    again = shown_again(first, now)
-    assert (again.id, again.created_at, again.linux.cgroups_path) == ("new", 7, "/x/new")
-    assert list(again.env) == list(first.env)
+@CONTAINERD
+def test_what_is_looked_at_again_is_as_if_it_were_looked_at_first(said: Captured) -> None:
+    container = view_container(said.pod_id, said.created)
+    for status in (said.running, said.exited):
+        view_again(container, status)
+        assert container == view_container(said.pod_id, status)
 
 
 @CONTAINERD
-def test_one_of_many_is_shown_without_its_seccomp_policy(said: Captured) -> None:
+def test_a_status_that_is_not_verbose_leaves_the_process_unless_it_has_ended(said: Captured) -> None:
     container = view_container(said.pod_id, said.running)
-    shorter = brief(container)
-    assert shorter.ByteSize() < container.ByteSize() / 2
-    assert not shorter.linux.HasField("seccomp_policy")
-    assert shorter.linux.HasField("seccomp_profile")
-    assert container.linux.HasField("seccomp_policy")
-    assert brief(shorter) is shorter
+    view_again(container, cri.ContainerStatusResponse(status=said.running.status))
+    assert container == view_container(said.pod_id, said.running) and container.pid
+    view_again(container, cri.ContainerStatusResponse(status=said.exited.status))
+    assert container == view_container(said.pod_id, said.exited) and not container.pid
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,7 @@ async def shared_agent(shared_runtime: FakeRuntime) -> AsyncIterator[Agent]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def agent(shared_agent: Agent) -> AsyncIterator[Agent]:
-    """A daemon that hosts plugins; none is there, also not one of the test before."""
-    await until_no_plugin(shared_agent)
+    """A daemon that hosts plugins; none is there, also not one of the test before: see ``runtime``."""
     yield shared_agent
 
 
@@ -55,11 +54,15 @@ async def direct(shared_runtime: FakeRuntime) -> AsyncIterator[CriClient]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def runtime(shared_runtime: FakeRuntime, client: CriClient) -> AsyncIterator[FakeRuntime]:
+async def runtime(
+    shared_runtime: FakeRuntime, shared_agent: Agent, client: CriClient
+) -> AsyncIterator[FakeRuntime]:
     """A runtime that has nothing, and has been asked for nothing."""
     shared_runtime.calls.clear()
     yield shared_runtime
     shared_runtime.scripts.clear()
+    # Then what becomes of this test's pods is told nobody, also not the next test's plugins.
+    await until_no_plugin(shared_agent)
     for pod_id in list(shared_runtime.pods):
         await client.remove_pod(pod_id)
 

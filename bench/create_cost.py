@@ -1,0 +1,144 @@
+"""What a create costs in the daemon: ``python -m bench.create_cost [--creates N]``.
+
+Whole daemons with the ``hygon`` policy, in front of fake runtimes with 0, 100 and 400 running containers, each a
+process of its own. The same creates go to each runtime directly and through its daemon, in turns of 10; what is
+between the two is the daemon's own: reading, deciding, making it durable twice, answering. Each container is removed
+again, so that their number stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import tempfile
+import time
+from pathlib import Path
+
+from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
+from bench.raw import Client
+from cri_api import runtime_v1_pb2 as cri
+from tests.agent import Agent
+from tests.cri_client import Pod, container_config, create_request, pod_config
+from tests.fake_runtime import FakeRuntime
+from tests.functional.support import run_without_us
+from tests.machines import HYGON_7285_2S, machine
+
+RUNNING = (0, 100, 400)
+CREATES = 200
+TURN = 10
+#: Beside the state on disk: the same in memory, which shows what the disk has to do with it.
+MEMORY = Path("/dev/shm")
+
+
+class Way:
+    """A client of a runtime, or of the daemon in front of it."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.milliseconds: list[float] = []
+        self._client = Client(path)
+        self._names = (f"{name}-{number}" for number in itertools.count())
+
+    def create(self) -> None:
+        """A pod with a container, which is timed; both are removed."""
+        name = next(self._names)
+        config = pod_config(name, uid=f"uid-{name}")
+        reply = self._call("RunPodSandbox", cri.RunPodSandboxRequest(config=config).SerializeToString())
+        pod = Pod(cri.RunPodSandboxResponse.FromString(reply).pod_sandbox_id, "", name, "default", config)
+        container = container_config("app", cpu_request=100, cpu_limit=2000, memory_limit=1 << 28)
+        request = create_request(pod, container).SerializeToString()
+        self._client.prepare("CreateContainer", 1)
+        started_s = time.perf_counter()
+        reply = self._client.call(request)
+        self.milliseconds.append((time.perf_counter() - started_s) * 1000)
+        created = cri.CreateContainerResponse.FromString(reply).container_id
+        assert created, "the create has failed"
+        self._call("RemoveContainer", cri.RemoveContainerRequest(container_id=created).SerializeToString())
+        self._call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=pod.id).SerializeToString())
+
+    def _call(self, method: str, message: bytes) -> bytes:
+        self._client.prepare(method, 1)
+        return self._client.call(message)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+async def serve(path: str, running: int) -> None:
+    """A fake runtime with so many running containers, until it is ended."""
+    async with FakeRuntime(path) as runtime:
+        for number in range(running):
+            run_without_us(runtime, f"p{number}", cpu_request=100, cpu_limit=1000, memory_limit=1 << 28)
+        print("ready", flush=True)
+        await asyncio.get_running_loop().create_future()
+
+
+async def measure(running: int, creates: int) -> None:
+    """A row for a node with so many containers."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="crb-"))
+        path = f"{folder}/r.sock"
+        stack.enter_context(process("bench.create_cost", "--serve", path, str(running)))
+        agents = [Agent(path, machine(HYGON_7285_2S))]
+        if MEMORY.is_dir():
+            in_memory = stack.enter_context(tempfile.TemporaryDirectory(prefix="crb-", dir=MEMORY))
+            agents.append(Agent(path, machine(HYGON_7285_2S), {"state": {"directory": in_memory}}))
+        for state, agent in zip(("on disk", "in memory"), agents):
+            async with agent:
+                await measure_daemon(running, state, agent, path, creates)
+
+
+async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, creates: int) -> None:
+    assert agent.process is not None
+    pid = agent.process.pid
+    direct, through = Way(runtime, f"direct-{state[3:]}"), Way(agent.socket, f"through-{state[3:]}")
+    for way in (direct, through):
+        for _ in range(TURN):
+            way.create()
+        way.milliseconds.clear()
+    before_s = cpu_s(pid)
+    for _ in range(creates // TURN):
+        for way in (direct, through):
+            for _ in range(TURN):
+                way.create()
+    own_cpu_ms = (cpu_s(pid) - before_s) * 1000 / len(through.milliseconds)
+    direct50, direct99 = (percentile(direct.milliseconds, p) for p in (50, 99))
+    own50, own99 = (percentile(through.milliseconds, p) for p in (50, 99))
+    figures = [direct50, direct99, own50, own99, own50 - direct50, own99 - direct99, own_cpu_ms]
+    print_row(str(running), state, *(f"{figure:.2f}" for figure in figures), f"{resident_mb(pid):.1f}")
+    direct.close()
+    through.close()
+
+
+async def main(creates: int) -> None:
+    print(machine_line(), end="\n\n")
+    print_row(
+        "running",
+        "state",
+        "direct p50, ms",
+        "p99",
+        "through p50",
+        "p99",
+        "own p50",
+        "own p99",
+        "CPU ms a pod",
+        "MB",
+    )
+    print_row(*["---"] * 10)
+    for running in RUNNING:
+        await measure(running, creates)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--creates", type=int, default=CREATES, help="each way, with each number of containers"
+    )
+    parser.add_argument("--serve", nargs=2, metavar=("SOCKET", "RUNNING"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(serve(options.serve[0], int(options.serve[1])))
+    else:
+        asyncio.run(main(options.creates))

@@ -1,0 +1,107 @@
+"""How long a start takes: ``python -m bench.start_time [--starts N]``.
+
+From the daemon's exec to the first call that it relays, with 0 and with 220 containers running (a node of 110 pods),
+the first time, when they are adopted, and with their state. Beside it what of that is Python and its imports; all
+with compiled modules, as a package has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from bench.figures import machine_line, percentile, print_row, process
+from bench.raw import Client
+from tests.agent import ROOT, Agent
+from tests.machines import HYGON_7285_2S, machine
+
+STARTS = 10
+RUNNING = (0, 220)
+LOOK_S = 0.001
+#: What runs before a line of ours does, and what is imported then.
+STEPS = {
+    "Python alone": "pass",
+    "asyncio": "import asyncio",
+    "grpc.aio and CRI's messages": "import grpc.aio, cri_api.runtime_v1_pb2",
+    "all that a relay of frames needs": "import cri_proxy.core.http2.relay, asyncio",
+    "all that the command imports": "import cri_proxy.cli, cri_proxy.daemon, cri_proxy.shell.proxy",
+}
+
+
+def environment(folder: str) -> dict[str, str]:
+    """With compiled modules in the folder."""
+    return {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(ROOT)}
+
+
+async def start(agent: Agent, cache: str) -> tuple[float, float]:
+    """Milliseconds from the exec of a daemon to the first call through it, and to READY."""
+    started_s = time.perf_counter()
+    await agent.start(environment=environment(cache), ready=False)
+    client = None
+    while client is None:
+        with contextlib.suppress(OSError):
+            client = Client(agent.socket)
+        time.sleep(LOOK_S)
+    client.prepare("Version", 1)
+    client.call(b"")
+    served_s = time.perf_counter()
+    client.close()
+    await agent.wait_notified("READY=1")
+    return (served_s - started_s) * 1000, (time.perf_counter() - started_s) * 1000
+
+
+async def measure(running: int, starts: int, cache: str) -> None:
+    """Rows for a node with so many containers."""
+    with tempfile.TemporaryDirectory(prefix="crb-") as folder:
+        path = f"{folder}/r.sock"
+        with process("bench.create_cost", "--serve", path, str(running)):
+            found: dict[str, list[tuple[float, float]]] = {"first": [], "with state": []}
+            for number in range(starts + 1):
+                agent = Agent(path, machine(HYGON_7285_2S))
+                for list_of_times in found.values():
+                    times = await start(agent, cache)
+                    if number:  # the first one compiles
+                        list_of_times.append(times)
+                    await agent.terminate()
+                await agent.close()
+    for which, list_of_times in found.items():
+        served, ready = ([times[at] for times in list_of_times] for at in (0, 1))
+        cells = [percentile(values, p) for values in (served, ready) for p in (0, 50, 99)]
+        print_row(f"{running} containers, {which}", *(f"{cell:,.0f}" for cell in cells))
+
+
+def measure_steps(starts: int, cache: str) -> None:
+    """Rows of what is imported."""
+    for name, code in STEPS.items():
+        found_ms = []
+        for _ in range(starts + 1):
+            started_s = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment(cache)}, check=True)
+            found_ms.append((time.perf_counter() - started_s) * 1000)
+        cells = [percentile(found_ms[1:], p) for p in (0, 50, 99)]
+        print_row(name, *(f"{cell:,.0f}" for cell in cells))
+
+
+async def main(starts: int) -> None:
+    print(machine_line(), end="\n\n")
+    with tempfile.TemporaryDirectory(prefix="crb-") as cache:
+        print_row("milliseconds", "to the first call: least", "p50", "p99", "to READY: least", "p50", "p99")
+        print_row(*["---"] * 7)
+        for running in RUNNING:
+            await measure(running, starts, cache)
+        print()
+        print_row("a process that does no more than this, ms", "least", "p50", "p99")
+        print_row(*["---"] * 4)
+        measure_steps(starts, cache)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--starts", type=int, default=STARTS, help="of each kind")
+    asyncio.run(main(parser.parse_args().starts))

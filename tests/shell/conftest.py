@@ -1,0 +1,30 @@
+"""A frame relay in front of a runtime, for the tests of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from cri_proxy.shell.frame_relay import FrameRelay
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.shell.frames import Recorder, relaying
+
+
+@pytest.fixture
+def calls() -> Recorder:
+    return Recorder()
+
+
+@pytest_asyncio.fixture
+async def relay(folder: str, calls: Recorder) -> AsyncIterator[FrameRelay]:
+    async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
+        yield relay
+
+
+@pytest_asyncio.fixture
+async def client(runtime: FakeRuntime, relay: FrameRelay) -> AsyncIterator[CriClient]:
+    async with CriClient(str(relay.sockets[0])) as client:
+        yield client
