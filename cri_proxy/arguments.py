@@ -1,14 +1,34 @@
-"""What the command line of Intel's cri-resource-manager looked like, as ours. Decides nothing else."""
+"""What a command line stands for: which command, in which module; Intel's flags as ours. Decides nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Optional
 
 import click
+
+#: Commands with a module of their own: it is loaded when one is asked for, which a start of the daemon does not wait for.
+ELSEWHERE = {
+    "affinity": "cri_proxy.cli_affinity",
+    "doctor": "cri_proxy.cli_doctor",
+    "kubelet": "cri_proxy.cli_kubelet",
+    "nri": "cri_proxy.cli_nri",
+    "observer": "cri_proxy.cli_observer",
+    "rebalance": "cri_proxy.cli_affinity",
+}
 
 
 class RunByDefault(click.Group):
     """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Optional[click.Command]:
+        if cmd_name in ELSEWHERE and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(ELSEWHERE[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell asks what may follow: nothing does yet

@@ -16,12 +16,7 @@ import click
 
 from cri_api.control import ControlError
 from cri_proxy.arguments import RunByDefault
-from cri_proxy.cli_affinity import affinity, rebalance
 from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
-from cri_proxy.cli_doctor import doctor
-from cri_proxy.cli_kubelet import kubelet
-from cri_proxy.cli_nri import nri
-from cri_proxy.cli_observer import observer
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_diff import diff_text
 from cri_proxy.core.picture import draw_topology
@@ -50,9 +45,6 @@ def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     """
     ctx.obj = control_socket
 
-
-for command in (affinity, rebalance, observer, kubelet, nri, doctor):
-    cli.add_command(command)
 
 _file = click.Path(path_type=Path)
 

@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     python = options.python or system_python()
     os.environ["SOURCE_DATE_EPOCH"] = str(source_date())
+    os.umask(0o022)
     options.dist.mkdir(parents=True, exist_ok=True)
     build = debian.build if options.kind == "deb" else redhat.build
     # Side by side with others that build.

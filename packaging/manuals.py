@@ -82,9 +82,9 @@ def _commands(
     group: click.Group, context: click.Context, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[click.Command, click.Context, tuple[str, ...]]]:
     """Every command that is not hidden, those of groups by all their words."""
-    for name in sorted(group.commands):
-        command = group.commands[name]
-        if command.hidden:
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
             continue
         inner = click.Context(command, info_name=name, parent=context)
         if isinstance(command, click.Group):

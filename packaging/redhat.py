@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Optional
 
-from stage import REPOSITORY, Target
+from stage import REPOSITORY, Target, clamp_times
 
 SPEC = REPOSITORY / "packaging" / "rpm" / "cri-resmgr.spec"
 #: What ``stage.py`` reads.
@@ -26,8 +27,26 @@ def build(work: Path, target: Target, dist: Path) -> Path:
     (top / "SOURCES").mkdir(parents=True)
     folder = f"cri-resmgr-{target.version}"
     _source_tar(work / "prepared", folder, top / "SOURCES" / f"{folder}.tar.gz")
+    spec = top / "SPECS" / SPEC.name
+    spec.parent.mkdir()
+    shutil.copyfile(SPEC, spec)
+    # Both are in the package it can be rebuilt from, with their modes and times.
+    for path in (spec, *(top / "SOURCES").iterdir()):
+        path.chmod(0o644)
+    clamp_times(top)
+    # The package to rebuild from keeps the spec with its macros expanded, paths too, and a number of it is in the
+    # other one where both are built at once.
+    _rpmbuild("-bb", top, str(top), target)
+    _rpmbuild("-bs", top, ".", target)
+    (package,) = top.glob("RPMS/x86_64/*.rpm")
+    for built in (package, *top.glob("SRPMS/*.rpm")):
+        shutil.copyfile(built, dist / built.name)
+    return dist / package.name
+
+
+def _rpmbuild(what: str, folder: Path, top: str, target: Target) -> None:
     defined = {
-        "_topdir": str(top),
+        "_topdir": top,
         "python": target.python,
         "package_version": target.version,
         "package_release": target.release,
@@ -35,28 +54,25 @@ def build(work: Path, target: Target, dist: Path) -> Path:
     }
     defines = [word for name, value in defined.items() for word in ("--define", f"{name} {value}")]
     # Debian has what BuildRequires names, but no database of rpms that would say so.
-    command = ["rpmbuild", "-ba", "--nodeps", "--target", "x86_64", *defines, str(SPEC)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["rpmbuild", what, "--nodeps", "--target", "x86_64", *defines, f"SPECS/{SPEC.name}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"packaging: rpmbuild failed\n{done.stdout}{done.stderr}")
-    (package,) = top.glob("RPMS/x86_64/*.rpm")
-    for built in (package, *top.glob("SRPMS/*.rpm")):
-        shutil.copyfile(built, dist / built.name)
-    return dist / package.name
 
 
 def _source_tar(prepared: Path, folder: str, target: Path) -> None:
-    with tarfile.open(target, "w:gz", compresslevel=1) as tar:
+    with gzip.GzipFile(target, "wb", 1, mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for name in SOURCES:
             tar.add(REPOSITORY / name, f"{folder}/{name}", filter=_plain)
         tar.add(prepared, f"{folder}/prepared", filter=_plain)
 
 
 def _plain(member: tarfile.TarInfo) -> Optional[tarfile.TarInfo]:
-    """No trace of who built it, and when."""
+    """No trace of who built it, when, and with which umask."""
     if "__pycache__" in member.name:
         return None
     member.mtime = int(os.environ["SOURCE_DATE_EPOCH"])
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member

@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging.kinds import DEB, RPM, Kind
 from tests.packaging.roots import REPOSITORY, Root, missing
 
 #: Of the roots; the packages are built for them.
 BOOKWORM_PYTHON, BULLSEYE_PYTHON = "3.11", "3.9"
 
 
-def build(kind: str, python: str, release: str, folder: Path) -> Path:
-    """A package, built as `make` does but packed loosely, in ``folder``."""
+def build_command(kind: str, python: str, release: str, folder: Path) -> list[str]:
+    """What builds a package as `make` does, but packed loosely, in ``folder``."""
     command = [sys.executable, str(REPOSITORY / "packaging" / "build.py"), kind, f"--python={python}"]
-    command += [f"--release={release}", "--quick", f"--dist={folder}"]
+    return [*command, f"--release={release}", "--quick", f"--dist={folder}"]
+
+
+def build(kind: str, python: str, release: str, folder: Path) -> Path:
+    """The package's file."""
+    command = build_command(kind, python, release, folder)
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(done.stdout.split()[-1])
@@ -61,3 +67,25 @@ def new_root() -> Iterator[Callable[[str], Root]]:
             return root
 
         yield make
+
+
+@pytest.fixture
+def root(new_root: Callable[[str], Root]) -> Root:
+    return new_root("bookworm")
+
+
+@pytest.fixture(params=[DEB, RPM], ids=lambda kind: str(kind.name))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each of them; a module about one has its own."""
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture
+def install(root: Root, kind: Kind, package: Callable[..., Path]) -> Callable[..., str]:
+    """``install(release="1")``: what the packager printed."""
+
+    def run(release: str = "1") -> str:
+        return root.run(*kind.install, root.give(package(kind.name, release=release)))
+
+    return run

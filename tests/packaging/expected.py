@@ -1,4 +1,8 @@
-"""Which files a package has, whatever its kind."""
+"""Which files and units a package has, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 PROGRAMS = (
     "/usr/bin/cri-resmgr",
@@ -21,6 +25,13 @@ UNITS = (
     "/usr/lib/systemd/system/cri-resmgr-nri@.service",
     "/usr/lib/systemd/system/cri-resmgr-nri.service",
 )
+#: What an installation begins with.
+SOCKET_AND_SERVICE = "cri-resource-manager.socket cri-resource-manager.service"
+#: A unit of kubelet that points it at us, and that `kubelet enable` has not written: its name, its text.
+KUBELET_BY_HAND = (
+    "/usr/lib/systemd/system/kubelet.service",
+    "[Service]\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=unix:///var/run/cri-resmgr.sock\n",
+)
 STATE = "/var/lib/cri-resmgr"
 #: Nothing lies elsewhere.
 FOLDERS = (
@@ -36,3 +47,12 @@ FOLDERS = (
     "/usr/share/lintian/overrides/",
     "/var/lib/cri-resmgr/",
 )
+
+
+def elsewhere(names: Iterable[str]) -> list[str]:
+    """Those of a package's files that are neither in these folders nor on the way to them."""
+    return [
+        name
+        for name in names
+        if name and not any((name + "/").startswith(f) or f.startswith(name + "/") for f in FOLDERS)
+    ]

@@ -114,6 +114,9 @@ class Root:
         path.write_text(text)
         path.chmod(mode)
 
+    def read(self, name: str) -> str:
+        return (self.path / name.lstrip("/")).read_text()
+
     def pretend_systemd(self) -> None:
         """From now on the scripts believe that systemd runs."""
         self.write("/usr/bin/systemctl", FAKE_SYSTEMCTL, 0o755)

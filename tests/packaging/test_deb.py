@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.expected import FOLDERS, PROGRAMS, STATE, UNITS
+from tests.packaging.expected import PROGRAMS, STATE, UNITS, elsewhere
+from tests.packaging.kinds import ask
 
 pytestmark = pytest.mark.packages
-
-
-def ask(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +37,7 @@ def test_it_has_the_program_units_manual_completions_and_samples(deb: Path) -> N
 
 def test_nothing_lies_outside_its_folders_and_all_is_roots(deb: Path) -> None:
     files = listed(deb)
-    assert not [
-        name
-        for name in files
-        if name and not any((name + "/").startswith(f) or f.startswith(name + "/") for f in FOLDERS)
-    ]
+    assert not elsewhere(files)
     assert {mode.split()[1] for mode in files.values()} == {"root/root"}
     assert files[STATE].startswith("drwx------")
     writable = [name for name, mode in files.items() if mode[5] == "w" or mode[8] == "w"]
@@ -78,10 +71,3 @@ def test_lintian_finds_nothing(deb: Path) -> None:
         pytest.skip("no lintian")
     done = subprocess.run(["lintian", "--allow-root", str(deb)], capture_output=True, text=True, check=False)
     assert not [line for line in done.stdout.splitlines() if line[:2] in ("E:", "W:")], done.stdout
-
-
-@pytest.mark.long
-def test_the_same_sources_give_the_same_package(deb: Path, tmp_path: Path) -> None:
-    from tests.packaging.conftest import BOOKWORM_PYTHON, build
-
-    assert build("deb", BOOKWORM_PYTHON, "1", tmp_path).read_bytes() == deb.read_bytes()

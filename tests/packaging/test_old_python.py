@@ -10,6 +10,7 @@ import pytest
 from cri_proxy.version import VERSION
 from tests.packaging.conftest import BULLSEYE_PYTHON
 from tests.packaging.installed import served, simulated
+from tests.packaging.kinds import DEB
 from tests.packaging.roots import Root
 
 pytestmark = pytest.mark.packages
@@ -19,8 +20,7 @@ async def test_built_here_it_runs_there(
     new_root: Callable[[str], Root], package: Callable[..., Path]
 ) -> None:
     root = new_root("bullseye")
-    file = root.give(package("deb", python=BULLSEYE_PYTHON))
-    root.run("dpkg", "--force-unsafe-io", "--install", file)
+    root.run(*DEB.install, root.give(package("deb", python=BULLSEYE_PYTHON)))
     assert root.run("/usr/lib/cri-resmgr/bin/python", "-c", "import sys; print(sys.version[:3])") == "3.9\n"
     assert root.run("cri-resmgr", "--version").split()[-1] == VERSION
     assert simulated(root) == "0-3,64-67"
