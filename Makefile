@@ -14,7 +14,7 @@ TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
 # What packages are built, looked at and installed with.
-PACKAGING := debootstrap rpm rpmlint lintian
+PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
 .PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-vm e2e-vm-life e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
 
@@ -47,7 +47,7 @@ test-long: setup ## Minutes of property tests and fuzzing
 
 test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
 	@tools/debian-packages debootstrap iproute2
-	tools/old-python
+	WORKERS=$(WORKERS) tools/old-python
 
 e2e: setup ## Only the tests on a real containerd (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)

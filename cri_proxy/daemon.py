@@ -7,6 +7,7 @@ the way is a degraded reason, not an exit: the socket is served, bytes pass.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -49,6 +50,8 @@ from cri_proxy.version import VERSION
 #: What ``run --strict`` does not start without.
 STRICT_TOPICS = ("config", "topology", "engine", "state")
 
+#: "no" in this variable of the environment: asyncio's own event loop, whatever is installed.
+UVLOOP_SWITCH = "CRI_RESMGR_UVLOOP"
 #: How long a background task may take to end before it is told again, seconds.
 CANCEL_AGAIN_S = 0.5
 
@@ -380,9 +383,14 @@ class Daemon:
 
 
 def main(options: RunOptions) -> int:
-    """Run a daemon in a new event loop."""
+    """Run a daemon in a new event loop: uvloop's, where that is installed."""
 
     async def run() -> int:
         return await Daemon(options).run()
 
+    if os.environ.get(UVLOOP_SWITCH) != "no":
+        with contextlib.suppress(ImportError):
+            import uvloop
+
+            return int(uvloop.run(run()))
     return asyncio.run(run())

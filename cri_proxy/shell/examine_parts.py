@@ -166,9 +166,15 @@ def read_state_facts(directory: Path, is_up: bool) -> StateFacts:
 
 
 def _check(file: Path, is_up: bool) -> str:
-    if is_up:
-        return _quick_check(file)
-    # Nobody uses it: SQLite would first repair what a killed daemon left, and that is not ours to do.
+    if not is_up:
+        return _check_copy(file)
+    # The daemon lets nobody else in. A copy that was made while it moved its log into the file may be torn.
+    found = _check_copy(file)
+    return found if found == "ok" else _check_copy(file)
+
+
+def _check_copy(file: Path) -> str:
+    # SQLite would first repair what a killed daemon left, and that is not ours to do.
     with tempfile.TemporaryDirectory(prefix="cri-resmgr-doctor-") as folder:
         for path in file.parent.glob(f"{file.name}*"):
             if path.name in (file.name, f"{file.name}-wal"):

@@ -123,7 +123,13 @@ class Store:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             if not self.path.stat().st_size:
                 raise UnreadableRecord("it is empty")
-        db = sqlite3.connect(self.path, isolation_level=None, timeout=LOCK_WAIT_S, check_same_thread=False)
+        db = sqlite3.connect(
+            _address(self.path, "rwc"),
+            uri=True,
+            isolation_level=None,
+            timeout=LOCK_WAIT_S,
+            check_same_thread=False,
+        )
         self._db = db
         os.chmod(self.path, 0o600)
         self._file = _identity(self.path)
@@ -245,7 +251,7 @@ class Store:
 
     def checkpoint(self) -> None:
         """Move the WAL into the file. May wait for the disk: call it from a thread."""
-        address = f"file:{urllib.parse.quote(str(self.path))}?mode=rw"  # never makes a file
+        address = _address(self.path, "rw")  # never makes a file
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -253,6 +259,15 @@ class Store:
         if self._db is not None:
             self._db.close()
             self._db = None
+
+
+def _address(path: Path, mode: str) -> str:
+    """For SQLite: the log's index is in our own memory, not in a file that is mapped.
+
+    Where a file system gives a mapped page its place on the disk late (btrfs, ext4 with small blocks), writing to one
+    on a full disk ends the process (SIGBUS, seen). So no other process can read the file while the daemon runs.
+    """
+    return f"file:{urllib.parse.quote(str(path))}?mode={mode}&vfs=unix-excl"
 
 
 def _identity(path: Path) -> tuple[int, int]:

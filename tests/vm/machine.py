@@ -74,7 +74,10 @@ CORES_8 = Shape("cores-8")
 #: 16 CPUs: whole cores can be told from CPUs, and CCXs from cores.
 SMT_16 = Shape("smt-16", cores_per_ccx=2, threads=2)
 
-SHAPES = {shape.name: shape for shape in (SMT_8, CORES_8, SMT_16)}
+#: 4 CPUs, for what is not about places: the fewer CPUs, the less emulation waits for itself.
+CORES_4 = Shape("cores-4", ccx_per_node=1)
+
+SHAPES = {shape.name: shape for shape in (SMT_8, CORES_8, SMT_16, CORES_4)}
 
 
 def cpu_arguments(shape: Shape) -> list[str]:

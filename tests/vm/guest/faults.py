@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.vm.guest.installation import SERVICE, SOCKET_UNIT, run, unit
+from tests.vm.guest.installation import SERVICE, SOCKET_UNIT, STATE, run, unit
 from tests.vm.guest.node import RUNTIME, Node, until, until_served
+from tests.vm.guest.placement import ladder
 from tests.vm.guest.restarts import a_new_container_is_placed, residents, until_all_are_known
 
 #: Less than an interpreter needs.
 TOO_LITTLE = "MemoryMax=4M"
 CONTAINERD = "containerd.service"
+#: Room for the state of some containers, and soon full.
+SMALL_DISK = "size=4m,mode=0700"
 
 
 async def a_daemon_out_of_memory_is_back_when_there_is_some(node: Node) -> None:
@@ -32,7 +38,7 @@ async def a_daemon_out_of_memory_is_back_when_there_is_some(node: Node) -> None:
     await waiting
     await until_all_are_known(node, made)
     assert node.places(made) == before
-    said = run("journalctl", "--no-pager", "--output=cat", f"--unit={SERVICE}", "--lines=60").stdout
+    said = _journal()
     killed = [line for line in said.splitlines() if "oom-kill" in line or "OOM killer" in line]
     assert killed, said
     print(killed[0])
@@ -59,6 +65,56 @@ async def a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one(node: Node)
     await until_all_are_known(node, made)
     assert node.places(made) == before
     await a_new_container_is_placed(node)
+
+
+async def a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room(node: Node) -> None:
+    """Also behind a daemon that starts on it; the journal says what is lost by it, and of which file."""
+    made = await residents(node)
+    before = node.places(made)
+    filler = _fill(_state_on_a_small_disk())
+    try:
+        made.append(await node.run("on-a-full-disk", pod=await node.shared_pod(), cpu_limit=1000))
+        assert node.cpus(made[-1]) in ladder(node.shape, 1)[1]
+        before.append(node.place(made[-1]))
+        said = await until(lambda: unit(SERVICE)["StatusText"], lambda text: "full" in text)
+        assert f"{STATE}/state.db" in said, said
+        assert said.partition(": ")[2] in _journal()
+        print(said)
+        run("systemctl", "restart", SERVICE)
+        await until_served(node.kubelet)
+        await until_all_are_known(node, made)
+        await a_new_container_is_placed(node)
+        assert node.places(made) == before
+    finally:
+        filler.unlink()
+    await until(lambda: node.ask("status")["degraded"], lambda degraded: not degraded)
+    run("systemctl", "restart", SERVICE)
+    await until_all_are_known(node, made)
+    assert node.places(made) == before
+
+
+def _state_on_a_small_disk() -> Path:
+    """The state as it is, on a file system of its own from now on; returns the folder."""
+    kept = Path("/run/state-before")
+    run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+    shutil.copytree(STATE, kept)
+    run("mount", "-t", "tmpfs", "-o", SMALL_DISK, "tmpfs", str(STATE))
+    shutil.copytree(kept, STATE, dirs_exist_ok=True)
+    run("systemctl", "start", SOCKET_UNIT, SERVICE)
+    return STATE
+
+
+def _fill(folder: Path) -> Path:
+    """Not a byte is left; returns the file to remove."""
+    filler = folder / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 512):
+            pass
+    return filler
+
+
+def _journal() -> str:
+    return run("journalctl", "--no-pager", "--output=cat", f"--unit={SERVICE}", "--lines=60").stdout
 
 
 async def _is_unavailable(node: Node) -> None:

@@ -14,6 +14,8 @@ OBSERVER = "cri-resmgr-observer.service"
 CONFIG = Path("/etc/cri-resmgr/config.yaml")
 #: A call must end within it at a restart, and so must the daemon. Emulation is twenty times slower than a node.
 SLOW_CONFIG = "relay:\n  drain: 30s\nnri:\n  request_timeout: 20s\n  registration_timeout: 20s\n"
+SLOW_UNIT = Path(f"/etc/systemd/system/{SERVICE}.d/slow.conf")
+SLOW_LIMITS = "[Service]\nTimeoutStartSec=600\nWatchdogSec=300\n"
 STATE = Path("/var/lib/cri-resmgr")
 CONTROL = Path("/var/run/cri-resmgr/control.sock")
 RELAY = Path("/var/run/cri-resmgr.sock")

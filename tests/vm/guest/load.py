@@ -118,15 +118,21 @@ async def _under_load(node: Node, registry: SlowRegistry, made: Sequence[Running
 
 
 async def _call(node: Node, load: _Load, of: Running, shared: bool) -> None:
-    """What kubelet asks all the time: lists, a status, a container's resources as they are."""
-    resources = cri.UpdateContainerResourcesRequest(container_id=of.id, linux=container_resources(**SMALLEST))
+    """What kubelet asks all the time: lists and a status; one caller also sets resources as they are.
+
+    Not all of them, for each time the runtime starts a program, which takes a second under emulation.
+    """
     requests: list[tuple[str, Any]] = [
         ("Version", cri.VersionRequest()),
         ("ListPodSandbox", cri.ListPodSandboxRequest()),
         ("ListContainers", cri.ListContainersRequest()),
         ("ContainerStatus", cri.ContainerStatusRequest(container_id=of.id)),
-        ("UpdateContainerResources", resources),
     ]
+    if not shared:
+        update = cri.UpdateContainerResourcesRequest(
+            container_id=of.id, linux=container_resources(**SMALLEST)
+        )
+        requests.append(("UpdateContainerResources", update))
     while not load.stop.is_set():
         for method, request in requests:
             if shared:

@@ -56,7 +56,9 @@ _NETWORK = {
 
 
 #: Kubelet's (remote_runtime.go): it waits longer for a connection than the tests' client, whose daemons are near.
+#: For the answer to one it waits 5 s (minConnectionTimeout), and emulation is twenty times slower than a node.
 _CHANNEL_OPTIONS = (
+    ("grpc.min_reconnect_backoff_ms", 100_000),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 3000),

@@ -94,7 +94,7 @@ def _image() -> tuple[dict[str, tuple[str, bytes]], bytes]:
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         # Bytes that do not shrink: the layer has to be long to trickle long.
-        content = b"".join(hashlib.sha256(bytes([number])).digest() for number in range(256)) * 4
+        content = b"".join(hashlib.sha256(bytes([number])).digest() for number in range(256)) * 16
         file = tarfile.TarInfo("content")
         file.size = len(content)
         archive.addfile(file, io.BytesIO(content))

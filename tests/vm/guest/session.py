@@ -42,6 +42,9 @@ async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf)
 async def the_service_starts_and_serves(node: Node) -> None:
     """As an operator starts it; kubelet's first call is answered by the runtime."""
     installation.CONFIG.write_text(installation.SLOW_CONFIG)
+    installation.SLOW_UNIT.parent.mkdir(parents=True, exist_ok=True)
+    installation.SLOW_UNIT.write_text(installation.SLOW_LIMITS)
+    installation.run("systemctl", "daemon-reload")
     installation.run("systemctl", "start", installation.SERVICE)
     shown = installation.unit(installation.SERVICE)
     assert (shown["ActiveState"], shown["SubState"]) == ("active", "running"), shown

@@ -48,6 +48,7 @@ _LIFE: tuple[Check, ...] = (
     load.an_upgrade_under_load_fails_no_call_and_moves_nobody,
     faults.a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one,
     faults.a_daemon_out_of_memory_is_back_when_there_is_some,
+    faults.a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room,
 )
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
@@ -90,7 +91,7 @@ RUNS: Mapping[str, Run] = {
             *_REMOVAL,
         ),
     ),
-    "life": Run("smt-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _LIFE),
+    "life": Run("cores-4", "bookworm", "3.11", "systemd", "runtime.v1", (), _LIFE),
     "old-cgroup-v1": Run(
         "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1,
         (
