@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Optional
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar
 
 import click
 
+from cri_proxy.shell import settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 #: Commands with a module of their own: it is loaded when one is asked for, which a start of the daemon does not wait for.
 ELSEWHERE = {
     "affinity": "cri_proxy.cli_affinity",
@@ -17,6 +21,20 @@ ELSEWHERE = {
     "observer": "cri_proxy.cli_observer",
     "rebalance": "cri_proxy.cli_affinity",
 }
+
+
+def configured(command: Command) -> Command:
+    """The options by which a program that runs finds its configuration."""
+    file = click.Path(path_type=Path)
+    for decorate in (
+        click.option("--force-config", type=file, help="Read after everything else."),
+        click.option("--fallback-config", type=file, help=f"Read before it (default {settings.FALLBACK})."),
+        click.option(
+            "--config", "config_file", type=file, help=f"Configuration file (default {settings.CONFIG})."
+        ),
+    ):
+        command = decorate(command)
+    return command
 
 
 class RunByDefault(click.Group):

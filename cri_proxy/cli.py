@@ -15,7 +15,7 @@ from typing import Any, Optional
 import click
 
 from cri_api.control import ControlError
-from cri_proxy.arguments import RunByDefault
+from cri_proxy.arguments import RunByDefault, configured
 from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_diff import diff_text
@@ -53,9 +53,7 @@ _file = click.Path(path_type=Path)
 
 
 @cli.command()
-@click.option("--config", "config_file", type=_file, help=f"Configuration file (default {settings.CONFIG}).")
-@click.option("--fallback-config", type=_file, help=f"Read before it (default {settings.FALLBACK}).")
-@click.option("--force-config", type=_file, help="Read after everything else.")
+@configured
 @click.option("--relay-socket", help="Socket to serve kubelet on; relay.socket.")
 @click.option("--runtime-socket", help="The runtime's socket; relay.runtime_endpoint.")
 @click.option("--image-socket", help="The image service's, where that is another; relay.image_endpoint.")

@@ -10,12 +10,11 @@ from typing import Any, Optional
 
 import click
 
+from cri_proxy.arguments import configured
 from cri_proxy.cli_answers import ask_daemon, fail, json_option, show_document
 from cri_proxy.core.nri.text import nri_text
 from cri_proxy.shell import settings
 from cri_proxy.shell.nri.takeover import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE
-
-_file = click.Path(path_type=Path)
 
 
 @click.group()
@@ -24,9 +23,7 @@ def nri() -> None:
 
 
 @nri.command()
-@click.option("--config", "config_file", type=_file, help=f"Configuration file (default {settings.CONFIG}).")
-@click.option("--fallback-config", type=_file, help=f"Read before it (default {settings.FALLBACK}).")
-@click.option("--force-config", type=_file, help="Read after everything else.")
+@configured
 @click.option("--socket", help="The runtime's NRI socket; nri.plugin.socket.")
 @click.option("--name", help="What the plugin is called; nri.plugin.name.")
 @click.option("--index", help="Its place among others, two digits; nri.plugin.index.")

@@ -11,12 +11,12 @@ from typing import Any, Optional
 
 import click
 
+from cri_proxy.arguments import configured
 from cri_proxy.core.affinity_settings import graph_settings
 from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.shell import settings
 from cri_proxy.shell.runtime import WELL_KNOWN
 
-_file = click.Path(path_type=Path)
 #: Options of the observer by ours; those of its graph beside them.
 _OPTIONS = {
     "socket": "affinity.socket",
@@ -36,21 +36,8 @@ def observer() -> None:
     """See who talks to whom: the observer, which the daemon asks."""
 
 
-def _configured(command: Any) -> Any:
-    """The options by which the configuration is found, as `run` of the daemon has them."""
-    for decorate in (
-        click.option(
-            "--config", "config_file", type=_file, help=f"Configuration file (default {settings.CONFIG})."
-        ),
-        click.option("--fallback-config", type=_file, help=f"Read before it (default {settings.FALLBACK})."),
-        click.option("--force-config", type=_file, help="Read after everything else."),
-    ):
-        command = decorate(command)
-    return command
-
-
 @observer.command()
-@_configured
+@configured
 @click.option("--socket", help="Where it is served; affinity.socket.")
 @click.option("--provider", help="How traffic is seen; affinity.provider.")
 @click.option("--replay", help="Play this file of samples; affinity.replay, and provider replay.")
@@ -70,7 +57,7 @@ def run(
 
 
 @observer.command(hidden=True)
-@_configured
+@configured
 @click.option("--socket")
 @click.option("--provider")
 @click.option("--replay")
