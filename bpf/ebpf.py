@@ -17,7 +17,7 @@ from bpf import syscalls
 from bpf.clock import boot_time_s
 from bpf.ebpf_self_test import self_test
 from bpf.ingress import IngressPace
-from bpf.loader import Attachment, Loaded, attach, detach_leftovers, load
+from bpf.loader import Attachment, Loaded, NotLoaded, attach, detach_leftovers, load
 from bpf.log import log
 from bpf.options import SYSTEM_PYTHON
 from bpf.samples import Flow, ProviderLost, Sample
@@ -194,7 +194,7 @@ def _load(root: str, python: str, edges: int) -> Loaded:
     attachments = attachments_at(root)
     try:
         return load(SOURCE, attachments, python, {"EDGES": edges, "NETNS_COOKIE": 1})
-    except ProviderLost as error:
+    except NotLoaded as error:
         log("debug", "loading without network namespaces", reason=error)
     return load(SOURCE, attachments, python, {"EDGES": edges})
 

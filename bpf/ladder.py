@@ -108,8 +108,9 @@ class Ladder:
             try:
                 provider = rung.open(now_s)
             except ProviderLost as error:
+                if self._reasons.get(rung.name) != str(error):  # it is tried again every few minutes
+                    log("info", "provider refused", provider=rung.name, reason=error)
                 self._reasons[rung.name] = str(error)
-                log("info", "provider refused", provider=rung.name, reason=error)
                 continue
             except Exception as error:
                 # A bug in one provider, or an installation without it: the next one may be well.

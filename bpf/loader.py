@@ -190,7 +190,7 @@ def _run_child(request: Mapping[str, object], python: str) -> Loaded:
     text = done.stdout.decode(errors="replace")
     if done.returncode != 0 or not message:
         log("debug", "bcc failed", output=text)
-        raise ProviderLost(_sentence(message, text, done.returncode, python))
+        raise _failure(message, text, done.returncode, python)
     answer = json.loads(message)
     count = len(answer["programs"])
     return Loaded(
@@ -199,19 +199,32 @@ def _run_child(request: Mapping[str, object], python: str) -> Loaded:
     )
 
 
-def _sentence(message: bytes, output: str, code: int, python: str) -> str:
+class NotLoaded(ProviderLost):
+    """The kernel does not take the program as it is."""
+
+
+def _failure(message: bytes, output: str, code: int, python: str) -> ProviderLost:
     """Why the child failed, in one sentence."""
     answer = json.loads(message) if message else {}
     step, reason = answer.get("failed", ""), answer.get("reason", "")
     if step == "bcc":
-        return f"{python} has no bcc ({reason}); Debian, openEuler: python3-bpfcc"
+        return ProviderLost(f"{python} has no bcc ({reason}); Debian, openEuler: python3-bpfcc")
+    if step == "compile" and "could not open bpf map" in output:
+        # bcc makes the maps while it compiles.
+        said = _first_with(output, "could not open bpf map").rpartition("error: ")[2]
+        return ProviderLost(
+            f"the kernel makes no BPF maps: {said} (CAP_BPF or CAP_SYS_ADMIN, seccomp filters)"
+        )
     if step == "compile":
-        return f"bcc does not compile the program: {_first_with(output, 'error') or reason}"
+        return ProviderLost(f"bcc does not compile the program: {_first_with(output, 'error') or reason}")
     if step == "load":
-        said = [line.strip() for line in output.splitlines() if line.strip() and not _is_statistics(line)]
-        detail = f" ({said[-1]})" if said and not reason.startswith("Need") else ""
-        return f"the kernel does not load the program: {reason}{detail}"
-    return f"{python} ended with {code} while bcc was at work: {output.strip().splitlines()[-1:] or ['no message']}"
+        said_last = [
+            line.strip() for line in output.splitlines() if line.strip() and not _is_statistics(line)
+        ][-1:]
+        detail = f" ({said_last[0]})" if said_last and not reason.startswith("Need") else ""
+        return NotLoaded(f"the kernel does not load the program: {reason}{detail}")
+    last = output.strip().splitlines()[-1:] or ["no message"]
+    return ProviderLost(f"{python} ended with {code} while bcc was at work: {last[0]}")
 
 
 def _first_with(output: str, word: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bpf import syscalls
-from bpf.loader import Attachment, detach_leftovers, load
+from bpf.loader import Attachment, NotLoaded, detach_leftovers, load
 from bpf.options import SYSTEM_PYTHON
 from bpf.samples import ProviderLost
 from tests.bpf.pods import Host
@@ -186,6 +186,18 @@ def test_a_refusal_is_one_sentence(tmp_path: Path, text: str, said: str) -> None
     with pytest.raises(ProviderLost, match=said) as caught:
         load(path, [RAW])
     assert "\n" not in str(caught.value)
+
+
+@needs_bcc
+def test_a_kernel_that_makes_no_maps_is_not_taken_for_a_compiler_that_fails(tmp_path: Path) -> None:
+    source, python = tmp_path / "map.c", tmp_path / "python"
+    source.write_text("BPF_ARRAY(seen, u64, 1);\nint crm_aff_t_raw(void *context) { return 0; }\n")
+    python.write_text('#!/bin/sh\nexec setpriv --bounding-set=-all --inh-caps=-all /usr/bin/python3 "$@"\n')
+    python.chmod(0o755)
+    said = "^the kernel makes no BPF maps: Operation not permitted"
+    with pytest.raises(ProviderLost, match=said) as caught:
+        load(source, [RAW], str(python))
+    assert not isinstance(caught.value, NotLoaded)
 
 
 @needs_bcc
