@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -101,6 +102,9 @@ class Daemon:
             await self._fail("\n".join(missing))
             return 1
         self._start_tasks()
+        # What is there now stays. To go through all of it would stop every call for 20 ms now and then.
+        gc.collect()
+        gc.freeze()
         self.health.serving()
         self._announce()
         await self._stopping.wait()

@@ -42,7 +42,6 @@ def shown_commands() -> list[str]:
     return [name for name, command in found.items() if command is not None and not command.hidden]
 
 
-
 def test_a_python_without_a_lock_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         SystemExit, match=r"PYTHON=3\.7: there is no requirements-3\.7\.txt; there are those for 3\.10"
