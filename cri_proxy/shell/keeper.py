@@ -78,6 +78,8 @@ class Keeper:
             self.metrics.state_failures.inc()
             if was_well:
                 self.log.error("state is not durable", problem=self.store.problem)
+        elif not was_well:
+            self.log.info("state is durable again")
         self.metrics.state_seconds.observe(time.perf_counter() - started)
         if changes:
             self.follow_quotas(

@@ -90,8 +90,22 @@ class Store:
                     problem = self._sentence(obstacle)
                     break
         self.problem = problem
-        self._begin_anew = True
-        return Loaded(notes=(*notes, problem))
+        records, meta = self._read_only()
+        self._begin_anew = not meta
+        return Loaded(records, meta, (*notes, problem))
+
+    def _read_only(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """All that is in a file that cannot be opened to be written; nothing if that cannot be told."""
+        if self.path.with_name(f"{FILE}-wal").exists():  # in which the last changes are
+            return {}, {}
+        try:
+            self._db = sqlite3.connect(_address(self.path, "ro") + "&immutable=1", uri=True)
+            self._tables(self._db)
+            return self._read()
+        except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError):
+            return {}, {}
+        finally:
+            self.close()
 
     def _sentence(self, error: Exception) -> str:
         reason = str(error)
@@ -133,14 +147,7 @@ class Store:
         self._db = db
         os.chmod(self.path, 0o600)
         self._file = _identity(self.path)
-        # 1. Whose file is it? Nothing is changed in one that is not ours.
-        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if tables and not {"meta", "records"} <= tables:
-            raise UnreadableRecord("it is another program's database")
-        row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() if tables else None
-        if tables and (row is None or row[0] != str(FORMAT)):
-            raise UnreadableRecord(f"format {row[0] if row else 'unknown'}, this version reads {FORMAT}")
-        # 2. Ours, or new.
+        tables = self._tables(db)
         if not tables:
             db.execute(f"PRAGMA page_size={PAGE_BYTES}")
         db.execute("PRAGMA journal_mode=WAL")
@@ -155,6 +162,19 @@ class Store:
                 f"INSERT INTO meta VALUES ('format', '{FORMAT}');"
                 "COMMIT"
             )
+
+    def _tables(self, db: sqlite3.Connection) -> set[str]:
+        """What is in a database of ours; nothing in a new one.
+
+        :raises UnreadableRecord: it is somebody else's, or another version's; it must not be changed.
+        """
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not {"meta", "records"} <= tables:
+            raise UnreadableRecord("it is another program's database")
+        row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() if tables else None
+        if tables and (row is None or row[0] != str(FORMAT)):
+            raise UnreadableRecord(f"format {row[0] if row else 'unknown'}, this version reads {FORMAT}")
+        return tables
 
     def _read(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         assert self._db is not None

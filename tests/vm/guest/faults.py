@@ -68,11 +68,16 @@ async def a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one(node: Node)
 
 
 async def a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room(node: Node) -> None:
-    """Also behind a daemon that starts on it; the journal says what is lost by it, and of which file."""
+    """The daemon starts on it, so not even its log has room; the journal says what is lost, and of which file."""
     made = await residents(node)
     before = node.places(made)
-    filler = _fill(_state_on_a_small_disk())
+    run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+    _move_state_to_a_small_disk()
+    filler = _fill(STATE)
     try:
+        run("systemctl", "start", SOCKET_UNIT, SERVICE)
+        await until_served(node.kubelet)
+        await until_all_are_known(node, made)
         made.append(await node.run("on-a-full-disk", pod=await node.shared_pod(), cpu_limit=1000))
         assert node.cpus(made[-1]) in ladder(node.shape, 1)[1]
         before.append(node.place(made[-1]))
@@ -80,10 +85,6 @@ async def a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room(node: Node
         assert f"{STATE}/state.db" in said, said
         assert said.partition(": ")[2] in _journal()
         print(said)
-        run("systemctl", "restart", SERVICE)
-        await until_served(node.kubelet)
-        await until_all_are_known(node, made)
-        await a_new_container_is_placed(node)
         assert node.places(made) == before
     finally:
         filler.unlink()
@@ -93,15 +94,12 @@ async def a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room(node: Node
     assert node.places(made) == before
 
 
-def _state_on_a_small_disk() -> Path:
-    """The state as it is, on a file system of its own from now on; returns the folder."""
+def _move_state_to_a_small_disk() -> None:
+    """As it is, to a file system of its own from now on; nobody may use it."""
     kept = Path("/run/state-before")
-    run("systemctl", "stop", SOCKET_UNIT, SERVICE)
     shutil.copytree(STATE, kept)
     run("mount", "-t", "tmpfs", "-o", SMALL_DISK, "tmpfs", str(STATE))
     shutil.copytree(kept, STATE, dirs_exist_ok=True)
-    run("systemctl", "start", SOCKET_UNIT, SERVICE)
-    return STATE
 
 
 def _fill(folder: Path) -> Path:
