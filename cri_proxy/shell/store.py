@@ -96,9 +96,9 @@ class Store:
 
     def _read_only(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         """All that is in a file that cannot be opened to be written; nothing if that cannot be told."""
-        if self.path.with_name(f"{FILE}-wal").exists():  # in which the last changes are
-            return {}, {}
         try:
+            if self.path.with_name(f"{FILE}-wal").exists():  # in which the last changes are
+                return {}, {}
             self._db = sqlite3.connect(_address(self.path, "ro") + "&immutable=1", uri=True)
             self._tables(self._db)
             return self._read()

@@ -137,6 +137,7 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
         "relay.extra_sockets",
         "relay.runtime_endpoint",
         "relay.image_endpoint",
+        "relay.transport",
         "affinity.socket",
         "state.directory",
         "control.socket",

@@ -6,6 +6,7 @@ is not done.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
@@ -74,7 +75,8 @@ def make_hosting(parts: Parts, engine: Interceptor, unix_sockets: Path = UNIX_SO
     """A host, unless it is sure that there is to be none, and no earlier one has left anything half made."""
     config = parts.config
     why = unhosted_because(config["nri.host"], unix_sockets.read_text, config["nri.socket"])
-    if why and not (Path(config["state.directory"]) / FILE).exists():
+    # os.path: what cannot be looked at is not there either, and no reason to fail.
+    if why and not os.path.exists(os.path.join(config["state.directory"], FILE)):
         return Unhosted(engine, why, parts.log)
     from cri_proxy.shell.nri.hosting import NriHosting
 
