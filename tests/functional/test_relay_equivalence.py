@@ -206,14 +206,15 @@ def test_the_same_calls_past_the_relay_and_through_it_are_the_same(
     assert ways.looking.open_now == set()
 
 
-#: Of every kind one, and the large ones twice; all sixteen are under way at a time.
+#: Of every kind one, and the large ones twice; all sixteen are under way at a time. Those whose time runs out are small:
+#: what they get before that has come long since.
 SIXTEEN: list[dict[str, Any]] = [
     {
         "method": METHODS[number % len(METHODS)],
-        "request": [0, 100, 200_000, 1_000_000][number % 4],
+        "request": 100 if number % 8 == 7 else [0, 100, 200_000, 1_000_000][number % 4],
         "metadata": (("x-number", str(number)), ("x-bin", bytes([number]))),
-        "timeout": 1.0 if number % 8 == 7 else None,
-        "reply": [[5, 5], [300_000], [], [1_000_000]][number // 4],
+        "timeout": 4.0 if number % 8 == 7 else None,
+        "reply": [5] if number % 8 == 7 else [[5, 5], [300_000], [], [1_000_000]][number // 4],
         "initial": (("x-initial", "i"),) * (number % 2),
         "trailing": (("x-trailing-bin", b"\xff"),) * (number % 3),
         "error": (9, "größer als 100%") if number % 5 == 4 else None,
