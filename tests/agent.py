@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from cri_proxy.daemon import UVLOOP_SWITCH
 from policies.topology import TopologyData
 from policies.topology_json import write_topology
 
@@ -105,7 +104,7 @@ class Agent:
             "NOTIFY_SOCKET": str(self.folder / "n.sock"),
             "PYTHONPATH": str(ROOT),
             # What most nodes have; tests/functional/test_uvloop.py has the other.
-            UVLOOP_SWITCH: os.environ.get(UVLOOP_SWITCH, "no"),
+            "CRI_RESMGR_UVLOOP": os.environ.get("CRI_RESMGR_UVLOOP", "no"),
             **(environment or {}),
         }
         with self.log_file.open("ab") as log:
