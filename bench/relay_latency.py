@@ -215,12 +215,12 @@ async def serve(kind: str, runtime: str, path: str) -> None:
         from cri_proxy.shell.relay import Relay, open_channel
         from cri_proxy.shell.serving import Serving
 
-        serving: Any = Serving(Relay(open_channel(runtime), None, Nobody()))
+        serving: Any = Serving(Relay(open_channel(runtime), None, Nobody()), Path(f"{path}.inner"))
     else:
         from cri_proxy.shell.frame_relay import FrameRelay
 
         serving = FrameRelay(runtime, Nobody())
-    await serving.open([Path(path)], [], Path(f"{path}.inner"))
+    await serving.open([Path(path)], [])
     await serving.start_behind(asyncio.sleep(0))
     print("ready", flush=True)
     await asyncio.get_running_loop().create_future()

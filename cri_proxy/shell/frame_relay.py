@@ -19,7 +19,7 @@ from cri_proxy import greeting
 from cri_proxy.core.interception import UNAVAILABLE, Interceptor
 from cri_proxy.shell.frame_link import Link
 from cri_proxy.shell.listen import SocketTaken, claim, copy_access
-from cri_proxy.shell.relay import LONG_CALLS, STOPPING, YOUNG_S
+from cri_proxy.shell.relay import STOPPING, YOUNG_S, is_long
 from cri_proxy.shell.serving import LAST_BYTES_S, START_BEHIND_S
 from cri_proxy.shell.splice import ACCEPT_AGAIN_S, ACCEPT_AT_ONCE, FAREWELL_S
 
@@ -68,13 +68,10 @@ class FrameRelay:
 
     # ------------------------------------------------------------------ sockets
 
-    async def open(
-        self, wanted: Sequence[Path], given: Sequence[socket.socket], inner: Optional[Path] = None
-    ) -> dict[Path, str]:
+    async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]:
         """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
 
         Returns why others are not served, by path. Who connects from here on waits for ``start_behind``.
-        ``inner`` is not needed: listening sockets are served as they are.
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
@@ -242,7 +239,7 @@ class FrameRelay:
             (link, stream, method)
             for link in list(self._links)
             for stream, method in link.methods.items()
-            if _is_long(method) is long
+            if is_long(method) is long
         ]
 
     async def _until(self, holds: Callable[[Link], bool], seconds: float) -> None:
@@ -250,11 +247,6 @@ class FrameRelay:
         deadline = loop.time() + seconds
         while not all(holds(link) for link in self._links) and loop.time() < deadline:
             await asyncio.sleep(_LOOK_S)
-
-
-def _is_long(method: str) -> bool:
-    name = method.rpartition("/")[2]
-    return name in LONG_CALLS or name.startswith("Stream")
 
 
 def _bound(path: Path) -> socket.socket:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
 
+from bpf.clock import boot_time_s
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Update
 from cri_proxy.core.quota import unlimited_pods
@@ -20,11 +21,6 @@ from policies.model import Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
 MODES = (ENFORCE, OBSERVE, OFF)
-
-
-def boot_time_s() -> float:
-    """Seconds since boot, suspended time included: goes on through restarts of the daemon."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def _nothing(pod: Pod) -> None:

@@ -26,9 +26,7 @@ class Transport(Protocol):
     #: Paths that clients may use.
     sockets: list[Path]
 
-    async def open(
-        self, wanted: Sequence[Path], given: Sequence[socket.socket], inner: Path
-    ) -> dict[Path, str]: ...
+    async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]: ...
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None: ...
     def copy_access(self, runtime: Path) -> None: ...
     async def close(self, drain_s: float) -> None: ...
@@ -57,7 +55,7 @@ class Proxy:
             # kubelet chooses its stats provider by this end of the endpoint's name.
             wanted.append(control.parent / "run/crio/crio.sock")
         given = activated(os.environ, os.getpid())
-        problems = await transport.open(wanted, given, control.with_name("relay.sock"))
+        problems = await transport.open(wanted, given)
         self._transport = transport
         for path, problem in problems.items():
             parts.health.note(f"socket {path}", f"{path} is not served: {problem}")
@@ -70,7 +68,8 @@ class Proxy:
             self._image_runtime = Runtime(discover(images))
         if images or parts.config["relay.transport"] == "grpc":
             image_channel = self._image_runtime and self._image_runtime.channel
-            return Serving(Relay(parts.runtime.channel, image_channel, self._calls))
+            inner = Path(parts.config["control.socket"]).with_name("relay.sock")
+            return Serving(Relay(parts.runtime.channel, image_channel, self._calls), inner)
         return FrameRelay(
             parts.runtime.path,
             self._calls,

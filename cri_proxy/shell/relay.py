@@ -127,7 +127,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         while loop.time() < begun_s + seconds:
-            since_s = min((c.since_s for c in self._active if not _is_long(c.method)), default=loop.time())
+            since_s = min((c.since_s for c in self._active if not is_long(c.method)), default=loop.time())
             if since_s > max(begun_s, loop.time() - YOUNG_S):
                 return
             await asyncio.sleep(_LOOK_S)
@@ -143,7 +143,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         """
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
-            self._stop([call for call in self._active if _is_long(call.method) or call.is_due])
+            self._stop([call for call in self._active if is_long(call.method) or call.is_due])
             if (
                 not (self._active or self._answers or is_busy())
                 or asyncio.get_running_loop().time() >= deadline
@@ -260,7 +260,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         return code, details
 
 
-def _is_long(method: str) -> bool:
+def is_long(method: str) -> bool:
+    """Whether calls of a method last for minutes, so that a stop does not wait for them."""
     name = method.rpartition("/")[2]
     return name in LONG_CALLS or name.startswith("Stream")
 

@@ -25,10 +25,14 @@ STOP_S = 5.0
 
 
 class Serving:
-    """Serves one relay. ``sockets`` are the paths that clients may use."""
+    """Serves one relay. ``sockets`` are the paths that clients may use.
 
-    def __init__(self, relay: Relay) -> None:
+    ``inner``: what connections on given sockets are spliced to.
+    """
+
+    def __init__(self, relay: Relay, inner: Path) -> None:
         self.sockets: list[Path] = []
+        self._inner = inner
         self._relay = relay
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((relay,))
@@ -36,13 +40,10 @@ class Serving:
         self._made: list[Path] = []
         self._splices: list[Splice] = []
 
-    async def open(
-        self, wanted: Sequence[Path], given: Sequence[socket.socket], inner: Path
-    ) -> dict[Path, str]:
+    async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]:
         """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
 
-        ``inner``: what connections on given sockets are spliced to. Returns why others are not served, by
-        path. Who connects from here on waits for ``start_behind``.
+        Returns why others are not served, by path. Who connects from here on waits for ``start_behind``.
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
@@ -61,10 +62,10 @@ class Serving:
                         raise
                     problems[path] = str(error)
             if given:
-                self._bind(inner)
+                self._bind(self._inner)
         finally:
             os.umask(mask)
-        self._splices = [Splice(listener, str(inner)) for listener in given]
+        self._splices = [Splice(listener, str(self._inner)) for listener in given]
         self.sockets = [path for path in wanted if path not in problems]
         self.sockets += [Path(name) for name in sorted(taken_over - {os.path.realpath(p) for p in wanted})]
         return problems

@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 import grpc
 
+from bpf.clock import boot_time_s
 from cri_proxy.core.arrivals import Arrival
 from cri_proxy.core.engine import Engine
 from cri_proxy.shell.arrivals import Arrivals
@@ -154,5 +155,5 @@ def _recent_ns(looked: Path) -> Optional[int]:
     except OSError:
         return None
     now_ns = time.time_ns()
-    pause_s = min(LONGEST_PAUSE_S, time.clock_gettime(time.CLOCK_BOOTTIME))
+    pause_s = min(LONGEST_PAUSE_S, boot_time_s())
     return at_ns if 0 <= now_ns - at_ns <= pause_s * 1e9 else None
