@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Callable, Optional
 from cri_proxy import greeting
 from cri_proxy.core.interception import UNAVAILABLE, Interceptor
 from cri_proxy.shell.frame_link import Link
-from cri_proxy.shell.listen import SocketTaken, claim, copy_access
+from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
 from cri_proxy.shell.relay import STOPPING, YOUNG_S, is_long
 from cri_proxy.shell.serving import LAST_BYTES_S, START_BEHIND_S
 from cri_proxy.shell.splice import ACCEPT_AGAIN_S, ACCEPT_AT_ONCE, FAREWELL_S
@@ -75,25 +74,12 @@ class FrameRelay:
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
-        taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
-        # /var/run is /run: one socket may be wanted by two names.
-        others = {os.path.realpath(path): path for path in reversed(wanted)}
-        problems = {}
-        mask = os.umask(0o177)
-        try:
-            for path in [path for real, path in reversed(others.items()) if real not in taken_over]:
-                try:
-                    self._own[path] = _bound(path)
-                except (SocketTaken, OSError) as error:
-                    if path == wanted[0]:
-                        raise
-                    problems[path] = str(error)
-        finally:
-            os.umask(mask)
+        self.sockets, problems = bind_wanted(wanted, given, self._bind)
         self._given = list(given)
-        self.sockets = [path for path in wanted if path not in problems]
-        self.sockets += [Path(name) for name in sorted(taken_over - {os.path.realpath(p) for p in wanted})]
         return problems
+
+    def _bind(self, path: Path) -> None:
+        self._own[path] = _bound(path)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         """Serve as soon as ``work`` is done, or it has taken too long; then wait for it."""

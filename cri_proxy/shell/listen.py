@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Callable
 
 #: First file descriptor of socket activation (sd_listen_fds(3)).
 FIRST_FD = 3
@@ -85,3 +86,32 @@ def activated(environment: Mapping[str, str], pid: int) -> list[socket.socket]:
 
 def _copy(descriptor: int) -> socket.socket:
     return socket.socket(fileno=os.dup(descriptor))
+
+
+def bind_wanted(
+    wanted: Sequence[Path], given: Sequence[socket.socket], bind: Callable[[Path], None]
+) -> tuple[list[Path], dict[Path, str]]:
+    """Bind ``wanted`` (the first must be had) but for those that listening sockets we were ``given`` have.
+
+    Returns the paths that clients may use, and why others are not served.
+
+    :raises SocketTaken, OSError: the first cannot be had.
+    """
+    taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
+    # /var/run is /run: one socket may be wanted by two names.
+    others = {os.path.realpath(path): path for path in reversed(wanted)}
+    problems = {}
+    mask = os.umask(0o177)
+    try:
+        for path in [path for real, path in reversed(others.items()) if real not in taken_over]:
+            try:
+                bind(path)
+            except (SocketTaken, OSError) as error:
+                if path == wanted[0]:
+                    raise
+                problems[path] = str(error)
+    finally:
+        os.umask(mask)
+    served = [path for path in wanted if path not in problems]
+    served += [Path(name) for name in sorted(taken_over - {os.path.realpath(path) for path in wanted})]
+    return served, problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import grpc
 
 from cri_proxy import greeting
-from cri_proxy.shell.listen import SocketTaken, claim, copy_access
+from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
 from cri_proxy.shell.relay import SERVER_OPTIONS, Relay
 from cri_proxy.shell.splice import Splice
 
@@ -47,27 +46,10 @@ class Serving:
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
-        taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
-        # /var/run is /run: one socket may be wanted by two names.
-        others = {os.path.realpath(path): path for path in reversed(wanted)}
-        own = [path for real, path in reversed(others.items()) if real not in taken_over]
-        problems = {}
-        mask = os.umask(0o177)
-        try:
-            for path in own:
-                try:
-                    self._bind(path)
-                except (SocketTaken, OSError) as error:
-                    if path == wanted[0]:
-                        raise
-                    problems[path] = str(error)
-            if given:
-                self._bind(self._inner)
-        finally:
-            os.umask(mask)
+        self.sockets, problems = bind_wanted(wanted, given, self._bind)
+        if given:
+            bind_wanted([self._inner], [], self._bind)
         self._splices = [Splice(listener, str(self._inner)) for listener in given]
-        self.sockets = [path for path in wanted if path not in problems]
-        self.sockets += [Path(name) for name in sorted(taken_over - {os.path.realpath(p) for p in wanted})]
         return problems
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
