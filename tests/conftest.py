@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 # As the launcher does for the daemon, and as early: before grpc is imported.
@@ -61,16 +63,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="boots a virtual machine: make e2e-vm"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the tests as ^C does: what they have started ends with them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
-def folder() -> Iterator[str]:
+def folder() -> Iterator[Path]:
     """A folder whose name leaves room for the 108 bytes of a socket's path."""
-    path = tempfile.mkdtemp(prefix="crf-")
+    path = Path(tempfile.mkdtemp(prefix="crf-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest_asyncio.fixture
-async def runtime(folder: str) -> AsyncIterator[Any]:
+async def runtime(folder: Path) -> AsyncIterator[Any]:
     """A runtime without containers, at ``r.sock`` in the folder."""
     from tests.fake_runtime import FakeRuntime  # needs grpc, which most tests do not
 

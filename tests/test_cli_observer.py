@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from bpf.options import Options, parse_options
 from cri_proxy.cli_observer import observer, observer_options
 from cri_proxy.core.config import read_config
 from tests.bpf.observer import ObserverProcess, watch, write_recording
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cra-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def test_the_defaults_of_both_are_the_same() -> None:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_proxy import greeting
 from cri_proxy.greeting import SETTINGS, Greeter
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="crs-"))
-    yield path
-    shutil.rmtree(path)
-
 
 #: systemd's part, then ours: greets until its input ends, then says how many it has greeted, and what they sent.
 PROGRAM = """

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.bpf.pod_network import Pods
 from tests.bpf.pods import Host
 from tests.bpf.talkers import Stage
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose name leaves room in the 107 bytes of a socket's."""
-    path = Path(tempfile.mkdtemp(prefix="cra-"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -108,15 +108,20 @@ def call_unix(path, count):
 """
 
 
-def missing() -> str:
-    """Why eBPF cannot be tested here, "" if it can."""
-    if not (UNIFIED / "cgroup.controllers").exists():
-        return "needs cgroup v2 at /sys/fs/cgroup/unified and root"
+def missing_bcc() -> str:
+    """Why eBPF programs cannot be compiled here, as a sentence for a skip; "" if they can."""
     try:
         found = subprocess.run([SYSTEM_PYTHON, "-c", "import bcc"], capture_output=True, check=False)
     except FileNotFoundError:
-        return f"needs {SYSTEM_PYTHON}"
-    return "" if found.returncode == 0 else f"needs bcc for {SYSTEM_PYTHON} (python3-bpfcc)"
+        return f"{SYSTEM_PYTHON} is not here."
+    return "" if found.returncode == 0 else f"{SYSTEM_PYTHON} has no bcc (Debian: python3-bpfcc)."
+
+
+def missing() -> str:
+    """Why eBPF cannot be tested here, "" if it can."""
+    if not (UNIFIED / "cgroup.controllers").exists():
+        return f"needs cgroup v2 at {UNIFIED} and root"
+    return missing_bcc()
 
 
 needs_bcc = pytest.mark.skipif(bool(missing()), reason=missing() or "bcc is here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -17,14 +16,6 @@ from tests.e2e.node import CPUS, REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
 from tests.e2e.observer import Observer, missing_for_ebpf
 from tests.e2e.traffic import Pods
 from tests.e2e.traffic_images import TRAFFIC, make_traffic_image, missing_for_traffic
-
-
-@pytest.fixture(scope="session", autouse=True)
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends these tests as ^C does: what they have started ends with them."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

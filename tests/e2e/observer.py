@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,14 +24,13 @@ import pytest
 
 from cri_api import affinity_pb2 as affinity
 from tests.agent import ROOT
+from tests.bpf.talkers import missing_bcc
 from tests.e2e.cgroups import cgroup_mounts
 from tests.e2e.node import until
 
 #: So long that nothing decays while a test runs: a smoothed rate is then a sum (see ``bytes_between``).
 HALF_LIFE_S = 100_000.0
 INTERVAL_S = 0.2
-#: The observer's loader runs under it, as only the system's Python has bcc.
-SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 class Observer:
@@ -176,12 +174,9 @@ def edges_among(graph: Any, names: Mapping[str, str]) -> dict[frozenset[str], fl
 
 def missing_for_ebpf() -> str:
     """What this machine lacks to see traffic by eBPF, as a sentence for a skip; "" if nothing."""
-    probe = [SYSTEM_PYTHON, "-c", "import bcc"]
-    if not Path(SYSTEM_PYTHON).exists() or subprocess.run(probe, capture_output=True, check=False).returncode:
-        return f"{SYSTEM_PYTHON} has no bcc (Debian: python3-bpfcc)."
     if not any(names == [] for _, names in cgroup_mounts()):
         return "No cgroup v2 hierarchy is mounted."
-    return ""
+    return missing_bcc()
 
 
 def kernel_objects_of(pid: int) -> set[tuple[str, int]]:

@@ -28,9 +28,9 @@ OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 
 
 @pytest_asyncio.fixture
-async def host(folder: str, agent: Agent) -> AsyncIterator[KubeletHost]:
+async def host(folder: Path, agent: Agent) -> AsyncIterator[KubeletHost]:
     """A node with systemd whose kubelet runs and points at the daemon."""
-    path = Path(folder) / "h"
+    path = folder / "h"
     path.mkdir()
     host = KubeletHost(path, flags_tree(agent.socket))
     (host.root / "run/systemd/system").mkdir(parents=True)
@@ -161,7 +161,7 @@ async def test_a_damaged_state_file_is_found(host: KubeletHost, agent: Agent) ->
 
 
 async def test_another_machine_than_the_hygon_is_judged_by_its_topology(
-    folder: str, start_agent: StartAgent
+    folder: Path, start_agent: StartAgent
 ) -> None:
     agent = await start_agent("vm-no-cache-info")
     code, out, err = await agent.cli("doctor", "--config", str(agent.config_file), "--json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.activation import Units
@@ -22,7 +24,7 @@ async def test_containers_are_placed_and_other_calls_pass(
 
 
 async def test_images_of_another_runtime_are_asked_for_there(
-    runtime: FakeRuntime, start_agent: StartAgent, folder: str
+    runtime: FakeRuntime, start_agent: StartAgent, folder: Path
 ) -> None:
     async with FakeRuntime(f"{folder}/images.sock") as images:
         agent = await start_agent(relay={"image_endpoint": images.socket})

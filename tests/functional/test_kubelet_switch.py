@@ -28,11 +28,11 @@ MakeHost = Callable[[dict[str, str]], KubeletHost]
 
 
 @pytest.fixture
-def make_host(folder: str) -> Iterator[MakeHost]:
+def make_host(folder: Path) -> Iterator[MakeHost]:
     made: list[KubeletHost] = []
 
     def make(files: dict[str, str]) -> KubeletHost:
-        path = Path(folder) / f"h{len(made)}"
+        path = folder / f"h{len(made)}"
         path.mkdir()
         made.append(KubeletHost(path, files))
         return made[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 import pytest
@@ -24,13 +25,13 @@ StartPlugin = Callable[..., Awaitable[Agent]]
 
 
 @pytest_asyncio.fixture
-async def host(folder: str) -> AsyncIterator[ScriptedHost]:
+async def host(folder: Path) -> AsyncIterator[ScriptedHost]:
     async with ScriptedHost(f"{folder}/nri.sock") as host:
         yield host
 
 
 @pytest_asyncio.fixture
-async def start_plugin(folder: str, runtime: FakeRuntime) -> AsyncIterator[StartPlugin]:
+async def start_plugin(folder: Path, runtime: FakeRuntime) -> AsyncIterator[StartPlugin]:
     """Starts our plugin on a machine with CCXs of eight CPUs; it ends with the test."""
     started: list[Agent] = []
 
@@ -72,7 +73,7 @@ async def counted(agent: Agent, name: str) -> float:
 
 
 async def test_it_waits_for_a_host_and_names_itself_and_what_it_wants_to_hear_of(
-    folder: str, start_plugin: StartPlugin
+    folder: Path, start_plugin: StartPlugin
 ) -> None:
     agent = await start_plugin(connected=False)
     status = await until(agent, lambda status: "nri" in status["degraded"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -130,7 +131,7 @@ async def test_what_was_removed_meanwhile_is_released_and_what_was_added_is_adop
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_a_runtime_of_the_older_cri_is_spoken_to_in_its_version(folder: str) -> None:
+async def test_a_runtime_of_the_older_cri_is_spoken_to_in_its_version(folder: Path) -> None:
     async with FakeRuntime(f"{folder}/r.sock", api_versions=("runtime.v1alpha2",)) as runtime:
         pod = runtime.add_pod(pod_config("web"))
         runtime.add_container(pod, container_config("app", cpuset="0-3", **SIZE))
@@ -181,7 +182,7 @@ async def test_an_exit_and_its_code_are_read_along_on_the_clients_event_stream(
 
 
 async def test_an_exit_is_noticed_on_a_stream_of_our_own_where_that_takes_nothing_from_others(
-    folder: str,
+    folder: Path,
 ) -> None:
     async with FakeRuntime(f"{folder}/r.sock", runtime_version="2.1.0") as runtime:
         agent = await start_in_front_of(runtime, machine(HYGON_7285_2S), {})

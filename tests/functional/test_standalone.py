@@ -45,7 +45,7 @@ def found_by(request: pytest.FixtureRequest) -> str:
 
 
 @pytest_asyncio.fixture
-async def runtime(folder: str) -> AsyncIterator[FakeRuntime]:
+async def runtime(folder: Path) -> AsyncIterator[FakeRuntime]:
     async with FakeRuntime(f"{folder}/r.sock", runtime_version=FOUND["polling"]) as runtime:
         yield runtime
 
@@ -85,7 +85,7 @@ async def sent(runtime: FakeRuntime, container_id: str) -> str:
 # ---------------------------------------------------------------------- new containers
 
 
-async def test_a_container_that_was_started_behind_our_back_is_placed(folder: str, found_by: str) -> None:
+async def test_a_container_that_was_started_behind_our_back_is_placed(folder: Path, found_by: str) -> None:
     runtime = FakeRuntime(f"{folder}/r.sock", runtime_version=FOUND[found_by])
     async with runtime, new_agent(runtime) as agent, CriClient(runtime.socket) as direct:
         await standalone(agent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -372,7 +373,7 @@ async def test_events_come_one_by_one_while_other_calls_go_on(
     await runtime.wait_until(lambda: runtime.subscribers == 0)
 
 
-async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_daemon(folder: str) -> None:
+async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_daemon(folder: Path) -> None:
     wanted = [f"c{number}" for number in range(20)]
     async with FakeRuntime(f"{folder}/r.sock", event_streams="single") as runtime:
         # Often enough that a daemon with a mind to subscribe would have done it meanwhile.
@@ -396,7 +397,7 @@ async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_da
 
 
 async def test_on_a_runtime_with_many_queues_the_daemon_reads_events_while_no_client_does(
-    folder: str,
+    folder: Path,
 ) -> None:
     async with FakeRuntime(f"{folder}/r.sock", runtime_version="2.1.0") as runtime:
         agent = await start_in_front_of(runtime, machine(HYGON_7285_2S), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -19,7 +20,7 @@ def calls() -> Recorder:
 
 
 @pytest_asyncio.fixture
-async def relay(folder: str, calls: Recorder) -> AsyncIterator[FrameRelay]:
+async def relay(folder: Path, calls: Recorder) -> AsyncIterator[FrameRelay]:
     async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
         yield relay
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +44,6 @@ async def never(_: dict[str, Any]) -> Any:
 
 
 COMMANDS = {"echo": echo, "refuse": refuse, "fail": fail, "never": never}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="crs-"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

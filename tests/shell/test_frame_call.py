@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -125,7 +126,7 @@ async def test_a_client_that_leaves_cancels_what_was_not_sent(
 
 @pytest.mark.parametrize("step", ["request", "replied"])
 async def test_an_interception_that_fails_passes_its_call_on(
-    folder: str, runtime: FakeRuntime, calls: Recorder, step: str
+    folder: Path, runtime: FakeRuntime, calls: Recorder, step: str
 ) -> None:
     async def broken(message: bytes) -> Outcome:
         raise ZeroDivisionError(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import pytest
 
@@ -75,7 +76,7 @@ async def test_what_is_not_http2_is_sent_away_and_others_are_not(
 
 
 async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(
-    folder: str, calls: Recorder
+    folder: Path, calls: Recorder
 ) -> None:
     async with (
         RawRuntime(f"{folder}/r.sock") as runtime,
@@ -95,7 +96,7 @@ async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(
 
 
 async def test_a_client_that_does_not_read_answers_of_our_own_is_not_read_from(
-    folder: str, calls: Recorder
+    folder: Path, calls: Recorder
 ) -> None:
     async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
         client = await Raw.connect(relay)
@@ -137,7 +138,7 @@ async def test_a_stream_that_nobody_takes_from_holds_up_no_other_and_grows_nothi
     "is_held", [True, False], ids=["while its call is decided", "in the middle of a request"]
 )
 async def test_a_client_that_vanishes_takes_its_calls_and_the_runtimes_connection_with_it(
-    folder: str, calls: Recorder, is_held: bool
+    folder: Path, calls: Recorder, is_held: bool
 ) -> None:
     calls.deciding = asyncio.Event()
     async with (
@@ -159,7 +160,7 @@ async def test_a_client_that_vanishes_takes_its_calls_and_the_runtimes_connectio
     assert [note for note in calls.notes if note[0] == "ended"] == [("ended", End.REFUSED, 1)] * is_held
 
 
-async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: str, calls: Recorder) -> None:
+async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: Path, calls: Recorder) -> None:
     async with (
         RawRuntime(f"{folder}/r.sock") as runtime,
         relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,

@@ -72,7 +72,7 @@ async def test_calls_under_way_end_unavailable_when_the_runtime_dies(
 
 
 async def test_a_runtime_that_is_killed_in_the_middle_of_a_reply_ends_calls_and_the_connection(
-    folder: str, calls: Recorder
+    folder: Path, calls: Recorder
 ) -> None:
     async with (
         RawRuntime(f"{folder}/r.sock") as runtime,
@@ -98,7 +98,7 @@ async def test_a_runtime_that_is_killed_in_the_middle_of_a_reply_ends_calls_and_
 
 
 async def test_clients_without_a_runtime_are_sent_away_as_soon_as_there_is_one(
-    folder: str, calls: Recorder
+    folder: Path, calls: Recorder
 ) -> None:
     async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
         waiting = await Raw.connect(relay, request(VERSION, 1))
@@ -188,7 +188,7 @@ async def test_several_clients_have_connections_of_their_own(runtime: FakeRuntim
     await links_of(relay, 0)
 
 
-async def test_a_socket_that_is_served_is_not_taken(folder: str, relay: FrameRelay, calls: Recorder) -> None:
+async def test_a_socket_that_is_served_is_not_taken(folder: Path, relay: FrameRelay, calls: Recorder) -> None:
     other = FrameRelay(f"{folder}/r.sock", calls)
     with pytest.raises(SocketTaken, match=r"k\.sock is served by another process"):
         await other.open([relay.sockets[0]], [])
@@ -199,7 +199,7 @@ async def test_a_socket_that_is_served_is_not_taken(folder: str, relay: FrameRel
 
 
 async def test_a_listening_socket_that_was_given_is_served_and_stays(
-    folder: str, runtime: FakeRuntime, calls: Recorder
+    folder: Path, runtime: FakeRuntime, calls: Recorder
 ) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/s.sock")
@@ -229,7 +229,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 async def test_more_connections_than_the_limit_wait_at_the_socket(
-    many_descriptors: None, folder: str, calls: Recorder
+    many_descriptors: None, folder: Path, calls: Recorder
 ) -> None:
     async with (
         RawRuntime(f"{folder}/r.sock") as runtime,

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_proxy.shell.listen import SocketTaken, activated, claim, copy_access, is_served
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose name leaves room in the 107 bytes of a socket's."""
-    path = Path(tempfile.mkdtemp(prefix="crs-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def bound(path: Path) -> socket.socket:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
@@ -19,14 +18,6 @@ from tests.vm.run import VirtualMachine
 
 CACHE = Path(__file__).parents[2] / ".cache" / "vm"
 SYSTEMS = {system.suite: system for system in (BOOKWORM, BULLSEYE)}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends these tests as ^C does: the virtual machine ends with them."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

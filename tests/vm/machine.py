@@ -9,7 +9,7 @@ wanted ones have a CPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.cpus import format_cpus
 
@@ -37,6 +37,9 @@ class Shape:
     cores_per_ccx: int = 2
     threads: int = 1
     memory_mib: int = 3072
+    #: Shown by QEMU's plain words, as users write them (docs/vm.md), whatever guests make of it.
+    smp: str = ""
+    features: tuple[str, ...] = FEATURES
 
     @property
     def cpus_per_ccx(self) -> int:
@@ -77,21 +80,35 @@ SMT_16 = Shape("smt-16", cores_per_ccx=2, threads=2)
 #: 4 CPUs, for what is not about places: the fewer CPUs, the less emulation waits for itself.
 CORES_4 = Shape("cores-4", ccx_per_node=1)
 
-SHAPES = {shape.name: shape for shape in (SMT_8, CORES_8, SMT_16, CORES_4)}
+#: What docs/vm.md asks for, on one socket: two CCXs of four cores with two threads, a NUMA node each.
+DOCUMENTED = Shape(
+    "documented", sockets=1, nodes_per_socket=2, ccx_per_node=1, cores_per_ccx=4, threads=2,
+    smp="16,sockets=1,dies=2,cores=4,threads=2",
+)  # fmt: skip
+#: What it warns of; named by what was left out.
+NO_TOPOEXT = replace(DOCUMENTED, name="no-topoext", features=())
+NO_TOPOLOGY = Shape(
+    "no-topology", nodes_per_socket=1, sockets=1, ccx_per_node=1, cores_per_ccx=8, smp="8,sockets=8"
+)
+NO_THREADS = replace(NO_TOPOLOGY, name="no-threads", smp="8,sockets=1,dies=2,cores=4,threads=1")
+
+SHAPES = {
+    shape.name: shape
+    for shape in (SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS)
+}
 
 
 def cpu_arguments(shape: Shape) -> list[str]:
-    """-cpu, -smp, -m, -numa and a -device for each CPU but the first, which is always there."""
+    """-cpu, -smp, -m, -numa, and for places a -device for each CPU but the first, which is always there."""
+    model = ",".join((MODEL, *shape.features))
+    amounts = ["-m", f"{shape.memory_mib}M", *_memory(shape)]
+    if shape.smp:
+        return ["-cpu", model, "-smp", shape.smp, *amounts, *_plain_nodes(shape), *_distances(shape)]
     most = shape.sockets * CCX_PLACES * CORE_PLACES * THREAD_PLACES
     places = f"sockets={shape.sockets},dies={CCX_PLACES},cores={CORE_PLACES},threads={THREAD_PLACES}"
     return [
-        "-cpu",
-        ",".join((MODEL, *FEATURES)),
-        "-smp",
-        f"cpus=1,maxcpus={most},{places}",
-        "-m",
-        f"{shape.memory_mib}M",
-        *_memory(shape),
+        *("-cpu", model, "-smp", f"cpus=1,maxcpus={most},{places}"),
+        *amounts,
         *_nodes(shape),
         *_distances(shape),
         *_processors(shape),
@@ -100,7 +117,7 @@ def cpu_arguments(shape: Shape) -> list[str]:
 
 def kernel_words(shape: Shape) -> list[str]:
     """What the kernel's command line must say: the places without a CPU are no CPUs to come."""
-    return [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}"]
+    return [] if shape.smp else [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}"]
 
 
 def _memory(shape: Shape) -> list[str]:
@@ -117,6 +134,11 @@ def _nodes(shape: Shape) -> list[str]:
             # Places that stay empty must be somewhere, too.
             node = socket * shape.nodes_per_socket + min(place, ccxs - 1) // shape.ccx_per_node
             told.append(f"cpu,node-id={node},socket-id={socket},die-id={place}")
+    return [word for node in told for word in ("-numa", node)]
+
+
+def _plain_nodes(shape: Shape) -> list[str]:
+    told = [f"node,nodeid={node},memdev=m{node},cpus={cpus}" for node, cpus in enumerate(shape.numa_nodes)]
     return [word for node in told for word in ("-numa", node)]
 
 

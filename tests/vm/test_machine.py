@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.vm.guest.placement import ladder, memory_of
-from tests.vm.machine import CORES_8, SHAPES, SMT_8, SMT_16, Shape, cpu_arguments
+from tests.vm.machine import CORES_8, DOCUMENTED, SHAPES, SMT_8, SMT_16, Shape, cpu_arguments
 
-SHAPES_BY_NAME = [pytest.param(shape, id=name) for name, shape in SHAPES.items()]
+SHAPES_BY_NAME = [pytest.param(shape, id=name) for name, shape in SHAPES.items() if not shape.smp]
 
 
 @pytest.mark.parametrize("shape", SHAPES_BY_NAME)
@@ -23,6 +23,14 @@ def test_the_nodes_have_all_of_the_memory(shape: Shape) -> None:
     sizes = re.findall(r"memory-backend-ram,id=m\d+,size=(\d+)M", " ".join(cpu_arguments(shape)))
     assert sum(map(int, sizes)) == shape.memory_mib
     assert len(sizes) == shape.nodes
+
+
+def test_a_machine_as_users_write_it_has_their_words() -> None:
+    words = " ".join(cpu_arguments(DOCUMENTED))
+    assert "-smp 16,sockets=1,dies=2,cores=4,threads=2 " in words
+    assert "nodeid=0,memdev=m0,cpus=0-7 " in words
+    assert "nodeid=1,memdev=m1,cpus=8-15 " in words
+    assert "-device" not in words
 
 
 @pytest.mark.parametrize(

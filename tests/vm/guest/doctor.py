@@ -9,6 +9,22 @@ from tests.vm.guest.installation import run
 from tests.vm.guest.node import Node
 
 VIRTUAL = "virtual machine"
+#: By machine: checks that warn, and of what.
+_WARNINGS = {
+    "documented": {},
+    "no-topoext": {"smt": "topoext is missing", "cache": "one L3 of 8 cores is shown for each NUMA node"},
+    "no-topology": {
+        "sockets": "each of the 8 vCPUs is a socket",
+        "smt": "no SMT siblings",
+        "cache": "each vCPU has an L3 of its own",
+    },
+    "no-threads": {"smt": "no SMT siblings", "cache": "one L3 of 8 cores is shown for the whole machine"},
+}
+#: By number of vCPUs: what the hints say.
+_RIGHT = {
+    8: "-smp 8,sockets=1,dies=1,cores=4,threads=2",
+    16: "-smp 16,sockets=1,dies=2,cores=4,threads=2",
+}
 #: It gives the runtime a second, which under emulation may be too little while others use the CPUs.
 TRIES = 3
 
@@ -23,6 +39,18 @@ async def doctor_says_that_smt_siblings_are_not_shown(node: Node) -> None:
     siblings = [one for one in _findings() if (one["topic"], one["check"]) == (VIRTUAL, "smt")]
     assert [one["verdict"] for one in siblings] == ["warning"]
     assert "topoext" in siblings[0]["hint"]
+
+
+async def doctor_names_what_is_not_shown(node: Node) -> None:
+    """Of a machine as docs/vm.md wants it nothing, of the others what was left out."""
+    virtual = [one for one in _findings() if one["topic"] == VIRTUAL]
+    warned = {one["check"]: one["sentence"] for one in virtual if one["verdict"] == "warning"}
+    wanted = _WARNINGS[node.shape.name]
+    assert warned.keys() == wanted.keys(), warned
+    for check, words in wanted.items():
+        assert words in warned[check]
+    hints = [one["hint"] for one in virtual if one["check"] in wanted]
+    assert all(_RIGHT[node.shape.cpus] in hint for hint in hints), hints
 
 
 def _findings() -> list[dict[str, Any]]:

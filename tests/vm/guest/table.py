@@ -114,4 +114,10 @@ RUNS: Mapping[str, Run] = {
             *_REMOVAL,
         ),
     ),
+    **{
+        f"shown-{shape}": Run(
+            shape, "bookworm", "3.11", "systemd", "runtime.v1", (), (doctor.doctor_names_what_is_not_shown,)
+        )
+        for shape in ("documented", "no-topoext", "no-topology", "no-threads")
+    },
 }  # fmt: skip
