@@ -170,11 +170,15 @@ def _children(path: str, place: CgroupPlace) -> Iterator[tuple[Folder, bool]]:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                try:
                     status = entry.stat(follow_symlinks=False)
-                    folder = Folder(entry.path, status.st_ino, enter(place, entry.name))
-                    # Not listing folders without children is what makes a scan cheap: each has up to 70 files.
-                    yield folder, status.st_nlink != _LINKS_OF_A_LEAF
+                except FileNotFoundError:
+                    continue  # gone since it was listed; the others are still there
+                folder = Folder(entry.path, status.st_ino, enter(place, entry.name))
+                # Not listing folders without children is what makes a scan cheap: each has up to 70 files.
+                yield folder, status.st_nlink != _LINKS_OF_A_LEAF
     except OSError:
         return
 

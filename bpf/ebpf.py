@@ -29,7 +29,7 @@ EDGES = 8192
 #: In the order of traffic.c's enum. unmatched: connections whose other end is not in a cgroup here.
 COUNTERS = (
     "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
-    "udp_claimed", "udp_by_ingress",
+    "udp_claimed", "udp_by_ingress", "udp_given_up",
 )  # fmt: skip
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from typing import Any
 
+from bpf.json_file import set_aside, write_json
 from bpf.procfs import read_text
 from policies.affinity.graph import Graph
 
@@ -29,12 +29,7 @@ class GraphFile:
             return
         document = {"boot": self._boot(), "at_s": now_s, "graph": graph.state()}
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
-        new = f"{self._path}.new"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(document, file, separators=(",", ":"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self._path)
+        write_json(self._path, document)
 
     def restore(self, graph: Graph, now_s: float) -> str:
         """Give a graph what was saved. Of another boot only what concerns owners: its containers are gone.
@@ -50,9 +45,7 @@ class GraphFile:
         except OSError as error:
             return f"{self._path} cannot be read: {error.strerror}; the graph starts empty"
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            aside = f"{self._path}.bad"
-            with contextlib.suppress(OSError):
-                os.replace(self._path, aside)
+            aside = set_aside(self._path)
             return f"{self._path} holds no graph ({error}); it is set aside as {aside}, and the graph starts empty"
         return ""
 

@@ -1,7 +1,7 @@
 """Who the containers are: names and owners by id, from the runtime's lists over CRI.
 
-Asked only when an endpoint is seen that is not known, at most every few seconds, and once a minute anyway, so that
-what has ended is noticed. A runtime that does not answer costs names, nothing else.
+Asked only when an endpoint is seen that is not known, or one seems to have ended, at most every few seconds, and once
+a minute anyway, so that what has ended is noticed. A runtime that does not answer costs names, nothing else.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Identities:
     def __init__(self, sockets: Sequence[str]) -> None:
         self._sockets = sockets
         self._asked_s: Optional[float] = None
+        self._is_doubted = False
         self._ids: dict[str, str] = {}
         self.by_id: Mapping[str, Identity] = {}
         self.problem = ""
@@ -42,8 +43,12 @@ class Identities:
         """The id of the container called ``namespace/pod/container``; any other name is what it is."""
         return self._ids.get(name, name)
 
-    async def refresh(self, seen: Iterable[str], now_s: float) -> frozenset[str]:
-        """Ask the runtime if an endpoint seen is not known, or it is time; returns which have ended since."""
+    async def refresh(self, seen: Iterable[str], now_s: float, doubted: Iterable[str] = ()) -> frozenset[str]:
+        """Ask the runtime if an endpoint seen is not known, or it is time; returns which have ended since.
+
+        ``doubted``: those that seem to have ended; it is asked, too, if it has said that one of them runs.
+        """
+        self._is_doubted = self._is_doubted or any(end in self.by_id for end in doubted)
         if not self._sockets or not self._is_due(seen, now_s):
             return frozenset()
         self._asked_s = now_s
@@ -56,7 +61,7 @@ class Identities:
             self.problem = problem
             return frozenset()
         ended = frozenset(self.by_id.keys() - found.keys())
-        self.by_id, self.problem = found, ""
+        self.by_id, self.problem, self._is_doubted = found, "", False
         self._ids = {f"{i.namespace}/{i.pod}/{i.container}": i.id for i in found.values() if i.container}
         return ended
 
@@ -66,7 +71,9 @@ class Identities:
         pause_s = now_s - self._asked_s
         if pause_s >= MOST_PAUSE_S:
             return True
-        return pause_s >= LEAST_PAUSE_S and any(self.resolve(end) not in self.by_id for end in seen)
+        if pause_s < LEAST_PAUSE_S:
+            return False
+        return self._is_doubted or any(self.resolve(end) not in self.by_id for end in seen)
 
 
 async def _list(sockets: Sequence[str]) -> dict[str, Identity]:

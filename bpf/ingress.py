@@ -25,7 +25,7 @@ class IngressPace:
     def decide(self, now_s: float, waiting: int, found: int) -> bool:
         """Whether it is to be on until the next look.
 
-        ``waiting``: messages that wait now for an unknown receiver; ``found``: how often the program has found one.
+        ``waiting``: messages whose receiver has not shown so far; ``found``: how often the program has found one.
         """
         more, self._waiting = waiting - self._waiting, waiting
         has_found, self._found = found > self._found, found

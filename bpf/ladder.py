@@ -18,17 +18,23 @@ RETRY_S = 300.0
 
 
 class DeclaredProvider:
-    """Sees nothing: only what annotations declare draws containers to each other. The last rung."""
+    """Sees nothing: only what annotations declare draws containers to each other. The last rung.
+
+    ``is_chosen``: somebody wants it so; then nobody talks. Where it is only what is left, nobody can say who talks,
+    and its samples are none (0 seconds long).
+    """
 
     name = "declared"
-    detail = "no traffic is seen; only declared affinities count"
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, is_chosen: bool = False) -> None:
         self._last_s = now_s
+        self._is_chosen = is_chosen
+        kept = "" if is_chosen else ", and what was seen before is kept as it was"
+        self.detail = f"no traffic is seen{kept}; only declared affinities count"
 
     def sample(self, now_s: float) -> Sample:
         seconds, self._last_s = now_s - self._last_s, now_s
-        return Sample(now_s, seconds)
+        return Sample(now_s, seconds if self._is_chosen else 0.0)
 
     def close(self) -> None:
         """There is nothing to leave behind."""

@@ -19,7 +19,8 @@ def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+    # First of all: a process without descriptors cannot even make the socket.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(PATIENCE_S)
         sender.sendto(message.encode(), address)
 

@@ -31,7 +31,11 @@ class PodNamespace:
         with in_netns(proc, pid) as self.number:
             self.addresses = local_addresses()
             self._ended = EndedTcp(_ENDED_BUFFER_BYTES)
-            self._diag = SockDiag()
+            try:
+                self._diag = SockDiag()
+            except OSError:
+                self._ended.close()
+                raise
 
     @property
     def lost(self) -> int:
@@ -57,13 +61,17 @@ class PodNamespace:
 
 
 class PodNamespaces:
-    """All namespaces with a container in them, and the host's; as of the last ``refresh()``."""
+    """All namespaces with a container in them, and the host's; as of the last ``refresh()``.
+
+    ``passed_over``: pods whose namespace cannot be opened, by its number, each with the reason. They are tried again.
+    """
 
     def __init__(self, attribution: Attribution) -> None:
         self._attribution = attribution
         self._by_number: dict[int, PodNamespace] = {}
         self._gone: set[int] = set()
         self.lost = 0
+        self.passed_over: dict[int, str] = {}
         # Where the first process may not be looked at, we are taken as one of the host's own.
         self._hosts_pid = 1 if namespace_of(attribution.proc, 1) else os.getpid()
 
@@ -76,7 +84,7 @@ class PodNamespaces:
     def refresh(self) -> None:
         """Open those of new pods. Those of pods that are gone can be read once more, until ``close_gone``.
 
-        :raises OSError: a namespace may not be entered, or its sockets not be listed.
+        :raises OSError: not even the host's namespace can be entered.
         """
         present: dict[int, tuple[int, set[str]]] = {}
         for pid, containers in self._processes():
@@ -84,8 +92,15 @@ class PodNamespaces:
             if number is not None:
                 present.setdefault(number, (pid, set()))[1].update(containers)
         self._gone = self._by_number.keys() - present.keys()
+        self.passed_over = {}
         for number, (pid, containers) in present.items():
-            namespace = self._by_number.get(number) or self._open(pid)
+            try:
+                namespace = self._by_number.get(number) or self._open(pid)
+            except OSError as error:
+                if pid == self._hosts_pid:
+                    raise
+                self.passed_over[number] = error.strerror or str(error)
+                continue
             if namespace is not None:
                 namespace.containers = containers
 

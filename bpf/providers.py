@@ -28,7 +28,12 @@ class Owners:
         return frozenset(before.keys() - self._attribution.containers.keys())
 
     def container_of_cgroup(self, cgroup_id: int) -> Optional[str]:
-        """The container's id, "" = the host's own, None = not known."""
+        """The container's id, "" = the host's own, None = not known.
+
+        :raises ProviderLost: there are containers now, and it shows that ids of cgroups name none of them.
+        """
+        if not self._attribution.has_v2_ids:
+            raise ProviderLost(_NO_V2)
         found = self._attribution.container_of_cgroup(cgroup_id)
         return self._before.get(cgroup_id) if found is None else found
 
@@ -36,7 +41,7 @@ class Owners:
 def rungs_of(options: Options, attribution: Optional[Attribution], owners: Optional[Owners]) -> list[Rung]:
     """The ladder that ``options.provider`` means. Below what a person has chosen is only ``declared``."""
     replay = Rung("replay", lambda now_s: ReplayProvider(options.replay, now_s, options.replay_speed))
-    declared = Rung("declared", DeclaredProvider)
+    declared = Rung("declared", lambda now_s: DeclaredProvider(now_s, is_chosen=True))
     if attribution is None or owners is None:
         return [replay if options.provider == "replay" else declared]
     found = attribution, owners
@@ -45,7 +50,7 @@ def rungs_of(options: Options, attribution: Optional[Attribution], owners: Optio
         Rung("sock_diag", lambda _now_s: _open_sock_diag(options, found[0])),
     ]
     chosen = [rung for rung in rungs if options.provider in ("auto", rung.name)]
-    return [*chosen, declared]
+    return [*chosen, Rung("declared", DeclaredProvider)]
 
 
 def _open_ebpf(options: Options, attribution: Attribution, owners: Owners) -> Provider:

@@ -28,7 +28,10 @@ class Flow:
 
 @dataclass(frozen=True)
 class Sample:
-    """All flows of the ``seconds`` before ``at_s`` (CLOCK_BOOTTIME). ``counters`` only grow: resolved, missed, dropped..."""
+    """All flows of the ``seconds`` before ``at_s`` (CLOCK_BOOTTIME); of 0 seconds nothing is known.
+
+    ``counters`` only grow: resolved, missed, dropped...
+    """
 
     at_s: float
     seconds: float

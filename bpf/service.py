@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Optional
@@ -34,6 +35,8 @@ from policies.affinity.graph import Graph, Identity
 
 SAVE_EVERY_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
+#: A look that has not ended so long after it was due hangs. In one that tries another provider bcc may take 120 s.
+LONGEST_LOOK_S = 150.0
 _PAGE_BYTES = 4096
 
 
@@ -60,6 +63,7 @@ class Observer:
         self._service = AffinityService(self._graph, self._status, options.sysfs)
         self._last = Sample(boot_time_s(), 0.0)
         self._saved_s = boot_time_s()
+        self._late_s = time.monotonic() + LONGEST_LOOK_S
         self._problem = ""
         self._stop = asyncio.Event()
 
@@ -97,6 +101,8 @@ class Observer:
             due_s += self._options.interval_s
             if due_s < boot_time_s():
                 due_s = boot_time_s() + self._options.interval_s
+            # Not by the clock of samples, which goes on while the machine sleeps.
+            self._late_s = time.monotonic() + (due_s - boot_time_s()) + LONGEST_LOOK_S
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - boot_time_s()))
                 return
@@ -113,15 +119,16 @@ class Observer:
             log("error", "sample failed", reason=error)
             self._service.announce()
             return
-        # A provider that cannot say how long it looked has looked since the sample before.
-        seconds = sample.seconds if sample.seconds > 0 else at_s - self._last.at_s
         seen = {end for flow in sample.flows for end in (flow.a, flow.b)}
-        gone = await self._identities.refresh(seen, at_s)
+        gone = await self._identities.refresh(seen, at_s, ended)
         flows = self._named(sample.flows)
-        self._graph.observe(seconds, flows, self._known(flows))
-        # Only now: the last that containers have sent belongs to their owners.
-        self._graph.forget(gone | ended)
-        self._last = Sample(at_s, seconds, (), sample.counters)
+        self._graph.observe(sample.seconds, flows, self._known(flows))
+        # Only now: the last that containers have sent belongs to their owners. Whose cgroup is not found, but runs by
+        # the runtime's word, has not ended: the scan may have missed it.
+        self._graph.forget(gone | (ended - self._identities.by_id.keys()))
+        # Nobody looked (the last rung, or the first sample after a step): the graph is as old as it was.
+        is_seen = sample.seconds > 0
+        self._last = replace(sample, flows=()) if is_seen else replace(self._last, counters=sample.counters)
         self._service.announce()
         notify(f"STATUS={self._sentence()}")
         if at_s - self._saved_s >= SAVE_EVERY_S:
@@ -177,7 +184,9 @@ class Observer:
 
     def _status(self) -> pb.Status:
         provider = self._ladder.provider
-        problems = [text for text in (self._problem, self._identities.problem) if text]
+        # Without sight the reasons are what matters; else they are only why it could be better.
+        blind = self._ladder.refused if provider.name == "declared" else ()
+        problems = [text for text in (*blind, self._problem, self._identities.problem) if text]
         return pb.Status(
             provider=provider.name,
             detail="; ".join([provider.detail, *problems]),
@@ -196,7 +205,9 @@ class Observer:
     async def _feed_watchdog(self) -> None:
         period_s = watchdog_period_s()
         while period_s is not None:
-            notify("WATCHDOG=1")
+            # An event loop that turns is not enough: the look, in its thread, may hang.
+            if time.monotonic() <= self._late_s:
+                notify("WATCHDOG=1")
             await asyncio.sleep(period_s)
 
     def _save(self, at_s: float) -> None:

@@ -60,7 +60,6 @@ class SockDiagProvider:
         self._namespaces = PodNamespaces(attribution)
         self._hints = hints
         self._why_no_hints = why_no_hints
-        self.detail = self._describe()
         self._ends = TcpEnds(self._find_owner, hints)
         self._openers: dict[int, dict[int, str]] = {}
         self._last_at_s = boot_time_s()
@@ -70,19 +69,22 @@ class SockDiagProvider:
             self._namespaces.close()
             raise
         self._ends.begin_here()
+        self.detail = self._describe()
 
     def _describe(self) -> str:
         how = "their cgroups" if self._attribution.has_v2_ids else "their open files (no cgroup v2 here)"
         rewritten = "" if self._hints else f", none whose source address was rewritten ({self._why_no_hints})"
+        reasons = self._namespaces.passed_over
+        unseen = f"; pods not seen: {len(reasons)} ({next(iter(reasons.values()))})" if reasons else ""
         return (
             f"TCP connections of containers, told by {how}, short ones of pods with several containers by pod"
-            f"{rewritten}; no UDP, unix sockets or shared memory"
+            f"{rewritten}{unseen}; no UDP, unix sockets or shared memory"
         )
 
     def sample(self, now_s: float) -> Sample:
         """What was sent since the last call, by containers that the attribution knows: refresh it before."""
-        self.detail = self._describe()
         self._look()
+        self.detail = self._describe()
         addresses = frozenset().union(*(namespace.addresses for namespace in self._namespaces))
         flows = tuple(
             Flow(a, b, "tcp", sent, received, segments)

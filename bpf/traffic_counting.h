@@ -31,6 +31,7 @@ enum {
     UDP_WAITING,      /* messages for nobody known yet */
     UDP_CLAIMED,      /* messages of those whose receiver has shown */
     UDP_BY_INGRESS,   /* of those, by the ingress program */
+    UDP_GIVEN_UP,     /* messages whose sender has turned to another before their receiver has shown */
     COUNTERS
 };
 BPF_TABLE("percpu_array", u32, u64, counters, COUNTERS);

@@ -1,7 +1,14 @@
 /* UDP. Every sender leaves its cgroup under its address and port; so does every receiver. Bytes to an address that
  * nobody is known to have (yet, or ever: a ClusterIP) wait at the sender's entry until somebody who receives from it,
- * or answers it, shows whom they were for.
+ * or answers it from that address, shows whom they were for.
+ *
+ * What waits is for one target, the last one. A sender that turns to another gives it up, as nobody can tell any more
+ * whom it was for: else what it sends to other machines would go to whichever container it talks to next.
  */
+
+/* How long a sender that has turned must stay with its target, in ticks: 1 s to 10 s. A receiver that is slow may
+ * until then take what was sent before. */
+#define STEADY_TICKS 1024
 
 struct udp_key {
     u64 netns; /* of loopback addresses only */
@@ -12,6 +19,8 @@ struct udp_key {
 
 struct udp_owner {
     u64 cgroup;
+    u64 target; /* whom it has sent to last (name_of); 0 = nobody yet */
+    u64 turned; /* when it has sent to another one before, ticks; 0 = never */
     s64 waiting_bytes;
     s64 waiting_messages;
 };
@@ -93,21 +102,62 @@ static __always_inline struct udp_owner *own(struct udp_key *key, u64 me)
     return udp_owners.lookup(key);
 }
 
-/* What a sender has sent to nobody known was for this cgroup. Whether there was something. An exchange would need
- * kernel 5.12; so two CPUs may take the same at once, which is then below zero and hides as much of what comes next:
- * the sum stays right. */
-static __always_inline bool take_waiting(struct udp_owner *sender, u64 receiver)
+/* An address and port in one number: for IPv4 no two have the same, for IPv6 no two that anybody will meet. */
+static __always_inline u64 name_of(struct udp_key *key)
 {
-    s64 bytes = sender->waiting_bytes, messages = sender->waiting_messages;
+    u64 high = (u64)key->address[0] << 32 | key->address[1], low = (u64)key->address[2] << 32 | key->address[3];
 
-    if (messages <= 0 || bytes < 0)
-        return false;
-    __sync_fetch_and_add(&sender->waiting_bytes, -bytes);
+    low += (high * 0x9E3779B97F4A7C15 + key->netns) * 0x9E3779B97F4A7C15;
+    return (low << 16 | low >> 48) ^ key->port;
+}
+
+/* Take what waits at a sender; how many messages. An exchange would need kernel 5.12; so two CPUs may take the same at
+ * once, which is then below zero and hides as much of what comes next: the sum stays right. */
+static __always_inline s64 take_waiting(struct udp_owner *sender, s64 *bytes)
+{
+    s64 messages = sender->waiting_messages;
+
+    *bytes = sender->waiting_bytes;
+    if (messages <= 0 || *bytes < 0)
+        return 0;
+    __sync_fetch_and_add(&sender->waiting_bytes, -*bytes);
     __sync_fetch_and_add(&sender->waiting_messages, -messages);
+    return messages;
+}
+
+/* What waits at a sender was for this cgroup. Whether there was something. */
+static __always_inline bool claim(struct udp_owner *sender, u64 receiver)
+{
+    s64 bytes, messages = take_waiting(sender, &bytes);
+
+    if (!messages)
+        return false;
     count_several(UDP_CLAIMED, messages);
     if (sender->cgroup != receiver)
         add(sender->cgroup, receiver, UDP_NUMBER, bytes, 0, messages);
     return true;
+}
+
+/* The sender sends to this target now. */
+static __always_inline void turn_to(struct udp_owner *sender, u64 target)
+{
+    s64 bytes, messages;
+
+    if (sender->target == target)
+        return;
+    if (sender->target)
+        sender->turned = bpf_jiffies64();
+    sender->target = target;
+    messages = take_waiting(sender, &bytes);
+    if (messages)
+        count_several(UDP_GIVEN_UP, messages);
+}
+
+/* Whether one who has received from this sender has received what waits, though not at the address it was sent to:
+ * NAT may lie between them. */
+static __always_inline bool is_steady(struct udp_owner *sender)
+{
+    return !sender->turned || bpf_jiffies64() - sender->turned > STEADY_TICKS;
 }
 
 static __always_inline void udp_sent(struct __sk_buff *skb)
@@ -123,9 +173,13 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
         messages = 1;
     me = bpf_skb_cgroup_id(skb);
     mine = own(&source, me);
+    if (mine)
+        turn_to(mine, name_of(&target));
     peer = udp_owners.lookup(&target);
     if (peer) {
-        take_waiting(peer, me);
+        /* An answer. One to a NAT's address comes from another; but who answers has asked for the sender's address. */
+        if (peer->target == name_of(&source))
+            claim(peer, me);
         if (peer->cgroup != me)
             add(me, peer->cgroup, UDP_NUMBER, bytes, 0, messages);
     } else if (mine) {
@@ -146,7 +200,7 @@ static __always_inline void udp_received(struct __sk_buff *skb)
     me = bpf_skb_cgroup_id(skb);
     own(&target, me);
     sender = udp_owners.lookup(&source);
-    if (sender && take_waiting(sender, me))
+    if (sender && (sender->target == name_of(&target) || is_steady(sender)) && claim(sender, me))
         count(UDP_BY_INGRESS);
 }
 
@@ -160,6 +214,6 @@ static __always_inline void udp_taken(struct bpf_sock_addr *context, struct udp_
         source->netns = namespace_of(context, false);
     sender = udp_owners.lookup(source);
     /* Asked here already, for mostly there is nothing and the cgroup would be asked for in vain. */
-    if (sender && sender->waiting_messages > 0)
-        take_waiting(sender, bpf_get_current_cgroup_id());
+    if (sender && sender->waiting_messages > 0 && is_steady(sender))
+        claim(sender, bpf_get_current_cgroup_id());
 }

@@ -5,7 +5,7 @@ A datagram socket counts where it is connected (``connect``); one that only send
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Optional
 
 from bpf.attribution import Attribution
@@ -30,21 +30,15 @@ def find_unix_peers(
 
     :raises OSError: a network namespace may not be entered.
     """
-    # 1. The processes, and one of each network namespace.
     wanted = [container for container in attribution.containers if among is None or container in among]
     processes = [(container, pid) for container in wanted for pid in attribution.pids_of(container)]
-    namespaces: dict[int, int] = {}
-    for _, pid in processes:
-        number = namespace_of(attribution.proc, pid)
-        if number is not None:
-            namespaces.setdefault(number, pid)
-    # 2. The sockets that have a peer. Only these are remembered below: a server may have 10,000 others.
+    # 1. The sockets that have a peer. Only these are remembered below: a server may have 10,000 others.
     peers: dict[int, int] = {}
-    for pid in namespaces.values():
+    for pid in _one_of_each_namespace(attribution.proc, [pid for _, pid in processes]):
         peers.update(_peers_in(attribution.proc, pid))
     if not peers:
         return frozenset()
-    # 3. Who has them open.
+    # 2. Who has them open.
     ends = peers.keys() | set(peers.values())
     owners: dict[int, set[str]] = {}
     left = most_descriptors
@@ -60,6 +54,16 @@ def find_unix_peers(
         for b in owners.get(peer, ())
         if a != b
     )
+
+
+def _one_of_each_namespace(proc: str, pids: Iterable[int]) -> Iterable[int]:
+    """A process of each network namespace that these are in."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        number = namespace_of(proc, pid)
+        if number is not None:
+            found.setdefault(number, pid)
+    return found.values()
 
 
 def _peers_in(proc: str, pid: int) -> dict[int, int]:

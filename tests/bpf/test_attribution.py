@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bpf.attribution import Attribution
+from bpf.attribution import Attribution, walk
 from tests.bpf.pods import UNIFIED, Host, container_id, needs_hybrid, pod_uid
 
 pytestmark = needs_hybrid
@@ -126,6 +126,16 @@ def test_the_real_trees_of_this_host_can_be_scanned() -> None:
     attribution = Attribution()
     assert attribution.container_of_pid(os.getpid()) is not None
     assert attribution.cgroup_ids
+
+
+def test_a_cgroup_that_goes_while_it_is_looked_at_hides_no_other(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / name).mkdir()
+    order = [entry.name for entry in os.scandir(tmp_path)]
+    folders = walk(str(tmp_path))
+    assert [next(folders).path for _ in range(2)] == [str(tmp_path), str(tmp_path / order[0])]
+    (tmp_path / order[1]).rmdir()
+    assert [folder.path for folder in folders] == [str(tmp_path / name) for name in order[2:]]
 
 
 def test_no_cgroup_tree_at_all_is_no_container(tmp_path: Path) -> None:

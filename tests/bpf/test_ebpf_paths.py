@@ -162,6 +162,58 @@ def test_a_receiver_that_neither_answers_nor_asks_for_the_sender_is_looked_for(
     assert seen == [(0, 0), (10_000, 0), (5000, 0), (5000, 0)]
 
 
+#: Of the range for documentation: nobody here has it.
+AWAY = "('192.0.2.1', 9)"
+
+
+def begin_sending_away(stage: Stage) -> tuple[Talker, Talker]:
+    """Client and server with a socket each, that of the server with a port of its own; both can send."""
+    client, server = stage.bridged()
+    for talker in (client, server):
+        talker.do("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(30)")
+    server.do(f"s.bind(('{stage.net}.3', 7946))")
+    return client, server
+
+
+def test_what_a_server_sends_to_another_machine_is_not_for_who_asks_it(stage: Stage) -> None:
+    client, server = begin_sending_away(stage)
+    provider = stage.provider()
+    server.do(f"for _ in range(1000):\n    s.sendto(bytes(1000), {AWAY})\n")
+    client.do(f"s.sendto(bytes(10), ('{stage.net}.3', 7946))")
+    server.do("s.sendto(bytes(20), s.recvfrom(1000)[1])")
+    client.do("s.recvfrom(1000)")
+    sample = provider.sample(0.0)
+    assert between(sample.flows, "udp") == (10, 20)
+    assert sample.counters["udp_given_up"] == 1000
+
+
+def test_a_receiver_that_is_slow_does_not_get_what_was_sent_to_another_machine_meanwhile(
+    stage: Stage,
+) -> None:
+    client, server = begin_sending_away(stage)
+    provider = stage.provider()
+    client.do(f"s.sendto(bytes(10), ('{stage.net}.3', 7946))")
+    server.do("s.sendto(bytes(20), s.recvfrom(1000)[1])")
+    server.do(f"for _ in range(1000):\n    s.sendto(bytes(1000), {AWAY})\n")
+    client.do("s.recvfrom(1000)")
+    assert between(provider.sample(0.0).flows, "udp") == (10, 20)
+
+
+def test_of_two_receivers_that_stay_unknown_none_gets_the_bytes_of_the_other(stage: Stage) -> None:
+    client, server = stage.bridged()
+    port = int(server.do(f"read_udp('{stage.net}.3', 8080)"))
+    client.do("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
+    provider = stage.provider()
+    provider.sample(10.0)
+    # Much waits, so that receivers are looked for where packets come in.
+    client.do(f"for _ in range(50):\n    s.sendto(bytes(1000), {AWAY})\n")
+    provider.sample(20.0)
+    client.do(f"s.sendto(bytes(10), ('{stage.net}.3', {port})); s.sendto(bytes(1000), {AWAY})")
+    client.do(f"s.sendto(bytes(10), ('{stage.net}.3', {port}))")
+    server.do("await_taken(2)")
+    assert between(provider.sample(30.0).flows, "udp") == (20, 0)
+
+
 def test_loopback_addresses_of_two_pods_are_not_taken_for_each_other(stage: Stage) -> None:
     first = stage.start("first", stage.host.namespace())
     second = stage.start("second", stage.host.namespace())

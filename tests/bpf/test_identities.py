@@ -67,6 +67,18 @@ async def test_what_has_ended_is_noticed_within_a_minute(folder: Path, runtime: 
     assert added not in identities.by_id
 
 
+async def test_of_what_seems_to_have_ended_the_runtime_is_asked(folder: Path, runtime: FakeRuntime) -> None:
+    runs, ended = add(runtime, "web-0", "nginx"), add(runtime, "web-1", "nginx")
+    identities = Identities([runtime.socket])
+    await identities.refresh([], 0.0)
+    async with CriClient(runtime.socket) as client:
+        await client.call("RemoveContainer", cri.RemoveContainerRequest(container_id=ended))
+    # Not too often; but it is not forgotten either.
+    assert await identities.refresh([], LEAST_PAUSE_S - 1, [runs, ended]) == frozenset()
+    assert await identities.refresh([], LEAST_PAUSE_S + 1) == {ended}
+    assert runs in identities.by_id
+
+
 async def test_a_runtime_that_is_away_costs_names_only(folder: Path) -> None:
     identities = Identities([str(folder / "absent.sock")])
     assert await identities.refresh(["x"], 0.0) == frozenset()

@@ -45,8 +45,15 @@ def test_the_first_that_works_is_used_and_the_refusals_are_kept() -> None:
     assert found.refused == ("ebpf: bcc is not installed",)
 
 
-def test_without_any_only_declared_affinities_count() -> None:
+def test_without_any_only_declared_affinities_count_and_nobody_is_said_to_be_silent() -> None:
     found = ladder(Eyes("ebpf", "no"), Eyes("sock_diag", "no"))
+    found.open(0.0)
+    sample = found.sample(10.0)
+    assert (found.provider.name, sample.flows, sample.seconds) == ("declared", (), 0.0)
+
+
+def test_where_only_declared_affinities_are_wanted_nobody_talks() -> None:
+    found = Ladder([Rung("declared", lambda now_s: DeclaredProvider(now_s, is_chosen=True))])
     found.open(0.0)
     sample = found.sample(10.0)
     assert (found.provider.name, sample.flows, sample.seconds) == ("declared", (), 10.0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Optional
 
 import pytest
 
 from bpf.notify import notify, watchdog_period_s
+from tests.agent import ROOT
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])
@@ -25,6 +28,23 @@ def test_a_message_is_one_datagram(abstract: bool, folder: Path) -> None:
 def test_without_a_manager_nothing_is_sent() -> None:
     notify("READY=1", {})
     notify("READY=1", {"NOTIFY_SOCKET": ""})
+
+
+#: All descriptors but the standard ones are refused.
+NO_DESCRIPTORS = """
+import resource
+from bpf.notify import notify
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+notify("WATCHDOG=1", {"NOTIFY_SOCKET": "/run/systemd/notify"})
+print("goes on")
+"""
+
+
+def test_a_process_without_descriptors_tells_nothing_and_goes_on() -> None:
+    command = [sys.executable, "-c", NO_DESCRIPTORS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("goes on\n", "")
 
 
 def test_a_manager_that_is_gone_is_no_error(folder: Path) -> None:

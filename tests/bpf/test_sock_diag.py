@@ -194,6 +194,32 @@ def test_the_detail_says_how_owners_are_told(v1_pods: Pods, tmp_path: Path) -> N
     assert "by their open files (no cgroup v2 here)" in provider.inner.detail
 
 
+def test_pods_for_which_there_are_no_descriptors_left_do_not_hide_the_others(
+    pods: Pods, tmp_path: Path
+) -> None:
+    """In a child that may open only a few."""
+    for _ in range(4):
+        pods.add()
+    probe = pods.host.start_outside()
+    probe.do(
+        "import os, sys; sys.path.insert(0, '.')\n"
+        "import resource\n"
+        "from bpf.attribution import Attribution\n"
+        "from bpf.sock_diag import SockDiagProvider\n"
+        f"attribution = Attribution({pods.host.root(tmp_path)!r})\n"
+        # The host's namespace and two pods, and what one opening takes for a moment.
+        "limit = 3 * 2 + 3 + max(map(int, os.listdir('/proc/self/fd')))\n"
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))\n"
+        "provider = SockDiagProvider(attribution)\n"
+    )
+    assert "; pods not seen: 2 (Too many open files); " in probe.do("print(provider.detail)")
+    probe.do(
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (limit + 4, most))\nsample = provider.sample(10.0)\n"
+    )
+    assert "not seen" not in probe.do("print(provider.detail)")
+
+
 def test_a_namespace_that_may_not_be_entered_loses_the_provider(v1_pods: Pods, tmp_path: Path) -> None:
     """In a child without CAP_SYS_ADMIN."""
     v1_pods.add()
