@@ -189,6 +189,7 @@ def resized(
     if kubelet_owned(books, container, fence):
         return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
     same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
+    same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     stay = old.placement
     with books.without([old.key]):
         if not same_wish or not stay.cpus:
@@ -201,7 +202,7 @@ def resized(
             other_rung = decision.placement.level != stay.level
             other_count = len(decision.placement.exclusive) != len(stay.exclusive)
             if other_rung or other_count or not still_holds(books, stay, container, fence):
-                moved = keep_memory(books, stay, decision.placement, fence)
+                moved = keep_memory(books, stay, decision.placement, fence, not same_limit)
                 decision = relieved(books, container, replace(decision, placement=moved))
                 return decision, Stance.PLACED, NO_CPUS
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
@@ -226,6 +227,7 @@ def _stay(books: Books, stay: Placement, container: Container, fence: Fence, old
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and fence.mems == old.fence.mems):
         memory = memory_for(books, cpus, container, fence)
-        kept = keep_memory(books, stay, replace(kept, mems=memory.nodes, memory_charge=memory.charge), fence)
+        anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
+        kept = keep_memory(books, stay, anew, fence, not same_limit)
         why += f"; {memory.why}" if memory.why else ""
     return Decision(kept, why)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Optional
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Move, Plan
+from cri_proxy.core.guard import Ban
 from cri_proxy.core.moves import being_resized, may_move
 from cri_proxy.core.peers import NAMED, bytes_text
 from cri_proxy.core.question import Question
@@ -41,6 +44,12 @@ def plan_of(
     version = engine.version
     at_s = question.at_s if now_s is None else now_s
     return Plan(version, moves, f"plan: {proposal.why}", at_s, question.move_exclusive)
+
+
+def without_banned(question: Question, proposal: Proposal, bans: Collection[Ban]) -> Proposal:
+    """The same proposal without the containers that it would bring to where they must not go."""
+    keys = {move.key for move in proposal.moves if (move.key, question.homes[move.target]) in bans}
+    return replace(proposal, moves=tuple(move for move in proposal.moves if move.key not in keys))
 
 
 def _positions(engine: Engine, question: Question, proposal: Proposal) -> dict[str, int]:

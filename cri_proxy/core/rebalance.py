@@ -10,9 +10,9 @@ rule 13). They all read one state: whoever runs them starts anew when the engine
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional, TypeVar
+from typing import TypeVar
 
 from cri_proxy.core.affinity_settings import AffinitySettings, affinity_settings
 from cri_proxy.core.engine import Engine
@@ -43,6 +43,8 @@ NOMINAL_MILLI = 100
 #: Containers, those whose terms are read, and edges that are looked at in one slice: about a millisecond.
 SLICE, TERMS_SLICE, EDGES_SLICE = 100, 20, 1000
 
+NO_SIZES: Mapping[str, int] = {}
+
 _T = TypeVar("_T")
 #: What is done in slices: it yields after each, and returns what comes of all.
 Slices = Generator[None, None, _T]
@@ -52,7 +54,18 @@ Movable = Mapping[str, tuple[int, tuple[int, ...]]]
 Weights = dict[str, dict[str, float]]
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Ground:
+    """What all of a question is made from. ``memory``: bytes by key in the books."""
+
+    engine: Engine
+    settings: AffinitySettings
+    at_s: float
+    sites: Sites
+    memory: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class _Vertices:
     """The containers of a question while it is made, by their keys in the books."""
 
@@ -61,33 +74,27 @@ class _Vertices:
 
 
 def question_slices(
-    engine: Engine,
-    traffic: Traffic,
-    settings: AffinitySettings,
-    now_s: float,
-    fixed: Iterable[str] = (),
-    memory_in_use: Optional[Mapping[str, int]] = None,
+    engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
 ) -> Slices[Question]:
-    """What the planner is to be asked about the engine as it is now.
+    """What the planner is to be asked about the engine, and the traffic it knows of, as they are now.
 
-    ``fixed``: ids that are not to be moved, for whatever reason. ``memory_in_use``: bytes by id; of those not in it
-    the memory limit is taken, or the request.
+    ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request.
     """
-    sites = Sites(engine.host.topology)
-    memory = _memory(engine, memory_in_use or {})
+    traffic = engine.traffic
+    ground = _Ground(engine, settings, now_s, Sites(engine.host.topology), _memory(engine, memory_in_use))
     yield
     # 1. Who may be moved, and where to.
-    movable = yield from _movable(engine, sites, settings, now_s, frozenset(fixed), memory)
+    movable = yield from _movable(ground)
     # 2. Who pulls whom; those who may not be moved pull from where they are.
     weights = yield from _weights(engine, traffic, settings)
-    vertices = _Vertices(movable, _fixed(engine, sites, weights, movable))
+    vertices = _Vertices(movable, _fixed(ground, weights, movable))
     yield
     # 3. What the others leave of each leaf.
-    capacities = yield from _capacities(engine, sites, movable)
-    tree = sites.tree(capacities, settings)
+    capacities = yield from _capacities(ground, movable)
+    tree = ground.sites.tree(capacities, settings)
     yield
     # 4. All of it as the planner knows it, and what is needed to understand its answer.
-    problem = yield from _problem(engine, vertices, weights, memory, tree, settings)
+    problem = yield from _problem(ground, vertices, weights, tree)
     near = yield from _near(problem)
     rates = yield from _rates(traffic, settings)
     return Question(
@@ -96,7 +103,7 @@ def question_slices(
         problem,
         paths={vertex.key: engine.grants[vertex.key].container.path for vertex in problem.vertices},
         was={key: engine.grants[key].placement for key in movable},
-        homes=tuple(sites.homes),
+        homes=tuple(ground.sites.homes),
         rates=rates,
         near=near,
         move_exclusive=settings.move_exclusive,
@@ -104,15 +111,10 @@ def question_slices(
 
 
 def question_of(
-    engine: Engine,
-    traffic: Traffic,
-    settings: AffinitySettings,
-    now_s: float,
-    fixed: Iterable[str] = (),
-    memory_in_use: Optional[Mapping[str, int]] = None,
+    engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
 ) -> Question:
     """The same in one go."""
-    slices = question_slices(engine, traffic, settings, now_s, fixed, memory_in_use)
+    slices = question_slices(engine, settings, now_s, memory_in_use)
     while True:
         try:
             next(slices)
@@ -136,43 +138,36 @@ def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
 # ---------------------------------------------------------------------- who may be moved
 
 
-def _movable(
-    engine: Engine,
-    sites: Sites,
-    settings: AffinitySettings,
-    now_s: float,
-    fixed: frozenset[str],
-    memory: Mapping[str, int],
-) -> Slices[Movable]:
+def _movable(ground: _Ground) -> Slices[Movable]:
     """Of those who may be moved the site they are at, and those they may have, of which there are several."""
-    books = engine.books
-    resized = being_resized(books)
+    engine, settings = ground.engine, ground.settings
+    resized = being_resized(engine.books)
     survey = engine.node.survey()
     found = {}
     for keys in _sliced(sorted(engine.grants)):
         for key in keys:
             grant = engine.grants[key]
-            is_ours = may_move(books, grant, settings.move_exclusive, resized)
-            is_young = now_s - grant.since_s < settings.minimum_age_s
-            if not is_ours or is_young or grant.life is Life.CREATING or key in fixed:
+            is_ours = may_move(engine.books, grant, settings.move_exclusive, resized)
+            is_young = ground.at_s - grant.since_s < settings.minimum_age_s
+            if not is_ours or is_young or grant.life is Life.CREATING:
                 continue
-            here = sites.of(grant)
+            here = ground.sites.of(grant)
             if here is None:
                 continue
-            stays = memory[key] > settings.most_memory_bytes
-            choice = sites.choice(grant, here, survey, engine.policy.settings, stays)
+            stays = ground.memory[key] > settings.most_memory_bytes
+            choice = ground.sites.choice(grant, here, survey, engine.policy.settings, stays)
             if len(choice) > 1:
                 found[key] = (here, choice)
         yield
     return found
 
 
-def _fixed(engine: Engine, sites: Sites, weights: Weights, movable: Movable) -> dict[str, int]:
+def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:
     """The sites that those who pull others, and may not be moved, stand in."""
     pulling = weights.keys() | {key for row in weights.values() for key in row}
-    residents = engine.node.residents
+    residents = ground.engine.node.residents
     return {
-        key: sites.around(residents[key].cpus)
+        key: ground.sites.around(residents[key].cpus)
         for key in pulling
         if key not in movable and residents[key].cpus
     }
@@ -182,16 +177,17 @@ def _demand_milli(grant: Grant) -> int:
     return grant.container.resources.milli_request or NOMINAL_MILLI
 
 
-def _capacities(engine: Engine, sites: Sites, movable: Movable) -> Slices[list[int]]:
+def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
     """What the movable containers may fill of each leaf, in milli-CPUs."""
-    survey, grants = engine.node.survey(), engine.grants
+    node = ground.engine.node
+    survey = node.survey()
     # 1. What is charged on the shared CPUs of each leaf, without the movable ones.
     charged = list(survey.charge_nano)
     by_set: dict[frozenset[int], int] = {}
     owned: dict[int, int] = {}
-    leaf_of = engine.node.leaf_of
+    leaf_of = node.leaf_of
     for key in movable:
-        resident = engine.node.residents[key]
+        resident = node.residents[key]
         by_set[resident.cpus] = by_set.get(resident.cpus, 0) + resident.nano_per_cpu()[0]
         for cpu in resident.exclusive:
             owned[leaf_of[cpu]] = owned.get(leaf_of[cpu], 0) + 1000
@@ -205,19 +201,18 @@ def _capacities(engine: Engine, sites: Sites, movable: Movable) -> Slices[list[i
     ]
     yield
     # 2. A leaf that only containers without a request overfill is not overfull.
-    return (yield from _stretched(grants, sites, movable, capacities))
+    return (yield from _stretched(ground, movable, capacities))
 
 
-def _stretched(
-    grants: Mapping[str, Grant], sites: Sites, movable: Movable, capacities: Sequence[int]
-) -> Slices[list[int]]:
+def _stretched(ground: _Ground, movable: Movable, capacities: Sequence[int]) -> Slices[list[int]]:
     """The capacities, larger where what containers without a request count for would overfill a leaf."""
+    grants = ground.engine.grants
     load = [0.0] * len(capacities)
     nominal = [0.0] * len(capacities)
     for keys in _sliced(list(movable)):
         for key in keys:
             asks = grants[key].container.resources.milli_request
-            for leaf, share in sites.shares(movable[key][0], capacities):
+            for leaf, share in ground.sites.shares(movable[key][0], capacities):
                 load[leaf] += _demand_milli(grants[key]) * share
                 nominal[leaf] += 0 if asks else NOMINAL_MILLI * share
         yield
@@ -276,14 +271,8 @@ def _add_seen(weights: Weights, node: Node, a: str, others: Mapping[str, float])
                     row[pair_with] = row.get(pair_with, 0.0) + weight / (len(mine) * len(theirs))
 
 
-def _problem(
-    engine: Engine,
-    vertices: _Vertices,
-    weights: Weights,
-    memory: Mapping[str, int],
-    tree: Tree,
-    settings: AffinitySettings,
-) -> Slices[Problem]:
+def _problem(ground: _Ground, vertices: _Vertices, weights: Weights, tree: Tree) -> Slices[Problem]:
+    grants = ground.engine.grants
     all_keys = sorted([*vertices.movable, *vertices.fixed])
     index = {key: number for number, key in enumerate(all_keys)}
     listed: list[Vertex] = []
@@ -292,7 +281,7 @@ def _problem(
         for key in keys:
             if key in vertices.movable:
                 here, choice = vertices.movable[key]
-                listed.append(Vertex(key, _demand_milli(engine.grants[key]), here, choice, memory[key]))
+                listed.append(Vertex(key, _demand_milli(grants[key]), here, choice, ground.memory[key]))
             else:
                 # What it is charged is not there to be filled.
                 here = vertices.fixed[key]
@@ -300,7 +289,7 @@ def _problem(
             row = weights.get(key, {})
             edges += [(index[key], index[b], row[b]) for b in sorted(row) if row[b] and b in index]
         yield
-    return Problem(tree, tuple(listed), tuple(edges), settings.plan)
+    return Problem(tree, tuple(listed), tuple(edges), ground.settings.plan)
 
 
 def _near(problem: Problem) -> Slices[tuple[list[tuple[float, int]], ...]]:

@@ -334,8 +334,13 @@ def memory_for(books: Books, cpus: frozenset[int], container: Container, fence: 
     )
 
 
-def keep_memory(books: Books, old: Placement, new: Placement, fence: Fence) -> Placement:
-    """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new."""
+def keep_memory(
+    books: Books, old: Placement, new: Placement, fence: Fence, is_other_limit: bool = False
+) -> Placement:
+    """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new.
+
+    ``is_other_limit``: the new place is charged another memory limit than the old one.
+    """
     if not old.mems:
         return replace(new, mems=NO_CPUS, memory_charge=())
     allowed = books.node.mems if fence.mems is None else books.node.mems & fence.mems
@@ -344,10 +349,22 @@ def keep_memory(books: Books, old: Placement, new: Placement, fence: Fence) -> P
         return new
     if not new.mems:  # its memory limit is gone; its memory is still there
         return replace(new, mems=kept, memory_charge=())
-    same_limit = sum(size for _, size in old.memory_charge) == sum(size for _, size in new.memory_charge)
-    if same_limit and kept == old.mems and books.host.topology.nodes_of(new.cpus) <= kept:
+    if not is_other_limit and kept == old.mems and books.host.topology.nodes_of(new.cpus) <= kept:
         return replace(new, mems=kept, memory_charge=old.memory_charge)
-    return replace(new, mems=kept | new.mems)
+    return replace(new, mems=kept | new.mems, memory_charge=_charged_on_both(old, new, kept))
+
+
+def _charged_on_both(old: Placement, new: Placement, kept: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    """What each node must be ready for: its memory stays where it is, and what it asks for next comes to the new ones.
+
+    Together that may be more than its limit, on no node it is.
+    """
+    was, now = dict(old.memory_charge), dict(new.memory_charge)
+    limit = sum(now.values())
+    sizes = {
+        n: min(limit, max(was.get(n, 0), now.get(n, 0))) for n in sorted((was.keys() & kept) | now.keys())
+    }
+    return tuple((n, size) for n, size in sizes.items() if size)
 
 
 def placed(grant: Grant, placement: Placement, why: str) -> Grant:

@@ -76,7 +76,7 @@ def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[Updat
     # The planner is a process of its own in the daemon; nothing of it is loaded until it is needed.
     from policies.affinity.planner import plan
 
-    question = question_of(engine, engine.traffic, affinity_settings(config), now_s)
+    question = question_of(engine, affinity_settings(config), now_s)
     proposal = plan(question.problem)
     rows = {row["id"]: row for row in describe(question, proposal)}
     moves = plan_of(engine, question, proposal, len(proposal.moves), now_s)

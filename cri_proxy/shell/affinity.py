@@ -15,26 +15,23 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Plan
-from cri_proxy.core.guard import Bans, forbid
+from cri_proxy.core.guard import forbid
 from cri_proxy.core.pace import Pace
 from cri_proxy.core.rebalance import (
     AffinitySettings,
     Question,
     affinity_settings,
     describe,
-    plan_of,
+    question_slices,
 )
 from cri_proxy.shell.asking import ask_in_slices
-from cri_proxy.shell.moving import Failed, Mover, Outcome
+from cri_proxy.shell.carrying import Accepted, Carrier, Last, followed_bytes
+from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerFailed, PlannerWorker
 from cri_proxy.shell.pressure import NOTHING
 from policies.affinity.problem import Proposal
 from policies.affinity.traffic import Traffic
-
-#: Whoever asks for moves takes all that a plan has.
-ALL = 1_000_000
 
 
 class TrafficSource(Protocol):
@@ -51,27 +48,6 @@ class CannotRebalance(Exception):
 
 
 @dataclass
-class Last:
-    """The last plan that was accepted, for the status. ``moves``: as many it had; ``moved``: that stand so far."""
-
-    at_s: float
-    why: str
-    moves: int
-    gain: float
-    moved: int = 0
-    taken_back: int = 0
-
-
-@dataclass
-class _Rest:
-    """An accepted plan that is being carried out."""
-
-    question: Question
-    proposal: Proposal
-    last: Last
-
-
-@dataclass
 class AffinityController:
     """Affinity of one daemon. ``run`` is the part that goes on by itself."""
 
@@ -82,14 +58,15 @@ class AffinityController:
     #: Why nothing moves by itself although the configuration says so; "" = it may. By command, until the next start.
     frozen_by_hand: bool = False
     last: Optional[Last] = None
-    _bans: Bans = field(default_factory=Bans)
-    _rest: Optional[_Rest] = None
+    _rest: Optional[Accepted] = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _guards: set[asyncio.Task[None]] = field(default_factory=set)
     #: Set when the next round may be due earlier.
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _pace: Optional[Pace] = None
     _settings: Optional[AffinitySettings] = None
+
+    def __post_init__(self) -> None:
+        self._carrier = Carrier(self.parts, self.mover)
 
     # ------------------------------------------------------------------ what is known
 
@@ -158,6 +135,7 @@ class AffinityController:
         try:
             wait_s = await self._round()
         except Exception as error:
+            self._rest = None  # it would fail again, and no other plan be made
             self.parts.log.error("a round of affinity failed", exc_info=True)
             self.parts.health.note("affinity", f"containers are not moved: {type(error).__name__}: {error}")
             return self.settings.interval_s
@@ -174,6 +152,8 @@ class AffinityController:
             return settings.interval_s
         pace, now_s = self._paced(settings), self.parts.keeper.clock()
         if self._rest is None:
+            if settings.pressure_guard and not self.mover.can_guard:
+                return settings.interval_s
             async with self._lock:
                 await self._plan(engine, settings)
         if self._rest is not None and pace.allowed(now_s):
@@ -202,7 +182,7 @@ class AffinityController:
             return
         self.parts.health.warn("planner", [])
         if proposal is not None and proposal.accepted:
-            self._rest = _Rest(question, proposal, self._accept(proposal))
+            self._rest = self._accept(question, proposal, settings)
 
     async def _ask(self, engine: Engine, settings: AffinitySettings) -> tuple[Question, Optional[Proposal]]:
         """The question as things are now and the planner's answer; None where nobody talks to anybody.
@@ -211,12 +191,13 @@ class AffinityController:
         :raises CannotRebalance: the engine is never still.
         """
         memory = await self.mover.memory(engine)
-        question = await ask_in_slices(engine, self.traffic(), settings, self.parts.keeper.clock, memory)
+        clock = self.parts.keeper.clock
+        question = await ask_in_slices(engine, lambda: question_slices(engine, settings, clock(), memory))
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
         if not question.problem.edges:
             return question, None
-        problem = forbid(question.problem, question.homes, self._bans.at(question.at_s))
+        problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
         began = time.perf_counter()
         proposal = await self.planner.plan(problem)
         self.parts.metrics.plan_seconds.observe(time.perf_counter() - began)
@@ -224,63 +205,37 @@ class AffinityController:
         self.parts.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
         return question, proposal
 
-    def _accept(self, proposal: Proposal) -> Last:
+    def _accept(self, question: Question, proposal: Proposal, settings: AffinitySettings) -> Accepted:
         gain = proposal.cost_before - proposal.cost_after
-        self.last = Last(
-            self.parts.keeper.clock(), proposal.why, len({move.key for move in proposal.moves}), gain
-        )
-        return self.last
+        moves = len({move.key for move in proposal.moves})
+        self.last = Last(self.parts.keeper.clock(), proposal.why, moves, gain)
+        return Accepted(question, proposal, settings, self.last)
 
-    async def _go_on(self, engine: Engine, rest: _Rest, pace: Pace) -> None:
+    async def _go_on(self, engine: Engine, rest: Accepted, pace: Pace) -> None:
         """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
         keeper = self.parts.keeper
         async with self._lock:
-            now_s = keeper.clock()
-            plan = plan_of(engine, rest.question, rest.proposal, pace.allowed(now_s), now_s)
-            if not plan.moves or engine is not keeper.active():
+            if why := self._overtaken(rest):
                 self._rest = None
+                self.parts.log.info("the rest of a plan is dropped", why=why)
                 return
-            outcome = await self._make(engine, plan, rest.last)
-            pace.spend(len(outcome.made), self._followed_bytes(engine, rest.question, outcome), now_s)
-        if not outcome.made:
+            now_s = keeper.clock()
+            outcome = await self._carrier.part(engine, rest, pace.allowed(now_s))
+            tried = len(outcome.made) + len(outcome.failed)
+            pace.spend(tried, followed_bytes(engine, rest.question, outcome), now_s)
+        if outcome.stopped or not outcome.has_tried:
             self._rest = None
-        elif self.settings.pressure_guard:
-            await self._guard(engine, outcome, rest.last)
-
-    # ------------------------------------------------------------------ moves
-
-    async def _make(self, engine: Engine, plan: Plan, last: Last) -> Outcome:
-        outcome = await self.mover.make(engine, plan)
-        last.moved += len(outcome.made)
-        homes = {move.id: move.home for move in plan.moves}
-        for failed in outcome.failed:
-            self._bans.add(failed.id, homes[failed.id], self.parts.keeper.clock())
-        self.parts.log.info(
-            "containers moved", moved=len(outcome.made), refused=len(outcome.failed), why=last.why
-        )
-        return outcome
-
-    async def _guard(self, engine: Engine, outcome: Outcome, last: Last) -> None:
-        """Look whether the moves were a mistake; those that were are not made again for a while."""
-        failed = await self.mover.guard(engine, outcome.made)
-        homes = {move.id: move.home for move in outcome.made}
-        for each in failed:
-            self._bans.add(each.id, homes[each.id], self.parts.keeper.clock())
-        if failed:
+        if self.settings.pressure_guard and await self._carrier.guard(engine, outcome, rest.last):
             self._rest = None
-            last.moved -= len(failed)
-            last.taken_back += len(failed)
 
-    @staticmethod
-    def _followed_bytes(engine: Engine, question: Question, outcome: Outcome) -> int:
-        """Memory of those that are in another NUMA node now."""
-        topology = engine.host.topology
-        sizes = {vertex.key: vertex.memory_bytes for vertex in question.problem.vertices}
-        return sum(
-            sizes.get(move.id, 0)
-            for move in outcome.made
-            if move.was is not None and not topology.nodes_of(move.home) <= topology.nodes_of(move.was.cpus)
-        )
+    def _overtaken(self, rest: Accepted) -> str:
+        """Why a plan is not to be carried on: much can have happened while the planner thought or others had the lock."""
+        settings = self.settings
+        if self._rest is not rest:
+            return "somebody has asked for another one"
+        return self.still(settings) or ("the configuration has changed" if settings != rest.settings else "")
+
+    # ------------------------------------------------------------------ by command
 
     async def rebalance(self, dry_run: bool) -> dict[str, Any]:
         """What a person asks for: a plan now, and all its moves at once; the token buckets are for what nobody asked for.
@@ -289,12 +244,7 @@ class AffinityController:
 
         :raises CannotRebalance: there can be none now; says why.
         """
-        keeper, settings = self.parts.keeper, self.settings
-        engine = keeper.active()
-        if engine is None:
-            raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
-        if not (dry_run or keeper.enforcing):
-            raise CannotRebalance(f"in mode {keeper.mode} nothing is moved; --dry-run shows what would be")
+        settings, engine = self.settings, self._engine(dry_run)
         async with self._lock:
             try:
                 question, proposal = await self._ask(engine, settings)
@@ -303,14 +253,28 @@ class AffinityController:
             document = self._document(question, proposal, dry_run)
             if dry_run or proposal is None or not proposal.accepted:
                 return document
-            if engine is not keeper.active():
+            if engine is not self._engine(dry_run):
                 raise CannotRebalance("the engine was replaced meanwhile; ask again")
-            self._rest, last = None, self._accept(proposal)
-            outcome = await self._make(engine, plan_of(engine, question, proposal, ALL, keeper.clock()), last)
+            self._rest, accepted = None, self._accept(question, proposal, settings)
+            outcome = await self._carrier.all(engine, accepted)
         if settings.pressure_guard and outcome.made:
-            self._watch(engine, outcome, last)
+            self._carrier.watch(engine, outcome, accepted.last)
         failed = [{"id": f.id, "container": f.path, "error": f.error} for f in outcome.failed]
-        return {**document, "moved": len(outcome.made), "failed": failed}
+        notes = document["notes"] + ([f"not all was tried: {outcome.stopped}"] if outcome.stopped else [])
+        return {**document, "moved": len(outcome.made), "failed": failed, "notes": notes}
+
+    def _engine(self, dry_run: bool) -> Engine:
+        """The engine that people may have moves made in (or shown).
+
+        :raises CannotRebalance: there is none now; says why.
+        """
+        keeper = self.parts.keeper
+        engine = keeper.active()
+        if engine is None:
+            raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
+        if not (dry_run or keeper.enforcing):
+            raise CannotRebalance(f"in mode {keeper.mode} nothing is moved; --dry-run shows what would be")
+        return engine
 
     def _document(self, question: Question, proposal: Optional[Proposal], dry_run: bool) -> dict[str, Any]:
         traffic = self.traffic()
@@ -327,17 +291,9 @@ class AffinityController:
             "failed": [],
         }
 
-    def _watch(self, engine: Engine, outcome: Outcome, last: Last) -> None:
-        """Guard moves while the person who asked for them has the answer already."""
-        task = asyncio.get_running_loop().create_task(self._guard(engine, outcome, last))
-        self._guards.add(task)
-        task.add_done_callback(self._guards.discard)
-
     async def close(self) -> None:
         """End the planner and whatever still looks."""
-        for task in tuple(self._guards):
-            task.cancel()
-        await asyncio.gather(*self._guards, return_exceptions=True)
+        await self._carrier.close()
         await self.planner.close()
 
     # ------------------------------------------------------------------ the status
@@ -372,9 +328,11 @@ class AffinityController:
             return ""
         if not settings.pressure_guard:
             return "moves are not guarded: affinity.pressure_guard is off"
+        if not self.mover.can_guard:
+            return "the first plan waits for a second look at how long containers wait for CPUs"
         if self.mover.guarded_by == NOTHING:
             return "moves are not guarded: no container's cgroup tells pressure or throttling"
         return f"moves are guarded by {self.mover.guarded_by}"
 
 
-__all__ = ["AffinityController", "CannotRebalance", "Failed", "TrafficSource"]
+__all__ = ["AffinityController", "CannotRebalance", "TrafficSource"]

@@ -8,15 +8,15 @@ observer's graph takes the place of what was known is in policies/affinity/pictu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 import grpc
 
+from bpf.clock import boot_time_s
+from bpf.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
 from policies.affinity.picture import News, Picture
 from policies.affinity.traffic import Edge, Traffic
@@ -25,7 +25,7 @@ FILE = "affinity.json"
 SAVE_EVERY_S = 60.0
 FIRST_PAUSE_S = 0.2
 MOST_PAUSE_S = 10.0
-#: An observer that says nothing for so many of its samples hangs; at least so long, if they are short.
+#: An observer that says nothing, or does not look, for so many of its samples hangs; at least so long, if they are short.
 SILENT_SAMPLES = 3
 LEAST_SILENCE_S = 10.0
 #: Before the first sample nobody knows how long one is.
@@ -116,7 +116,7 @@ class AffinityClient:
                     return f"no observer answers at {self._socket}"
                 return f"the observer refuses: {error.code().name}: {error.details()}"
             except asyncio.TimeoutError:
-                return f"the observer has said nothing for {self._patience_s():.0f} s"
+                return self._not_looked() or f"the observer has said nothing for {self._patience_s():.0f} s"
             finally:
                 call.cancel()
 
@@ -132,17 +132,28 @@ class AffinityClient:
             self._is_saved = False
         self._status.CopyFrom(delta.status)
         self._heard_s = time.monotonic()
-        self._frozen = _IS_NEW if self._picture.is_waiting else ""
+        self._say(self._not_looked() or (_IS_NEW if self._picture.is_waiting else ""))
         self._tell(before)
         if not self._is_saved and self._heard_s - self._saved_s >= SAVE_EVERY_S:
             await asyncio.to_thread(self._save)
 
+    def _not_looked(self) -> str:
+        """Why its graph is old although the observer answers: its samples fail, or have stopped; "" = it is not old."""
+        told, patience_s = self._status, self._patience_s()
+        # Both sides go by the clock of the machine.
+        if not told.sampled_at_s or boot_time_s() - told.sampled_at_s <= patience_s:
+            return ""
+        return f"the observer has not looked for more than {patience_s:.0f} s; it says: {told.detail}"
+
     def _freeze(self, sentence: str) -> None:
         before = self.traffic
-        if self._frozen != sentence:
+        self._say(sentence)
+        self._tell(before)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in (self._frozen, _IS_NEW, ""):
             self._log.warning("affinity graph frozen", reason=sentence)
         self._frozen = sentence
-        self._tell(before)
 
     def _tell(self, before: Traffic) -> None:
         if self.on_change is None or self.traffic is before:
@@ -162,23 +173,16 @@ class AffinityClient:
         except OSError as error:
             self._log.warning("affinity graph not read", file=str(self._file), reason=error.strerror)
         except (ValueError, RecursionError) as error:
-            aside = self._file.with_name(f"{FILE}.bad")
-            with contextlib.suppress(OSError):
-                os.replace(self._file, aside)
-            self._log.warning("affinity graph set aside", file=str(aside), reason=str(error))
+            aside = set_aside(str(self._file))
+            self._log.warning("affinity graph set aside", file=aside, reason=str(error))
 
     def _save(self) -> None:
         """As a whole or not at all; what cannot be saved is seen anew by the observer."""
         if self._is_saved:
             return
         self._saved_s, self._is_saved = time.monotonic(), True
-        new = self._file.with_name(f"{FILE}.new")
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(self._picture.state(), file, separators=(",", ":"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._file)
+            write_json(str(self._file), self._picture.state())
         except OSError as error:
             self._log.warning("affinity graph not saved", file=str(self._file), reason=error.strerror)
 

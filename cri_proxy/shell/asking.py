@@ -6,28 +6,24 @@ All slices must have read one state. When a call has changed it in between, they
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Callable, Optional
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.rebalance import AffinitySettings, Question, question_slices
-from policies.affinity.traffic import Traffic
+from cri_proxy.core.rebalance import Question, Slices
 
 #: How often it begins anew, and how long after the change: in a rush of creates there are gaps.
 TRIES, PAUSE_S = 20, 0.25
 
 
 async def ask_in_slices(
-    engine: Engine,
-    traffic: Traffic,
-    settings: AffinitySettings,
-    clock: Callable[[], float],
-    memory_in_use: Mapping[str, int],
-    pause_s: float = PAUSE_S,
+    engine: Engine, begin: Callable[[], Slices[Question]], pause_s: float = PAUSE_S
 ) -> Optional[Question]:
-    """The question as things are at its end. None: the engine changes faster than it can be read."""
+    """The question (``question_slices`` of this engine) as things are at its end.
+
+    None: the engine changes faster than it can be read.
+    """
     for _ in range(TRIES):
-        slices = question_slices(engine, traffic, settings, clock(), memory_in_use=memory_in_use)
+        slices = begin()
         read = _state(engine)
         while _state(engine) == read:
             try:

@@ -14,10 +14,10 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Move, Plan, Update
-from cri_proxy.core.guard import Reading, shares, worse_places
+from cri_proxy.core.guard import SHORTEST_S, Reading, shares, worse_places
 from cri_proxy.shell.memory_use import memory_in_use
 from cri_proxy.shell.parts import Parts
-from cri_proxy.shell.pressure import Look, PressureReader
+from cri_proxy.shell.pressure import NOTHING, Look, PressureReader
 
 #: How long the runtime may take for the updates of a plan, seconds.
 WAIT_S = 30.0
@@ -39,10 +39,16 @@ class Failed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``made``: the moves that stand. ``failed``: those taken back."""
+    """``made``: the moves that stand. ``failed``: those taken back. ``stopped``: why there is no use in trying more."""
 
     made: tuple[Move, ...] = ()
     failed: tuple[Failed, ...] = ()
+    stopped: str = ""
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether there was a move to make."""
+        return bool(self.made or self.failed)
 
 
 class Mover:
@@ -56,6 +62,13 @@ class Mover:
         self._wait = wait or asyncio.sleep
         #: The last two looks at how long containers wait, the older one first.
         self._looks = (Look({}, ""), Look({}, ""))
+        self._looked_s = float("-inf")
+
+    @property
+    def can_guard(self) -> bool:
+        """Whether there is something to compare with after moves, or never will be."""
+        earlier, later = self._looks
+        return bool(earlier.readings) or later.source == NOTHING
 
     @property
     def guarded_by(self) -> str:
@@ -65,6 +78,9 @@ class Mover:
     async def make(self, engine: Engine, plan: Plan) -> Outcome:
         """Make those moves that still hold and wait for the runtime. What it refuses is back at its old place then."""
         keeper = self._parts.keeper
+        # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
+        if stopped := self._stopped(engine):
+            return Outcome(stopped=stopped)
         updates = engine.apply(plan)
         keeper.save()
         made = [move for move in plan.moves if _is_made(engine, move)]
@@ -83,7 +99,20 @@ class Mover:
         refused = {failure.id for failure in failed}
         self._parts.metrics.moves.labels("made").inc(len(made) - len(failed))
         self._parts.metrics.moves.labels("refused").inc(len(failed))
-        return Outcome(tuple(m for m in made if m.id not in refused), tuple(failed))
+        stands = tuple(move for move in made if move.id not in refused)
+        return Outcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
+
+    def _stopped(self, engine: Engine) -> str:
+        """Why nothing may be moved in this engine (any more); "" = it may."""
+        keeper = self._parts.keeper
+        if not keeper.enforcing:
+            return f"in mode {keeper.mode} nothing is moved"
+        return "" if engine is keeper.active() else "the engine was replaced meanwhile"
+
+    def _unanswered(self, made: tuple[Move, ...]) -> str:
+        updates = self._parts.keeper.updates
+        waiting = [move for move in made if move.id in updates.unsettled and not updates.refusal(move.id)]
+        return "the runtime does not answer" if waiting else ""
 
     def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[Update, ...]:
         """What has to be sent for it; nothing = the container has to stay where it is."""
@@ -96,7 +125,10 @@ class Mover:
 
     async def look(self, engine: Engine) -> None:
         """Read how long containers have waited so far; what comes between two looks is the time before a plan."""
-        self._looks = (self._looks[1], await self._read(engine))
+        now_s = self._parts.keeper.clock()
+        if now_s - self._looked_s >= SHORTEST_S:  # between two that are nearer nothing can be said
+            self._looked_s = now_s
+            self._looks = (self._looks[1], await self._read(engine))
 
     async def _read(self, engine: Engine) -> Look:
         return await asyncio.to_thread(self._pressure.look, self._paths(engine), self._parts.keeper.clock())
@@ -119,7 +151,7 @@ class Mover:
         start = await self._read(engine)
         await self._wait(GUARD_S)
         end = await self._read(engine)
-        if engine is not self._parts.keeper.active() or not self._parts.keeper.enforcing:
+        if self._stopped(engine):
             return ()
         return await self._compare(engine, made, before, start.readings, end.readings)
 

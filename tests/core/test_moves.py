@@ -13,18 +13,18 @@ from cri_proxy.core.invariants import broken_invariants
 from policies.cpus import format_cpus
 from policies.model import Fence, Qos, Resources
 from policies.topology_aware import TopologyAware
-from tests.machines import HYGON_7285_2S
+from tests.machines import GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Number, Shadow, dump, engine_on, make_container, run, topology
 
 CCX = [leaf.cpus for leaf in topology(HYGON_7285_2S).leaves]
 
 
-def shared(*placed: tuple[str, int], cpus: Number = 4) -> Engine:
+def shared(*placed: tuple[str, int], cpus: Number = 4, memory: int = 1) -> Engine:
     """Containers on the CCXs of these numbers."""
     engine = engine_on(HYGON_7285_2S)
     for key, ccx in placed:
         within = Fence(CCX[ccx])
-        run(engine, make_container(key, limit=cpus, request=cpus, memory=1), key, within=within)
+        run(engine, make_container(key, limit=cpus, request=cpus, memory=memory), key, within=within)
         grant = engine.grants[key]
         engine.amend(replace(grant, fence=Fence()))
     return engine
@@ -113,6 +113,51 @@ def test_inside_a_node_memory_is_not_touched_across_nodes_the_new_is_added() -> 
     assert format_cpus(engine.grants["a"].placement.mems) == "0"
     carry_out(engine, move(engine, "a", 2))
     assert format_cpus(engine.grants["a"].placement.mems) == "0-1"
+
+
+def charged_gib(engine: Engine) -> dict[int, int]:
+    """What each memory node is charged, in GiB, without those that are charged nothing."""
+    sizes = {n: engine.node.memory_charged(n) // GIB for n in engine.node.topology.node_ids}
+    return {n: size for n, size in sizes.items() if size}
+
+
+@pytest.mark.parametrize(
+    ("ccxs", "charged"),
+    [
+        ([1], {0: 1}),
+        ([2], {0: 1, 1: 1}),
+        ([2, 3], {0: 1, 1: 1}),
+        ([2, 0], {0: 1, 1: 1}),
+        ([2, 4], {0: 1, 1: 1, 2: 1}),
+    ],
+    ids=["in its node", "to another node", "and on in that one", "and back", "and to a third node"],
+)
+def test_a_memory_limit_is_charged_on_all_nodes_its_memory_may_be_on(
+    ccxs: list[int], charged: dict[int, int]
+) -> None:
+    engine = shared(("a", 0))
+    for ccx in ccxs:
+        carry_out(engine, move(engine, "a", ccx))
+    assert charged_gib(engine) == charged
+
+
+def test_a_newcomer_is_not_promised_the_memory_of_those_that_were_moved_away() -> None:
+    engine = shared(*((f"a{number}", 0) for number in range(8)), cpus=1, memory=7)
+    carry_out(engine, *(move(engine, f"a{number}", 2) for number in range(8)))
+    new = run(engine, make_container("new", limit=4, memory=50), "new", within=Fence(CCX[0]))
+    assert format_cpus(new.placement.mems) != "0"
+
+
+@pytest.mark.parametrize(("memory", "charged"), [(1, {0: 1, 1: 1}), (4, {0: 2, 1: 4})])
+def test_a_new_memory_limit_is_charged_where_it_runs_and_bounds_what_it_left_behind(
+    memory: int, charged: dict[int, int]
+) -> None:
+    engine = shared(("a", 0), memory=2)
+    carry_out(engine, move(engine, "a", 2))
+    admission = engine.resize("a", Resources(4000, 4000, 0, memory * GIB), Fence(), 5.0)
+    assert admission is not None
+    engine.commit(admission.ticket, 6.0)
+    assert charged_gib(engine) == charged
 
 
 # ---------------------------------------------------------------------- CPUs of its own

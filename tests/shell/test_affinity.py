@@ -3,159 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
-from cri_proxy.core.assemble import Machine, make_engine, make_host
-from cri_proxy.core.config import read_config
-from cri_proxy.core.config_text import Source
-from cri_proxy.core.engine import Engine
-from cri_proxy.shell import logs
-from cri_proxy.shell.affinity import AffinityController, CannotRebalance
-from cri_proxy.shell.cgroups import Cgroups
-from cri_proxy.shell.event_stream import EventCount
-from cri_proxy.shell.health import Health
-from cri_proxy.shell.keeper import Keeper
-from cri_proxy.shell.machine import MachineReader
-from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.moving import Mover
-from cri_proxy.shell.parts import Parts
+from cri_proxy.core.assemble import make_engine
+from cri_proxy.shell.affinity import CannotRebalance
 from cri_proxy.shell.planner_worker import PlannerWorker
-from cri_proxy.shell.runtime import Runtime
-from cri_proxy.shell.store import Store
-from cri_proxy.shell.updates import Updates
-from policies.affinity.traffic import Edge, Traffic
-from policies.cpus import parse_cpus
-from policies.model import NO_FENCE
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
-from tests.scenes import make_container, make_pod, topology
-
-
-class ToldTraffic:
-    """What is known of the traffic: whatever the test says."""
-
-    def __init__(self) -> None:
-        self.traffic = Traffic()
-
-    def status(self) -> dict[str, Any]:
-        return {"provider": "replay"}
-
-
-class CgroupPaths:
-    """In the place of the reconciler: where each container's cgroup is."""
-
-    def cgroup_of(self, container_id: str) -> str:
-        return f"/kubepods/{container_id}"
-
-
-class Node:
-    """A daemon's parts around one fake runtime, without a daemon. Time passes when the test says so."""
-
-    def __init__(self, runtime: FakeRuntime, folder: Path, config: Optional[dict[str, Any]] = None) -> None:
-        self.runtime, self.folder = runtime, folder
-        self.now_s = 1000.0
-        self.source = ToldTraffic()
-        self.parts = self._parts(read_config([Source("test", values=config or {})]).config)
-        self.mover = Mover(self.parts, folder / "cgroup", wait=self._wait)
-        self.affinity = AffinityController(self.parts, self.source, PlannerWorker(), self.mover)
-        host, _ = make_host(self.parts.config, Machine(topology(HYGON_7285_2S)))
-        self.parts.keeper.engine = make_engine(self.parts.config, host)
-        #: What containers wait while the guard does, in seconds by name.
-        self.pressure: dict[str, float] = {}
-        self.ids: dict[str, str] = {}
-
-    def _parts(self, config: Any) -> Parts:
-        log, metrics = logs.set_up("error", "console"), Metrics("test")
-        runtime = Runtime(self.runtime.socket)
-        store = Store(self.folder / "state")
-        keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
-        keeper.clock = self.clock
-        cgroups = Cgroups(self.folder / "cgroup")
-        return Parts(
-            config=config, log=log, metrics=metrics, health=Health(metrics, log, lambda: keeper.mode),
-            runtime=runtime, store=store, keeper=keeper, cgroups=cgroups,
-            machine=MachineReader(Path("/sys"), cgroups, self.folder),
-            reconciler=CgroupPaths(),  # type: ignore[arg-type]
-            events=EventCount(lambda: None), look=asyncio.Event(),
-        )  # fmt: skip
-
-    def clock(self) -> float:
-        return self.now_s
-
-    @property
-    def engine(self) -> Engine:
-        assert self.parts.keeper.engine is not None
-        return self.parts.keeper.engine
-
-    async def create(self, client: CriClient, name: str, cpus: float = 1, memory: int = 0) -> str:
-        """A container that runs, placed by the engine as a create would be."""
-        pod = await client.run_pod(name)
-        admission = self.engine.admit(
-            make_container(name, limit=cpus, request=cpus, pod=make_pod(name), memory=memory),
-            NO_FENCE,
-            self.now_s,
-        )
-        key = await client.create(pod, name, cpu_limit=round(cpus * 1000))
-        self.runtime.set_cpuset(key, ",".join(map(str, sorted(admission.placement.cpus))))
-        self.engine.bind(admission.ticket, key, self.now_s)
-        self.engine.started(key)
-        self.ids[name] = key
-        return key
-
-    def talk(self, *pairs: tuple[str, str], frozen: str = "") -> None:
-        """These pairs exchange 640 MB/s, and nobody else anything; the daemon hears of it."""
-        edges: dict[str, dict[str, float]] = {}
-        listed = []
-        for a, b in pairs:
-            one, other = self.ids[a], self.ids[b]
-            edges.setdefault(one, {})[other] = edges.setdefault(other, {})[one] = 1e7
-            listed.append(Edge(one, other, 1e7, 64e7, 1000, ("tcp",)))
-        self.source.traffic = Traffic(self.source.traffic.version + 1, edges, {}, tuple(listed), frozen)
-        self.affinity.follow()
-
-    def leaf(self, name: str) -> frozenset[int]:
-        """The CPUs a container has at the runtime."""
-        return parse_cpus(self.runtime.cpuset(self.ids[name]))
-
-    def together(self, a: str, b: str) -> bool:
-        assert self.leaf(a) == self.engine.grants[self.ids[a]].cpus, "engine and runtime differ"
-        return self.leaf(a) == self.leaf(b)
-
-    def waited(self, name: str, seconds: float) -> None:
-        """How long a container has waited for CPUs in all, as its cgroup tells."""
-        folder = self.folder / "cgroup" / "kubepods" / self.ids[name]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cpu.pressure").write_text(f"some avg10=0 avg60=0 avg300=0 total={round(seconds * 1e6)}\n")
-
-    async def _wait(self, seconds: float) -> None:
-        self.now_s += seconds
-        for name, waited_s in self.pressure.items():
-            self.waited(name, waited_s)
-
-    async def round(self) -> None:
-        """What the controller does when an interval is over."""
-        await self.affinity._round_or_note()
-
-    async def close(self) -> None:
-        await self.affinity.close()
-        await self.parts.keeper.updates.close()
-        self.parts.store.close()
-        await self.parts.runtime.close()
-
-
-@pytest_asyncio.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
-    with tempfile.TemporaryDirectory(prefix="crt-") as folder:
-        async with FakeRuntime(f"{folder}/r.sock") as runtime:
-            yield runtime
+from tests.scenes import topology
+from tests.shell.affinity_node import Node, apart, looked_twice
 
 
 @pytest_asyncio.fixture
@@ -169,14 +32,6 @@ async def node(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Node]:
     node = Node(runtime, tmp_path)
     yield node
     await node.close()
-
-
-async def apart(node: Node, client: CriClient, *names: str) -> None:
-    """Containers that the ladder has spread, old enough to be moved."""
-    for name in names:
-        await node.create(client, name)
-    assert len({node.leaf(name) for name in names}) == len(names)
-    node.now_s += 100
 
 
 # ---------------------------------------------------------------------- by itself
@@ -357,7 +212,7 @@ async def test_a_move_that_makes_containers_wait_is_taken_back_and_not_made_agai
     await apart(node, client, "web", "db")
     before = {name: node.leaf(name) for name in ("web", "db")}
     node.talk(("web", "db"))
-    await _looked_twice(node, "web", "db")
+    await looked_twice(node, "web", "db")
     node.pressure = {"web": 11.0, "db": 1.0}  # 10 of the 20 seconds
     node.now_s += 60
     await node.round()
@@ -377,21 +232,12 @@ async def test_a_move_that_makes_containers_wait_is_taken_back_and_not_made_agai
 async def test_a_move_under_which_nobody_waits_stays(node: Node, client: CriClient) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
-    await _looked_twice(node, "web", "db")
+    await looked_twice(node, "web", "db")
     node.pressure = {"web": 1.1, "db": 1.0}
     node.now_s += 60
     await node.round()
     assert node.together("web", "db")
     assert node.affinity.status()["guard"] == "moves are guarded by pressure (PSI)"
-
-
-async def _looked_twice(node: Node, *names: str) -> None:
-    """The controller knows how long containers wait before there is a plan."""
-    node.affinity.freeze(True)
-    for name in names:
-        node.waited(name, 1.0)
-    await node.round()
-    node.affinity.freeze(False)
 
 
 async def test_without_pressure_files_the_status_says_that_there_is_no_guard(

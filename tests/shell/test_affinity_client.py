@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
+from bpf.clock import boot_time_s
+from bpf.options import Options
+from bpf.samples import Flow
+from bpf.server import AffinityService, Listener
+from cri_api import affinity_pb2 as pb
 from cri_proxy.shell.affinity_client import FILE, AffinityClient
+from policies.affinity.graph import Graph, Identity
 from policies.affinity.traffic import Traffic
 from tests.bpf.observer import ObserverProcess, write_recording
 
@@ -105,6 +111,70 @@ async def test_an_observer_that_is_killed_leaves_the_picture_frozen(
     assert follower.client.status()["problem"] == follower.client.traffic.frozen
     observer.start()
     await follower.until(is_fresh)
+
+
+class AnsweringObserver:
+    """Answers whoever asks, in this process; when it has looked last is what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        graph = Graph()
+        identities = {key: Identity(key, owner=f"shop/{key}/app") for key in ("a", "b")}
+        graph.observe(100.0, [Flow("a", "b", "tcp", 10**9)], identities)
+        self.looked_s_ago = 0.0
+        self._listener = Listener(Options(socket=str(folder / "affinity.sock")))
+        self._service = AffinityService(graph, self._status)
+
+    def _status(self) -> pb.Status:
+        return pb.Status(
+            provider="ebpf",
+            detail="counts at /; the last sample failed: no map",
+            sample_s=1.0,
+            sampled_at_s=boot_time_s() - self.looked_s_ago,
+            observed_s=1000.0,
+            half_life_s=66.0,
+        )
+
+    def says(self, looked_s_ago: float) -> None:
+        """Tell those who watch, as after every sample, also one that has failed."""
+        self.looked_s_ago = looked_s_ago
+        self._service.announce()
+
+    async def __aenter__(self) -> AnsweringObserver:
+        await self._listener.start(self._service)
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self._listener.close()
+
+
+NOT_LOOKED = (
+    "the observer has not looked for more than 10 s; it says: counts at /; the last sample failed: no map"
+)
+
+
+async def test_an_observer_that_answers_and_does_not_look_leaves_the_picture_frozen(folder: Path) -> None:
+    async with AnsweringObserver(folder) as observer:
+        follower = Follower(folder)
+        await follower.until(is_fresh)
+        observer.says(looked_s_ago=9.0)
+        observer.says(looked_s_ago=11.0)
+        frozen = await follower.until(lambda traffic: bool(traffic.frozen))
+        assert frozen.frozen == NOT_LOOKED
+        assert frozen.edges["a"]["b"] > 0
+        assert follower.client.status()["problem"] == NOT_LOOKED
+        observer.says(looked_s_ago=0.0)
+        await follower.until(is_fresh)
+        await follower.close()
+    assert sum("affinity graph frozen" in event for event in follower.log.events) == 1
+
+
+async def test_a_graph_that_was_old_when_it_was_asked_for_is_not_new(folder: Path) -> None:
+    async with AnsweringObserver(folder) as observer:
+        observer.looked_s_ago = 1000.0
+        follower = Follower(folder)
+        old = await follower.until(lambda traffic: bool(traffic.edges))
+        assert old.frozen == NOT_LOOKED
+        await follower.close()
 
 
 async def test_a_new_observer_that_sees_nothing_yet_takes_nothing_away(

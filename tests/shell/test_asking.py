@@ -9,7 +9,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.rebalance import AffinitySettings, Question, question_of
+from cri_proxy.core.rebalance import AffinitySettings, Question, question_of, question_slices
 from cri_proxy.shell.asking import TRIES, ask_in_slices
 from policies.affinity.traffic import Edge, Traffic
 from tests.machines import HYGON_7285_2S
@@ -20,7 +20,7 @@ NOW_S = 100.0
 COUNT = 150
 
 
-def busy_engine() -> tuple[Engine, Traffic]:
+def busy_engine() -> Engine:
     """Containers that talk, each with the next one."""
     engine = engine_on(HYGON_7285_2S)
     for number in range(COUNT):
@@ -29,15 +29,16 @@ def busy_engine() -> tuple[Engine, Traffic]:
     weights: dict[str, dict[str, float]] = {}
     for a, b in pairs:
         weights.setdefault(a, {})[b] = weights.setdefault(b, {})[a] = 1e5
-    return engine, Traffic(1, weights, {}, tuple(Edge(a, b, 1e5, 64e5) for a, b in pairs))
+    engine.set_traffic(Traffic(1, weights, {}, tuple(Edge(a, b, 1e5, 64e5) for a, b in pairs)))
+    return engine
 
 
-async def asked(engine: Engine, traffic: Traffic) -> Optional[Question]:
-    return await ask_in_slices(engine, traffic, SETTINGS, lambda: NOW_S, {}, pause_s=0)
+async def asked(engine: Engine) -> Optional[Question]:
+    return await ask_in_slices(engine, lambda: question_slices(engine, SETTINGS, NOW_S), pause_s=0)
 
 
 async def test_others_have_their_turns_between_the_slices() -> None:
-    engine, traffic = busy_engine()
+    engine = busy_engine()
     turns = 0
 
     async def others() -> None:
@@ -47,11 +48,11 @@ async def test_others_have_their_turns_between_the_slices() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.ensure_future(others())
-    question = await asked(engine, traffic)
+    question = await asked(engine)
     task.cancel()
     # Four times the containers, and whatever else is read besides.
     assert turns > 4 * COUNT / 100
-    assert question == question_of(engine, traffic, SETTINGS, NOW_S)
+    assert question == question_of(engine, SETTINGS, NOW_S)
 
 
 CHANGES = {
@@ -65,19 +66,19 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_in_between_is_in_the_question(change: str) -> None:
-    engine, traffic = busy_engine()
+    engine = busy_engine()
 
     async def later() -> None:
         for _ in range(4):
             await asyncio.sleep(0)
         CHANGES[change](engine)
 
-    question, _ = await asyncio.gather(asked(engine, traffic), later())
-    assert question == question_of(engine, traffic, SETTINGS, NOW_S)
+    question, _ = await asyncio.gather(asked(engine), later())
+    assert question == question_of(engine, SETTINGS, NOW_S)
 
 
 async def test_an_engine_that_is_never_still_cannot_be_asked_about() -> None:
-    engine, traffic = busy_engine()
+    engine = busy_engine()
     changes = 0
 
     async def restless() -> None:
@@ -88,6 +89,6 @@ async def test_an_engine_that_is_never_still_cannot_be_asked_about() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.ensure_future(restless())
-    assert await asked(engine, traffic) is None
+    assert await asked(engine) is None
     task.cancel()
     assert changes >= TRIES
