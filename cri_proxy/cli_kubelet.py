@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -17,30 +16,35 @@ import click
 from cri_api.control import ControlError
 from cri_proxy.cli_answers import control_socket, fail, json_option, print_json
 from cri_proxy.core.config import Config
-from cri_proxy.core.kubelet_config import BadKubeletFile, survey
+from cri_proxy.core.kubelet_config import BadKubeletFile, socket_of, survey
 from cri_proxy.core.kubelet_record import Record, merged
-from cri_proxy.core.kubelet_status import judge, socket_to_write, status_text, unfit
+from cri_proxy.core.kubelet_status import status_text
 from cri_proxy.core.kubelet_switch import (
     CannotSwitch,
     Edit,
     after_edits,
     by_hand,
     diff_of,
-    is_unit,
+    left_over,
     plan_disable,
     plan_enable,
     points_at,
     remarks_on,
+    restart_line,
     still_ours,
 )
 from cri_proxy.shell import settings
-from cri_proxy.shell.control import DaemonAbsent, ask
+from cri_proxy.shell.control import DaemonAbsent
+from cri_proxy.shell.kubelet_checks import CONNECT_S, fit_socket, front_end, likely_socket, require_runtime
 from cri_proxy.shell.kubelet_files import CannotWrite, KubeletFiles
 from cri_proxy.shell.kubelet_service import (
+    OUR_UNITS,
     WAIT_S,
     CannotRestart,
     Found,
-    kubelet_points_at,
+    find_kubelet,
+    is_connected,
+    is_off_after_boot,
     look,
     our_sockets,
     restart_kubelet,
@@ -125,27 +129,17 @@ def _host() -> Host:
 def status(as_json: bool) -> None:
     """Where does kubelet's runtime endpoint come from, and is it us? Exit code 1: it is not."""
     host = _host()
-    found = kubelet_points_at(
-        our_sockets(host.config), Path(host.config["state.directory"]), host.root, host.proc
-    )
+    found = host.look().status(our_sockets(host.config))
     if as_json:
         print_json(asdict(found))
     else:
-        front_end = "proxy" if found.points_at_us else _front_end()
-        if front_end != "proxy":
+        runs_as = "proxy" if found.points_at_us else front_end(control_socket())
+        if runs_as != "proxy":
             click.echo(status_text(replace(found, hint="")))
-            click.echo(f"it need not: the daemon runs as {front_end} and serves kubelet no socket")
+            click.echo(f"it need not: the daemon runs as {runs_as} and serves kubelet no socket")
         else:
             click.echo(status_text(found))
     sys.exit(0 if found.points_at_us else 1)
-
-
-def _front_end() -> str:
-    """What the daemon runs as; one that does not answer is taken for the proxy."""
-    try:
-        return str(ask(control_socket(), "status").get("front_end", "proxy"))
-    except (DaemonAbsent, ControlError):
-        return "proxy"
 
 
 # ---------------------------------------------------------------------- enable
@@ -161,7 +155,11 @@ def enable(restart: bool, dry_run: bool, force: bool) -> None:
     host = _host()
     sockets = our_sockets(host.config)
     found = host.look()
-    endpoint = f"unix://{_socket_to_write(sockets, found.setup.endpoint, force or dry_run or bool(found.setup.manager))}"
+    if force or dry_run or found.setup.manager:
+        socket = likely_socket(control_socket(), sockets)
+    else:
+        socket = fit_socket(control_socket(), sockets, found, min(host.wait_s, CONNECT_S))
+    endpoint = f"unix://{socket}"
     edits = plan_enable(found.setup, found.files, endpoint, sockets)
     _show(edits, remarks_on(found.setup, edits, endpoint))
     if dry_run:
@@ -171,25 +169,19 @@ def enable(restart: bool, dry_run: bool, force: bool) -> None:
     else:
         place = found.setup.winner.place if found.setup.winner else found.setup.endpoint
         click.echo(f"kubelet's files point at us already: {place}")
+        endpoint = found.setup.endpoint
+    if is_off_after_boot(host.systemctl):
+        click.echo(
+            "warning: after a boot nobody would serve kubelet, our units are disabled; "
+            f"type: systemctl enable {OUR_UNITS[0]}",
+            err=True,
+        )
+    if not edits and found.kubelet is not None and found.status(sockets).points_at_us:
+        return
     try:
-        _bring_back(host, found, edits, endpoint, restart)
+        _bring_back(host, found, endpoint, restart)
     except CannotRestart as error:
         raise CannotRestart(str(error), f"{error.hint}; to go back: {DISABLE}") from None
-
-
-def _socket_to_write(sockets: Sequence[str], current: str, may_be_ill: bool) -> str:
-    """The socket kubelet is given, of a daemon that is healthy and has the runtime kubelet uses now."""
-    try:
-        daemon: Mapping[str, Any] = ask(control_socket(), "status")
-    except (DaemonAbsent, ControlError):
-        if may_be_ill:
-            return sockets[0]
-        raise
-    socket = socket_to_write(daemon, sockets)
-    reason = unfit(daemon, socket, current)
-    if reason and not may_be_ill:
-        raise CannotSwitch(reason, "cri-resmgr status tells more; --force switches kubelet all the same")
-    return socket
 
 
 def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
@@ -202,37 +194,22 @@ def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
 def _write(host: Host, found: Found, edits: Sequence[Edit], endpoint: str) -> None:
     older = found.record
     # What kubelet had before the first of our switches, unless somebody has given it something else since.
-    ours = points_at(found.setup.endpoint, our_sockets(host.config))
+    ours = points_at(found.setup.endpoint, found.names(our_sockets(host.config)))
     previous = older.previous if older and ours else found.setup.endpoint
     record = Record(endpoint, previous, tuple(edit.change for edit in edits), time.time())
-    host.files.save(merged(record, older, still_ours(older, found.files) if older else frozenset()), edits)
-    try:
-        host.files.write(edits)
-    except CannotWrite:
-        if older is None:
-            host.files.forget()
-        else:
-            host.files.save(older, ())
-        raise
+    kept = still_ours(older, found.files) if older else frozenset()
+    host.files.switch(merged(record, older, kept), edits, older)
 
 
-def _bring_back(host: Host, found: Found, edits: Sequence[Edit], endpoint: str, restart: bool) -> bool:
-    """Restart kubelet, or say how, if it does not use ``endpoint`` yet; whether none is left that does not."""
-    now = host.look()
-    process = (now.kubelet.pid, now.kubelet.started_at) if now.kubelet else None
-    used = judge(now.setup, now.record, [endpoint], process).endpoint
-    is_stale = bool(edits) or not points_at(used, [endpoint])
-    units = any(is_unit(edit.path) for edit in edits)
-    if found.kubelet is not None and not is_stale:
-        return True
+def _bring_back(host: Host, found: Found, endpoint: str, restart: bool) -> bool:
+    """Restart the kubelet that was found, or say how; whether none is left that does not use ``endpoint``."""
     if not restart:
-        if found.kubelet is None and not units:
-            click.echo("kubelet does not run; this counts when it is started")
+        if found.kubelet is None:
+            click.echo("kubelet does not run; this counts when it is started, after: systemctl daemon-reload")
             return True
-        reload = "systemctl daemon-reload && " if units else ""
-        click.echo(f"now type: {reload}systemctl restart {found.setup.manager or 'kubelet'}")
-        return found.kubelet is None
-    restart_kubelet(host.systemctl, units, only_if_active=found.kubelet is None)
+        click.echo(f"now type: {restart_line(found.setup)}")
+        return False
+    restart_kubelet(host.systemctl, found.setup.unit, only_if_active=found.kubelet is None)
     if found.kubelet is None:
         click.echo("kubelet did not run; it is not started", err=True)
     else:
@@ -253,23 +230,27 @@ def _bring_back(host: Host, found: Found, edits: Sequence[Edit], endpoint: str, 
 def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None:
     """Point kubelet back at the runtime as it was, then give all containers the CPUs they would have without us."""
     host = _host()
-    sockets = our_sockets(host.config)
-    found = host.look()
-    target, edits = _way_back(host, found, sockets)
-    _show(edits, ())
-    if dry_run:
-        return
-    is_ours = bool(edits) or _runs_with(found, sockets)
-    if is_ours and not force:
-        _require_runtime(target)
-    host.files.write(edits)
-    host.files.forget()
+    found = _look_unless_it_never_was_ours(host)
     is_away = True
-    if is_ours:
-        is_away = _bring_back(host, found, edits, target, restart)
-    else:
-        click.echo("kubelet does not point at us")
-    if no_release:
+    if found is not None:
+        target, edits = _way_back(host, found)
+        _show(edits, ())
+        if dry_run:
+            return
+        if edits or found.status(found.names(our_sockets(host.config))).points_at_us:
+            if not force:
+                require_runtime(target)
+            host.files.give_back(found.record, edits, time.time())
+            try:
+                is_away = _bring_back(host, found, target, restart)
+            except CannotRestart as error:
+                sentence = f"kubelet's files are as they were, but it has not come back with them: {error}"
+                raise CannotRestart(sentence, f"{error.hint}; then: {DISABLE}") from None
+        else:
+            click.echo("kubelet does not point at us")
+        if is_away:
+            host.files.forget()
+    if no_release or dry_run:
         return
     if is_away:
         _release(host)
@@ -277,57 +258,53 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
         click.echo(f"and then: {RELEASE}")
 
 
-def _runs_with(found: Found, sockets: Sequence[str]) -> bool:
-    """Whether the running kubelet uses us still, whatever its files say by now."""
-    return found.setup.running is not None and points_at(found.setup.running, sockets)
+def _look_unless_it_never_was_ours(host: Host) -> Optional[Found]:
+    """None: kubelet's files cannot be understood, and neither they nor the kubelet that runs have to do with us.
+
+    :raises BadKubeletFile: they cannot be understood, and may have.
+    """
+    try:
+        return host.look()
+    except BadKubeletFile as error:
+        sockets = our_sockets(host.config)
+        kubelet = find_kubelet(host.proc)
+        if host.files.load() is not None:
+            raise
+        texts = [
+            *host.files.read(kubelet.argv if kubelet else ()).values(),
+            *(kubelet.argv if kubelet else ()),
+        ]
+        if any(socket_of(path) in text for text in texts if text for path in sockets):
+            raise
+        if kubelet is not None and any(is_connected(kubelet.pid, path) is not False for path in sockets):
+            raise
+        click.echo(f"{error}; kubelet does not point at us", err=True)
+        return None
 
 
-def _way_back(host: Host, found: Found, sockets: Sequence[str]) -> tuple[str, tuple[Edit, ...]]:
+def _way_back(host: Host, found: Found) -> tuple[str, tuple[Edit, ...]]:
     """The endpoint kubelet gets back, and the edits.
 
-    :raises CannotSwitch: it would still point at us, through what we did not write.
+    :raises CannotSwitch: it would still use us, through what we did not write.
     """
+    sockets = found.names(our_sockets(host.config))
     edits: tuple[Edit, ...] = ()
     if found.record is not None:
         way = plan_disable(found.record, found.files, host.files.backups(found.record))
         edits = way.edits
-        for remark in way.remarks:
+        for remark in way.remarks if found.record.undone_at is None else ():
             click.echo(remark, err=True)
-    argv = found.kubelet.argv if found.kubelet else ()
-    after = survey(after_edits(found.files, edits), argv)
-    wrapped = after.is_wrapped and after.winner is None and _runs_with(found, sockets)
-    if points_at(after.endpoint, sockets) or wrapped:
-        place = after.winner.place if after.winner else "its command line"
+    after = survey(after_edits(found.files, edits), found.kubelet.argv if found.kubelet else ())
+    obstacle = left_over(after, sockets, found.status(sockets).points_at_us)
+    if obstacle is not None:
         runtime = f"unix://{WELL_KNOWN[0]}"
         with contextlib.suppress(NoRuntime):  # it is down; that is not what keeps us from switching
-            runtime = f"unix://{discover(host.config['relay.runtime_endpoint'])}"
+            runtime = f"unix://{socket_of(discover(host.config['relay.runtime_endpoint']))}"
         raise CannotSwitch(
-            f"kubelet points at us through {place}, which `kubelet enable` did not write",
-            by_hand(after, runtime),
+            f"kubelet {obstacle.what} us through {obstacle.place}, which `kubelet enable` did not write",
+            by_hand(after, runtime, obstacle.value),
         )
     return after.endpoint, edits
-
-
-def _require_runtime(endpoint: str) -> None:
-    """:raises CannotSwitch: nobody would answer kubelet there."""
-    import grpc
-
-    from cri_proxy.shell.runtime import Runtime
-
-    async def identify() -> None:
-        runtime = Runtime(discover(endpoint))
-        try:
-            await runtime.identify()
-        finally:
-            await runtime.close()
-
-    try:
-        asyncio.run(identify())
-    except grpc.aio.AioRpcError as error:
-        raise CannotSwitch(
-            f"the runtime at {endpoint} does not answer, kubelet would have none: {error.details()}",
-            "start it first; --force switches kubelet all the same",
-        ) from None
 
 
 def _release(host: Host) -> None:

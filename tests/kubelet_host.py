@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.kubelet_status import KubeletStatus
-from cri_proxy.shell.kubelet_service import kubelet_points_at
+from cri_proxy.shell.kubelet_files import KubeletFiles
+from cri_proxy.shell.kubelet_service import look
 from tests.agent import Agent
 from tests.kubelet_trees import CONFIG, KUBEADM
 
@@ -30,13 +31,16 @@ connection = socket.socket(socket.AF_UNIX)
 connection.connect(endpoint[len("unix://"):])
 signal.pause()
 """
-#: As systemd would: the flags are those of the environment files. ``break`` in the folder: kubelet does not start.
+#: As systemd would: the flags are those of the environment files. In the folder: ``break``: kubelet does not start;
+#: ``fail``: and systemctl says so; ``refuse``: the old one is not even ended; ``enabled``: what is said of our units.
 _SYSTEMCTL = """#!/bin/sh
+[ "$1" != is-enabled ] || exec cat {folder}/enabled
 echo "$*" >> {folder}/systemctl.log
 case $1 in
   daemon-reload) exit 0 ;;
   try-restart) [ -e {folder}/pid ] || exit 0 ;;
 esac
+[ ! -e {folder}/refuse ] || {{ echo "Job for kubelet.service canceled" >&2; exit 1; }}
 [ ! -e {folder}/pid ] || kill -9 $(cat {folder}/pid)
 rm -f {folder}/pid
 [ ! -e {folder}/fail ] || {{ echo "Job for kubelet.service failed" >&2; exit 1; }}
@@ -62,11 +66,16 @@ class KubeletHost:
         for path, text in files.items():
             self.write(path, text)
         self._script("kubelet", _KUBELET.format(root=str(self.root)))
+        self.say_enabled("enabled", "enabled")
         self._script("systemctl", _SYSTEMCTL.format(folder=folder, root=self.root))
 
     def _script(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
         (self.folder / name).chmod(0o755)
+
+    def say_enabled(self, *words: str) -> None:
+        """What systemctl answers of our service and our socket."""
+        (self.folder / "enabled").write_text("\n".join(words))
 
     def write(self, path: str, text: str) -> None:
         file = self.root / path.lstrip("/")
@@ -92,7 +101,7 @@ class KubeletHost:
         return Path(f"/proc/{self.pid}/cmdline").read_text().replace("\0", " ")
 
     def asked(self) -> list[str]:
-        """What systemctl was told."""
+        """What systemctl was told to do."""
         path = self.folder / "systemctl.log"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -108,7 +117,7 @@ class KubeletHost:
 
     def status(self, agent: Agent) -> KubeletStatus:
         """What `cri-resmgr kubelet status` goes by."""
-        return kubelet_points_at([agent.socket], agent.state, self.root, self.folder / "proc")
+        return look(KubeletFiles(self.root, agent.state), self.folder / "proc").status([agent.socket])
 
     def close(self) -> None:
         """End every kubelet that was started here."""

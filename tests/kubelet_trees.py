@@ -147,6 +147,49 @@ TREES = {
          "/etc/k.yaml": "containerRuntimeEndpoint:\nkind: KubeletConfiguration\n"},
         CONTAINERD, "default", ("/etc/k.yaml",),
     ),
+    "ExecStart with comments between its lines": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet \\\n  --v=2 \\\n# for the old runtime:\n"
+         f"  --container-runtime-endpoint={OLD} \\\r\n  ; --container-runtime-endpoint=unix:///run/not.sock\r\n  --x=y\n"},
+        OLD, f"{UNIT}:5", (UNIT,),
+    ),
+    "a variable that is one word": Tree(
+        {UNIT: "[Service]\nEnvironment=CRI=--container-runtime-endpoint=" + OLD
+         + "\nExecStart=/usr/bin/kubelet ${CRI} ${KUBELET_EXTRA_ARGS}\n"},
+        OLD, f"{UNIT}:2", (UNIT,),
+    ),
+    "nothing set, a variable that is one word already": Tree(
+        {UNIT: "[Service]\nEnvironmentFile=/etc/default/kubelet\n"
+         "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml ${KUBELET_EXTRA_ARGS}\n",
+         "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--v=2\n", "/etc/k.yaml": SETTINGS},
+        CONTAINERD, "default", ("/etc/k.yaml",),
+    ),
+    "nothing set, an assignment without quotes in a unit": Tree(
+        {UNIT: "[Service]\nEnvironment=KUBELET_EXTRA_ARGS=--node-ip=10.0.0.1 A=b\n"
+         "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml $KUBELET_EXTRA_ARGS\n", "/etc/k.yaml": SETTINGS},
+        CONTAINERD, "default", (UNIT,),
+    ),
+    "nothing set, an assignment that systemd ignores": Tree(
+        {UNIT: "[Service]\nEnvironmentFile=/etc/default/kubelet\nExecStart=/usr/bin/kubelet $KUBELET_EXTRA_ARGS\n",
+         "/etc/default/kubelet": "export KUBELET_EXTRA_ARGS=--v=2\n"},
+        CONTAINERD, "default", ("/etc/default/kubelet",),
+    ),
+    "environment files by a pattern": Tree(
+        {UNIT: "[Service]\nEnvironmentFile=-/etc/kubelet.d/*.env\nExecStart=/usr/bin/kubelet $KUBELET_ARGS\n",
+         "/etc/kubelet.d/a.env": "KUBELET_ARGS=--container-runtime-endpoint=unix:///run/a.sock\n",
+         "/etc/kubelet.d/b.env": f"KUBELET_ARGS=--container-runtime-endpoint={OLD}\n",
+         "/etc/kubelet.d/x/c.env": "KUBELET_ARGS=--container-runtime-endpoint=unix:///run/c.sock\n"},
+        OLD, "/etc/kubelet.d/b.env:1", ("/etc/kubelet.d/b.env",),
+    ),
+    "--config by a variable": Tree(
+        {UNIT: "[Service]\nEnvironment=K=/etc\nExecStart=/usr/bin/kubelet --config=${K}/k.yaml\n",
+         "/etc/k.yaml": f"containerRuntimeEndpoint: {OLD}\n"},
+        OLD, "/etc/k.yaml:1", ("/etc/k.yaml",),
+    ),
+    "nothing set, JSON with tabs": Tree(
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config=/etc/k.json\n",
+         "/etc/k.json": '{\n\t"kind": "K",\n\t"a":\t[1]\n}\n'},
+        CONTAINERD, "default", ("/etc/k.json",),
+    ),
     "a separate image endpoint": Tree(
         {**KUBEADM, CONFIG: f"{SETTINGS}containerRuntimeEndpoint: {OLD}\nimageServiceEndpoint: unix:///run/i.sock\n"},
         OLD, f"{CONFIG}:4", (CONFIG,),
@@ -161,5 +204,30 @@ RANCHER = {
     "rke2": Tree(
         {"/etc/rancher/rke2/config.yaml": "kubelet-arg:\n  - v=2\n  - container-runtime-endpoint=unix:///run/x.sock\n"},
         "unix:///run/x.sock", "/etc/rancher/rke2/config.yaml:3", (),
+    ),
+    "k3s, on its command line": Tree(
+        {"/etc/systemd/system/k3s.service": "[Service]\nExecStart=/usr/local/bin/k3s \\\n    server \\\n"
+         "\t'--kubelet-arg=v=2' \\\n\t'--kubelet-arg=container-runtime-endpoint=unix:///run/x.sock' \\\n",
+         "/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: unix:///run/own.sock\n"},
+        "unix:///run/x.sock", "/etc/systemd/system/k3s.service:5", (),
+    ),
+    "k3s, an agent's endpoint of its own": Tree(
+        {"/etc/systemd/system/k3s-agent.service":
+         "[Service]\nExecStart=/usr/local/bin/k3s agent --container-runtime-endpoint unix:///run/x.sock\n"},
+        "unix:///run/x.sock", "/etc/systemd/system/k3s-agent.service:2", (),
+    ),
+    "k3s, one argument that is no list": Tree(
+        {"/etc/rancher/k3s/config.yaml": 'kubelet-arg: "container-runtime-endpoint=unix:///run/x.sock"\n'},
+        "unix:///run/x.sock", "/etc/rancher/k3s/config.yaml:1", (),
+    ),
+    "rke2, a later file adds it": Tree(
+        {"/etc/rancher/rke2/config.yaml": "kubelet-arg: [v=2]\n",
+         "/etc/rancher/rke2/config.yaml.d/1.yaml": "kubelet-arg+: ['container-runtime-endpoint=unix:///run/x.sock']\n"},
+        "unix:///run/x.sock", "/etc/rancher/rke2/config.yaml.d/1.yaml:1", (),
+    ),
+    "rke2, a later file takes its place": Tree(
+        {"/etc/rancher/rke2/config.yaml": "kubelet-arg: [container-runtime-endpoint=unix:///run/x.sock]\n",
+         "/etc/rancher/rke2/config.yaml.d/1.yaml": "kubelet-arg: [v=2]\n"},
+        "unix:///run/k3s/containerd/containerd.sock", "default", (),
     ),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Optional
 
 from cri_proxy.core.kubelet_text import BadKubeletFile
@@ -37,6 +37,8 @@ class Record:
     previous: str
     changes: tuple[Change, ...]
     written_at: float
+    #: When the files were given back; kubelet may use us until it is restarted. None: they were not.
+    undone_at: Optional[float] = None
 
     @property
     def paths(self) -> frozenset[str]:
@@ -69,8 +71,13 @@ def read_record(name: str, text: str) -> Record:
         if document["version"] != VERSION:
             raise ValueError
         changes = tuple(Change(**change) for change in document["changes"])
+        undone_at = document.get("undone_at")
         return Record(
-            str(document["endpoint"]), str(document["previous"]), changes, float(document["written_at"])
+            str(document["endpoint"]),
+            str(document["previous"]),
+            changes,
+            float(document["written_at"]),
+            None if undone_at is None else float(undone_at),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadKubeletFile(
@@ -79,10 +86,25 @@ def read_record(name: str, text: str) -> Record:
 
 
 def merged(record: Record, older: Optional[Record], still_ours: frozenset[str]) -> Record:
-    """A record that also undoes what an earlier one did to files that this one has not changed again."""
+    """A record that also undoes what an earlier one did: to other files, and to values that both have written."""
+    if older is None:
+        return record
     kept = [
-        change
-        for change in (older.changes if older else ())
-        if change.path not in record.paths and change.path in still_ours
+        change for change in older.changes if change.path not in record.paths and change.path in still_ours
     ]
-    return Record(record.endpoint, record.previous, (*kept, *record.changes), record.written_at)
+    earlier = {change.path: change for change in older.changes}
+    changes = [
+        _continued(change, earlier[change.path], older, record)
+        if change.path in earlier and change.old == older.endpoint
+        else change
+        for change in record.changes
+    ]
+    return replace(record, changes=(*kept, *changes))
+
+
+def _continued(change: Change, first: Change, older: Record, record: Record) -> Change:
+    """The change from what was there before the first of two switches to what is there after the second."""
+    # Where others have changed the file in between, no copy of it is without us: only our value can be taken out.
+    before = first.before if change.before == first.after else ""
+    new = first.new.replace(older.endpoint, record.endpoint)
+    return replace(change, old=first.old, new=new, before=before)

@@ -106,7 +106,7 @@ def plan_enable(setup: Setup, files: Files, endpoint: str, sockets: Sequence[str
         place = after.winner.place if after.winner else "nothing"
         raise CannotSwitch(
             f"{edits[0].path} can be changed, but kubelet would still use {after.endpoint} ({place})",
-            f"set it to {endpoint} there",
+            by_hand(after, endpoint),
         )
     return edits
 
@@ -116,27 +116,42 @@ def after_edits(files: Files, edits: Iterable[Edit]) -> dict[str, Optional[str]]
     return {**files, **{edit.path: edit.after for edit in edits}}
 
 
-def by_hand(setup: Setup, endpoint: str) -> str:
-    """What a person does to point kubelet at ``endpoint``; where that is one line to type, that line."""
-    if setup.manager:
-        argument = f"container-runtime-endpoint={endpoint}"
-        return f'in {setup.config_file} write: kubelet-arg: ["{argument}"]; then restart {setup.manager}'
-    winner = setup.winner
-    if winner is None or not winner.text:
+def restart_line(setup: Setup) -> str:
+    """What has kubelet read its files again, units among them."""
+    return f"systemctl daemon-reload && systemctl restart {setup.unit}"
+
+
+def by_hand(setup: Setup, endpoint: str, value: Optional[Value] = None) -> str:
+    """What a person does to point kubelet at ``endpoint``; where that is one line to type, that line.
+
+    ``value``: what is to become ``endpoint``; None: what names the runtime now.
+    """
+    value = value or setup.winner
+    if value is None or not value.text:
+        if setup.manager:
+            argument = f"container-runtime-endpoint={endpoint}"
+            return f'in {setup.config_file} write: kubelet-arg: ["{argument}"]; then {restart_line(setup)}'
         return f"add {FLAG}={endpoint} to kubelet's flags, and restart it"
-    if winner.start < 0 or not (_PLAIN.fullmatch(winner.text) and _PLAIN.fullmatch(winner.path)):
-        return f"set {winner.text} to {endpoint} in {winner.place}, and restart kubelet"
-    reload = "systemctl daemon-reload && " if is_unit(winner.path) else ""
-    sed = f"sed -i '{winner.line}s#{winner.text}#{endpoint}#' {winner.path}"
-    return f"{sed} && {reload}systemctl restart kubelet"
+    if value.start < 0 or not (_PLAIN.fullmatch(value.text) and _PLAIN.fullmatch(value.path)):
+        return f"set {value.text} to {endpoint} in {value.place}; then {restart_line(setup)}"
+    # The same value may stand on the line twice: the one after its name is meant.
+    named, kept = (rf"\(.*{value.key}[^[:alnum:]/]*\)", r"\1") if value.key else ("", "")
+    sed = f"sed -i '{value.line}s#{named}{value.text}#{kept}{endpoint}#' {value.path}"
+    return f"{sed} && {restart_line(setup)}"
 
 
 def is_unit(path: str) -> bool:
-    """Whether systemd has to be told when a file changes."""
+    """Whether a file is a unit or one of its drop-ins."""
     return "/systemd/system/" in path
 
 
 def _refuse_foreign(setup: Setup, endpoint: str) -> None:
+    runtime = setup.flags.get("container-runtime")
+    if runtime is not None and runtime.text != "remote":
+        raise CannotSwitch(
+            f"{runtime.place}: kubelet uses us only with --container-runtime=remote, not {runtime.text}",
+            "first move it to a runtime that has a socket: containerd or CRI-O",
+        )
     if setup.manager:
         raise CannotSwitch(
             f"{setup.manager} starts kubelet itself; its files are not changed by this command",
@@ -164,10 +179,9 @@ def _replacing(setup: Setup, value: Value, files: Files, endpoint: str) -> Edit:
 def _inserting(setup: Setup, files: Files, endpoint: str) -> Edit:
     """Nothing is set: the operator's own variable if the unit reads one, else kubelet's configuration file."""
     flag = f"{FLAG}={endpoint}"
-    if not setup.is_wrapped:
-        found = _variable_for_flags(setup)
-        if found is not None:
-            return _into_variable(*found, files, flag)
+    place = None if setup.is_wrapped else _variable_for_flags(setup)
+    if place is not None:
+        return _into_variable(place, files, flag)
     path = setup.config_file
     text = files.get(path) if path else None
     if path is None or text is None:
@@ -181,8 +195,12 @@ def _inserting(setup: Setup, files: Files, endpoint: str) -> Edit:
     return Edit(path, text, after, "", after[position : position + len(after) - len(text)], is_config=True)
 
 
-def _variable_for_flags(setup: Setup) -> Optional[tuple[str, Optional[Value], str]]:
-    """The variable of ExecStart's that flags go into: its name, its value if it has one, and the file."""
+#: A variable: its name, its value if it has one, and the file.
+_Variable = tuple[str, Optional[Value], str]
+
+
+def _variable_for_flags(setup: Setup) -> Optional[_Variable]:
+    """The variable of ExecStart's that flags go into."""
     files = [path for path in setup.environment_files if path.startswith("/etc/")]
     usual = [path for path in files if path.startswith(("/etc/default/", "/etc/sysconfig/"))] or files
     for name in EXTRA_VARIABLES:
@@ -196,14 +214,22 @@ def _variable_for_flags(setup: Setup) -> Optional[tuple[str, Optional[Value], st
     return None
 
 
-def _into_variable(name: str, value: Optional[Value], path: str, files: Files, flag: str) -> Edit:
+def _into_variable(variable: _Variable, files: Files, flag: str) -> Edit:
+    name, value, path = variable
     text = files.get(path)
-    if value is not None and text is not None:
-        new = f" {flag}" if value.text.strip() else flag
-        return Edit(path, text, text[: value.end] + new + text[value.end :], "", new)
-    end = line_end(text or "")
-    new = ("" if not text or text.endswith("\n") else end) + f"{name}={flag}{end}"
-    return Edit(path, text, (text or "") + new, "", new)
+    if value is None or text is None:
+        end = line_end(text or "")
+        new = ("" if not text or text.endswith("\n") else end) + f"{name}={flag}{end}"
+        return Edit(path, text, (text or "") + new, "", new)
+    start = value.start - len(f"{name}=")
+    is_bare = text[start : value.start] == f"{name}=" and text[start - 1 : start] not in ("'", '"')
+    if is_unit(path) and is_bare and value.text and not set(value.text) & set("\"'\\"):
+        # In a unit a blank would end the assignment.
+        old = text[start : value.end]
+        new = f'"{old} {flag}"'
+        return Edit(path, text, text[:start] + new + text[value.end :], old, new)
+    new = f" {flag}" if value.text.strip() else flag
+    return Edit(path, text, text[: value.end] + new + text[value.end :], "", new)
 
 
 # ---------------------------------------------------------------------- and back
@@ -226,7 +252,8 @@ def plan_disable(record: Record, files: Files, backups: Mapping[str, str]) -> Wa
     for change in record.changes:
         text = files.get(change.path)
         if text is None:
-            remarks.append(f"{change.path} is gone; nothing to take back there")
+            if change.before is not None:
+                remarks.append(f"{change.path} is gone; nothing to take back there")
         elif digest(text) == change.after:
             was = backups.get(change.path) if change.before is not None else None
             if change.before is not None and (was is None or digest(was) != change.before):
@@ -244,6 +271,28 @@ def plan_disable(record: Record, files: Files, backups: Mapping[str, str]) -> Wa
     return WayBack(tuple(edits), tuple(remarks))
 
 
+@dataclass(frozen=True)
+class LeftOver:
+    """What would keep kubelet at us: ``value`` at ``place`` (None: it is in no file)."""
+
+    what: str
+    place: str
+    value: Optional[Value]
+
+
+def left_over(after: Setup, sockets: Sequence[str], is_at_us: bool) -> Optional[LeftOver]:
+    """Why kubelet would still use us when its files are ``after``. ``is_at_us``: the one that runs does."""
+    # Of a kubelet that others start, a restart by us changes nothing.
+    is_others = bool(after.manager) or (after.is_wrapped and after.winner is None)
+    if points_at(after.endpoint, sockets) or (is_at_us and is_others):
+        winner = after.winner if points_at(after.endpoint, sockets) else None
+        return LeftOver("points at", winner.place if winner else "its command line", winner)
+    if points_at(after.images, sockets) and (after.images_at is not None or is_others):
+        place = after.images_at.place if after.images_at else "its command line"
+        return LeftOver("pulls images through", place, after.images_at)
+    return None
+
+
 def still_ours(record: Record, files: Files) -> frozenset[str]:
     """The files of a record that name us still."""
     texts = ((change, files.get(change.path)) for change in record.changes)
@@ -252,8 +301,8 @@ def still_ours(record: Record, files: Files) -> frozenset[str]:
 
 def _taking_back(record: Record, change: Change, text: str) -> list[Edit]:
     """At most one edit: what we inserted goes, what we replaced comes back."""
-    if not change.old and change.new != record.endpoint and text.count(change.new) == 1:
-        return [Edit(change.path, text, text.replace(change.new, ""), change.new, "")]
+    if change.new != record.endpoint and text.count(change.new) == 1:
+        return [Edit(change.path, text, text.replace(change.new, change.old), change.new, change.old)]
     value = _our_value(change, text, record.endpoint)
     if value is None:
         return []

@@ -5,9 +5,10 @@ Texts are files as they are: line ends, comments and quotes stay, since an edit 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import yaml
@@ -19,16 +20,24 @@ FLAGS = (
     "container-runtime",
     "config-dir",
     "config",
+    "cgroup-driver",
     "cpu-manager-policy",
     "topology-manager-policy",
+    "memory-manager-policy",
+    "reserved-cpus",
 )
+#: A boolean: its value never is the next word.
+SWITCH = "cpu-cfs-quota"
 #: After a flag's name: "=" or blanks, which may be a continued line; then perhaps a quote, perhaps escaped.
+#: Variables count as words of their own; ${X} inside of a word is none that flags could be put into.
 _PIECE = re.compile(
-    rf"(?<![\w-])--(?P<flag>{'|'.join(FLAGS)})(?:=|(?:[ \t]|\\\r?\n)+)(?:\\?[\"'])?(?P<value>[^\s\"'\\]*)"
-    r"|\$\{?(?P<variable>[A-Za-z_]\w*)\}?"
+    rf"(?<![\w-])--(?:(?P<flag>{'|'.join(FLAGS)})(?:=|(?:[ \t]|\\\r?\n)+)|(?P<switch>{SWITCH})=)"
+    r"(?:\\?[\"'])?(?P<value>[^\s\"'\\]*)"
+    r"|(?<![^\s\"'])\$(?:(?P<variable>[A-Za-z_]\w*)|\{(?P<word>[A-Za-z_]\w*)\})(?![^\s\"'\\])"
 )
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
-_ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
+_ASSIGNMENT = re.compile(r"^[ \t]*([A-Za-z_]\w*)=", re.MULTILINE)
+_COMMENT = re.compile(r"[ \t]*[#;]")
 _SETTING = re.compile(r"^[ \t]*(ExecStart|EnvironmentFile|Environment)[ \t]*=[ \t]*", re.MULTILINE)
 _WORD = re.compile(
     r"([\"'])([A-Za-z_]\w*)=((?:\\.|(?!\1).)*)\1|([A-Za-z_]\w*)=(?:([\"'])((?:\\.|(?!\5).)*)\5|(\S*))",
@@ -50,6 +59,8 @@ class Value:
     text: str
     line: int
     before: str = ""
+    #: The flag or key in front of it on its line, by which an editor finds it there.
+    key: str = ""
 
     @property
     def place(self) -> str:
@@ -82,21 +93,31 @@ def line_end(text: str) -> str:
 
 
 def find_pieces(text: str, start: int, end: int) -> Iterator[tuple[str, str, int, int]]:
-    """Flags and variables of a command line, in their order: ("flag" or "variable", name, start, end).
+    """Flags and variables of a command line, in their order: (kind, name, start, end).
 
-    The span is that of the flag's value, or of the whole reference.
+    Kinds: a "flag", with the span of its value; a "variable" whose value becomes several words ($X), and a "word",
+    a variable whose value becomes exactly one (${X}), with the span of the reference (systemd.service(5)).
     """
     for match in _PIECE.finditer(text, start, end):
-        if match["flag"]:
-            yield "flag", match["flag"], match.start("value"), match.end("value")
+        name = match["flag"] or match["switch"]
+        if name:
+            yield "flag", name, match.start("value"), match.end("value")
         else:
-            yield "variable", match["variable"], match.start(), match.end()
+            kind = "variable" if match["variable"] else "word"
+            yield kind, match[kind], match.start(), match.end()
+
+
+def flag_value(path: str, text: str, name: str, start: int, end: int) -> Value:
+    """The value of a flag that ``find_pieces`` has found."""
+    value = value_at(path, text, start, end)
+    is_beside = name in text[text.rfind("\n", 0, start) + 1 : start]
+    return replace(value, key=name) if is_beside else value
 
 
 def whole_variable(text: str) -> Optional[str]:
     """The name of the variable that a value consists of, if it does."""
     match = _VARIABLE.fullmatch(text)
-    return match[1] if match else None
+    return (match[1] or match[2]) if match else None
 
 
 def read_environment_file(text: str) -> dict[str, tuple[int, int]]:
@@ -117,8 +138,24 @@ def read_environment_file(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
+def without_comments(text: str) -> str:
+    """A unit as systemd joins its lines: a comment between continued ones is skipped. Every other character stays.
+
+    systemd.syntax(7). The comment's characters become blanks, so that positions are those of the file.
+    """
+    lines, goes_on = [], False
+    for line in text.split("\n"):
+        body = line.rstrip("\r")
+        if not _COMMENT.match(line):
+            goes_on = body.endswith("\\")
+        elif goes_on:
+            line = " " * (len(body) - 1) + "\\" + line[len(body) :]
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def read_unit(text: str) -> list[Setting]:
-    """The lines of a unit that say how a service is started, in their order."""
+    """The lines of a unit ``without_comments`` that say how a service is started, in their order."""
     found = []
     position = 0
     while match := _SETTING.search(text, position):
@@ -168,6 +205,8 @@ class ConfigFile:
 
 def read_config_file(path: str, text: str) -> ConfigFile:
     """:raises BadKubeletFile: it is not one mapping in YAML or JSON."""
+    if "\t" in text and _is_json(text):
+        text = text.replace("\t", " ")  # JSON has none inside its strings; YAML takes none for an indent
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -195,15 +234,21 @@ def read_config_file(path: str, text: str) -> ConfigFile:
     return ConfigFile(values, others, at, inline, empty=not root.value)
 
 
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _scalar(path: str, text: str, key: yaml.Node, node: yaml.ScalarNode) -> Value:
     start, end = node.start_mark.index, node.end_mark.index
-    line = key.start_mark.line + 1
+    line, name = key.start_mark.line + 1, str(key.value)
     if node.style in ("'", '"') and start > key.start_mark.index and text[start] == node.style:
-        return Value(path, start + 1, end - 1, str(node.value), line)
+        return Value(path, start + 1, end - 1, str(node.value), line, key=name)
     if node.tag == "tag:yaml.org,2002:null":
-        return Value(
-            path, start, end, "", line, " " if start == end and text[start - 1 : start] == ":" else ""
-        )
+        before = " " if start == end and text[start - 1 : start] == ":" else ""
+        return Value(path, start, end, "", line, before, name)
     # An alias stands elsewhere, and a block or an anchor is more than its value: read, but never written to.
     plain = node.style is None and start > key.start_mark.index and text[start] not in "&!"
-    return Value(path, start if plain else -1, end if plain else -1, str(node.value), line)
+    return Value(path, start if plain else -1, end if plain else -1, str(node.value), line, key=name)

@@ -7,12 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.kubelet_config import BadKubeletFile, paths_wanted
 from cri_proxy.core.kubelet_record import Record, decode, encode, read_record, write_record
 from cri_proxy.core.kubelet_switch import Edit
+from cri_proxy.core.kubelet_units import is_pattern
 
 #: In the state directory; only root looks into it.
 FOLDER = "kubelet"
@@ -45,7 +47,7 @@ class KubeletFiles:
             if not missing:
                 break
             for path in sorted(missing):
-                if "*" in path:
+                if is_pattern(path):
                     files.update({found: self._text(found) for found in self._matching(path)})
                     files[path] = None
                 else:
@@ -76,13 +78,15 @@ class KubeletFiles:
         done: list[Edit] = []
         try:
             for edit in edits:
+                if self._text(edit.path) != edit.before:
+                    raise OSError(0, "somebody has just changed it; try again")
                 self._write(edit.path, edit.after)
                 done.append(edit)
-        except OSError as error:
+        except (OSError, BadKubeletFile) as error:
             for edit in reversed(done):
                 with contextlib.suppress(OSError):
                     self._write(edit.path, edit.before)
-            reason = error.strerror or str(error)
+            reason = getattr(error, "strerror", None) or str(error)
             raise CannotWrite(f"{edits[len(done)].path} cannot be written: {reason}") from None
 
     def _write(self, path: str, text: Optional[str]) -> None:
@@ -138,6 +142,36 @@ class KubeletFiles:
             raise CannotWrite(
                 f"the copies of kubelet's files cannot be kept in {self.folder}: {error.strerror}"
             ) from None
+
+    def switch(self, record: Record, edits: Sequence[Edit], older: Optional[Record]) -> None:
+        """Keep a record and make its edits; ``older``: what was kept so far, and is again if they cannot be made.
+
+        :raises CannotWrite: there is no place for it, or one cannot be made.
+        """
+        self.save(record, edits)
+        self._make(edits, older)
+
+    def give_back(self, record: Optional[Record], edits: Sequence[Edit], now: float) -> None:
+        """Make the edits that undo a record, and keep that they are made (at ``now``, in Unix seconds).
+
+        :raises CannotWrite: one cannot be made.
+        """
+        if record is not None:
+            # A disk without room for it must not keep kubelet with us.
+            with contextlib.suppress(CannotWrite):
+                self.save(replace(record, undone_at=now), ())
+        self._make(edits, record)
+
+    def _make(self, edits: Sequence[Edit], older: Optional[Record]) -> None:
+        try:
+            self.write(edits)
+        except CannotWrite:
+            if older is None:
+                self.forget()
+            else:
+                with contextlib.suppress(CannotWrite):
+                    self.save(older, ())
+            raise
 
     def forget(self) -> None:
         """Nothing of ours is in kubelet's files any more."""

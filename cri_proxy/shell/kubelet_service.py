@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -14,14 +14,18 @@ from typing import Optional
 from cri_proxy.core.config import Config
 from cri_proxy.core.kubelet_config import Files, Setup, socket_of, survey
 from cri_proxy.core.kubelet_record import Record
-from cri_proxy.core.kubelet_status import KubeletStatus, judge
+from cri_proxy.core.kubelet_status import KubeletStatus, Running, judge
 from cri_proxy.shell.kubelet_files import KubeletFiles
 
 #: kubelet is back in a few seconds; a node that boots gives it longer.
 WAIT_S = 60.0
+#: The service's Also= brings the socket, so that this order enables both.
+OUR_UNITS = ("cri-resource-manager.service", "cri-resource-manager.socket")
 _LOOK_S = 0.1
 _RESTART_S = 90.0
 _PROC = Path("/proc")
+#: In k3s kubelet is no process of its own (in rke2 it is).
+_KUBELET_INSIDE = ("k3s-server", "k3s-agent")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -35,7 +39,7 @@ class CannotRestart(Exception):
 
 @dataclass(frozen=True)
 class Kubelet:
-    """A kubelet that runs: its command line, and when it was started (Unix seconds)."""
+    """A kubelet that runs: its command line (none inside of k3s), and when it was started (Unix seconds)."""
 
     pid: int
     argv: tuple[str, ...]
@@ -53,19 +57,21 @@ def find_kubelet(proc: Path = _PROC) -> Optional[Kubelet]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             folder = proc / str(pid)
             argv = _kubelet_argv(folder)
-            if argv and own_namespace in ("", os.readlink(folder / "ns/pid")):
+            if argv is not None and own_namespace in ("", os.readlink(folder / "ns/pid")):
                 return Kubelet(pid, argv, _started_at(proc, folder))
     return None
 
 
-def _kubelet_argv(folder: Path) -> tuple[str, ...]:
-    """The command line of a process that is kubelet, from that word on; () if it is something else."""
+def _kubelet_argv(folder: Path) -> Optional[tuple[str, ...]]:
+    """The command line of a process that is kubelet, from that word on; None if it is something else."""
     name = (folder / "comm").read_text().rstrip("\n")
-    if name not in ("kubelet", "hyperkube"):
+    if name in _KUBELET_INSIDE:
         return ()
+    if name not in ("kubelet", "hyperkube"):
+        return None
     words = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
     names = [word.rsplit("/", 1)[-1] for word in words]
-    return tuple(words[names.index("kubelet") :]) if "kubelet" in names else ()
+    return tuple(words[names.index("kubelet") :]) if "kubelet" in names else None
 
 
 def _started_at(proc: Path, folder: Path) -> float:
@@ -75,52 +81,88 @@ def _started_at(proc: Path, folder: Path) -> float:
     return time.time() - uptime_s + ticks / _TICKS_PER_S
 
 
-def is_connected(pid: int, endpoint: str) -> bool:
+def is_connected(pid: int, endpoint: str) -> Optional[bool]:
     """Whether a process holds a connection to a unix socket; of other endpoints that is taken for granted.
 
-    :raises OSError: the kernel does not tell.
+    None: the kernel does not tell.
     """
     if "://" in endpoint and not endpoint.startswith("unix:"):
         return True
+    # A path may lead to the socket through links; the kernel knows the one it was bound to.
+    path = socket_of(endpoint)
+    try:
+        return bool({path, os.path.realpath(path)} & _connections(pid))
+    except (OSError, ImportError):
+        return None
+
+
+def _connections(pid: int) -> set[str]:
+    """The sockets that a process is connected to, in the spelling of ``socket_of``.
+
+    :raises OSError, ImportError: the kernel does not tell.
+    """
     from bpf.netlink import SockDiag
     from bpf.procfs import socket_inodes
 
-    # A path may lead to the socket through links; the kernel knows the one it was bound to.
-    wanted = {socket_of(endpoint), os.path.realpath(socket_of(endpoint))}
-    served = set()
+    served: dict[int, str] = {}
     for line in (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
         fields = line.split(None, 7)
-        if len(fields) == 8 and socket_of(fields[7]) in wanted:
-            served.add(int(fields[6]))
+        if len(fields) == 8:
+            served[int(fields[6])] = socket_of(fields[7])
     mine = set(socket_inodes(str(_PROC), pid))
     diag = SockDiag()
     try:
-        return any(listed.inode in mine and listed.peer in served for listed in diag.unix())
+        return {
+            served[listed.peer] for listed in diag.unix() if listed.inode in mine and listed.peer in served
+        }
     finally:
         diag.close()
+
+
+def is_soon_connected(pid: int, endpoints: Sequence[str], timeout_s: float) -> Optional[bool]:
+    """Whether a process is connected to one of these, or is within a time: it may have been started just now."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = [is_connected(pid, endpoint) for endpoint in endpoints]
+        if True in found or None in found or time.monotonic() > deadline:
+            return True if True in found else None if None in found else False
+        time.sleep(_LOOK_S)
 
 
 # ---------------------------------------------------------------------- restart
 
 
-def restart_kubelet(systemctl: str, reload_units: bool, only_if_active: bool = False) -> None:
+def restart_kubelet(systemctl: str, unit: str, only_if_active: bool = False) -> None:
     """``only_if_active``: a kubelet that was stopped is not started.
 
     :raises CannotRestart: with what systemctl said.
     """
     restart = "try-restart" if only_if_active else "restart"
-    commands = [[systemctl, "daemon-reload"]] if reload_units else []
-    for command in [*commands, [systemctl, restart, "kubelet"]]:
+    # Always reloaded: a unit may have been changed by a command before this one, too.
+    for command in [[systemctl, "daemon-reload"], [systemctl, restart, unit]]:
         line = " ".join(command)
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CannotRestart(f"{line}: {error}", "restart kubelet by hand") from None
+            raise CannotRestart(f"{line}: {error}", f"restart {unit} by hand") from None
         if done.returncode != 0:
             said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-            raise CannotRestart(f"{line}: {said}", "journalctl -u kubelet")
+            raise CannotRestart(f"{line}: {said}", f"journalctl -u {unit}")
+
+
+def is_off_after_boot(systemctl: str) -> bool:
+    """Whether systemd starts neither our daemon nor its socket at a boot, and says so."""
+    command = [systemctl, "is-enabled", *OUR_UNITS]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    # Either brings the other up. Without an answer it is no daemon of the package's.
+    return bool(done.stdout.split()) and not set(done.stdout.split()) - {"disabled", "masked"}
 
 
 def wait_for_kubelet(
@@ -137,11 +179,8 @@ def wait_for_kubelet(
         if found is not None and (
             old is None or found.pid != old.pid or found.started_at > old.started_at + 1
         ):
-            try:
-                if is_connected(found.pid, endpoint):
-                    return found
-            except (OSError, ImportError):
-                return found  # that it runs is all that can be known here
+            if is_connected(found.pid, endpoint) is not False:
+                return found  # where the kernel does not tell, that it runs is all that can be known
             seen = f"kubelet (process {found.pid}) runs and has not connected to {socket_of(endpoint)}"
         if time.monotonic() > deadline:
             raise CannotRestart(f"{seen} after {timeout_s:.0f} s", "journalctl -u kubelet")
@@ -160,9 +199,25 @@ class Found:
     setup: Setup
     record: Optional[Record]
 
+    def names(self, sockets: Sequence[str]) -> tuple[str, ...]:
+        """Our sockets, and the one we wrote once: it may have another name by now."""
+        return (*sockets, self.record.endpoint) if self.record else tuple(sockets)
+
+    def status(self, sockets: Sequence[str]) -> KubeletStatus:
+        """Whether kubelet points at one of these sockets of ours, through what, and what to type if not."""
+        running = None
+        if self.kubelet is not None:
+            pid = self.kubelet.pid
+            at_us = next((path for path in sockets if is_connected(pid, path)), "")
+            running = Running(pid, self.kubelet.started_at, at_us)
+        return judge(self.setup, self.record, sockets, running)
+
 
 def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> Found:
-    """:raises BadKubeletFile: a file of kubelet's, or our record, cannot be understood."""
+    """Reads /proc and some small files: a few milliseconds, outside of an event loop.
+
+    :raises BadKubeletFile: a file of kubelet's, or our record, cannot be understood.
+    """
     kubelet = find_kubelet(proc)
     argv: Sequence[str] = kubelet.argv if kubelet else ()
     record = kubelet_files.load()
@@ -175,22 +230,3 @@ def our_sockets(config: Config) -> tuple[str, ...]:
     # What the daemon serves on CRI-O besides: kubelet chooses its stats provider by this end of the name.
     crio = str(Path(config["control.socket"]).parent / "run/crio/crio.sock")
     return (str(config["relay.socket"]), *map(str, config["relay.extra_sockets"]), crio)
-
-
-def kubelet_points_at(
-    sockets: Iterable[str],
-    state_directory: Path = Path("/var/lib/cri-resmgr"),
-    root: Path = Path("/"),
-    proc: Path = _PROC,
-) -> KubeletStatus:
-    """Whether kubelet points at one of these sockets, through what, and what to type if not.
-
-    Reads /proc and some twenty small files: a few milliseconds, outside of an event loop.
-
-    :raises BadKubeletFile: a file of kubelet's, or our record, cannot be understood.
-    """
-    found = look(KubeletFiles(root, state_directory), proc)
-    kubelet = found.kubelet
-    return judge(
-        found.setup, found.record, tuple(sockets), (kubelet.pid, kubelet.started_at) if kubelet else None
-    )

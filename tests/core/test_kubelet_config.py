@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Optional
 
 import pytest
@@ -48,10 +49,10 @@ def test_every_file_of_a_host_is_asked_for(name: str) -> None:
     files: dict[str, Optional[str]] = {}
     for _ in range(6):
         for path in paths_wanted(files, ()) - files.keys():
-            folder, star, _ = path.partition("*")
-            inside = [p for p in ALL[name].files if star and p.startswith(folder) and p.endswith(".conf")]
-            files.update({p: ALL[name].files[p] for p in inside})
-            files[path] = ALL[name].files.get(path)
+            files.update(
+                {p: text for p, text in ALL[name].files.items() if fnmatchcase(p, path.replace("**/", "*"))}
+            )
+            files.setdefault(path, None)
     assert survey(files).endpoint == ALL[name].endpoint
 
 
@@ -98,6 +99,11 @@ def test_a_flag_that_the_unit_does_not_use_counts_for_nothing() -> None:
     assert place(found(files)) == "default"
 
 
+def test_an_assignment_that_systemd_ignores_counts_for_nothing() -> None:
+    text = f"export KUBELET_EXTRA_ARGS=--container-runtime-endpoint={OLD}\n"
+    assert place(found({**KUBEADM, "/etc/default/kubelet": text})) == "default"
+
+
 def test_a_commented_flag_counts_for_nothing() -> None:
     assert "commented" in KUBEADM[DROP_IN]
     assert place(found(KUBEADM)) == "default"
@@ -116,3 +122,55 @@ def test_flags_that_no_unit_writes_are_known_to_be_so() -> None:
     )
     assert setup.is_wrapped
     assert setup.running == OLD
+
+
+#: The command line, and the settings that matter on it.
+FLAGS: dict[str, tuple[str, dict[str, str]]] = {
+    "values": (
+        "--cgroup-driver=systemd --memory-manager-policy Static --reserved-cpus=0-1",
+        {"cgroup-driver": "systemd", "memory-manager-policy": "Static", "reserved-cpus": "0-1"},
+    ),
+    "a boolean": ("--cpu-cfs-quota=false", {"cpu-cfs-quota": "false"}),
+    "a boolean without a value": (
+        "--cpu-cfs-quota --topology-manager-policy=none",
+        {"topology-manager-policy": "none"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_settings_of_the_command_line_are_found(name: str) -> None:
+    words, expected = FLAGS[name]
+    setup = found({UNIT: f"[Service]\nExecStart=/usr/bin/kubelet {words}\n"})
+    assert {flag: value.text for flag, value in setup.flags.items()} == expected
+
+
+#: ExecStart's words and a variable's value, as systemd.service(5) has them; then the endpoint kubelet gets.
+EXPANDED = {
+    "several words": ("$X", f"--v=2 --container-runtime-endpoint={OLD}", OLD),
+    "one word": ("${X}", f"--container-runtime-endpoint={OLD}", OLD),
+    "one word, which is no flag of ours": ("${X}", f"--v=2 --container-runtime-endpoint={OLD}", None),
+    "no word of its own": ("--x=$X", f"--container-runtime-endpoint={OLD}", None),
+    "quoted": ('"$X"', f"--container-runtime-endpoint={OLD}", OLD),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_variables_are_expanded_as_systemd_does(name: str) -> None:
+    words, value, endpoint = EXPANDED[name]
+    setup = found({UNIT: f'[Service]\nEnvironment="X={value}"\nExecStart=/usr/bin/kubelet {words}\n'})
+    assert (setup.winner.text if setup.winner else None) == endpoint
+
+
+def test_a_kubelet_that_runs_with_another_configuration_is_seen() -> None:
+    files = {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n", "/etc/k.yaml": ""}
+    assert found(files, ("kubelet", "--config=/etc/k.yaml")).other_config == ""
+    assert found(files, ("kubelet", "--config=/etc/other.yaml")).other_config == "/etc/other.yaml"
+
+
+def test_of_the_two_units_of_rke2_the_one_that_is_on_is_restarted() -> None:
+    folder = "/etc/systemd/system/multi-user.target.wants"
+    unit = "[Service]\nExecStart=/usr/local/bin/rke2 {}\n"
+    units = {f"/usr/local/lib/systemd/system/rke2-{r}.service": unit.format(r) for r in ("agent", "server")}
+    assert found(units).unit == "rke2-server"
+    assert found({**units, f"{folder}/rke2-agent.service": "on"}).unit == "rke2-agent"

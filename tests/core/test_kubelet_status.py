@@ -8,7 +8,15 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.core.kubelet_record import Change, Record
-from cri_proxy.core.kubelet_status import KubeletStatus, judge, socket_to_write, status_text, unfit
+from cri_proxy.core.kubelet_status import (
+    KubeletStatus,
+    Running,
+    judge,
+    socket_to_write,
+    status_text,
+    unfit,
+    unknown,
+)
 from tests.core.test_kubelet_config import found
 from tests.kubelet_trees import CONFIG, FLAGS_ENV, KUBEADM, OLD, RANCHER, flags_env
 
@@ -22,7 +30,7 @@ CHANGE = Change(FLAGS_ENV, OLD, US, "0", "1")
 RECORD = Record(US, OLD, (CHANGE,), written_at=100.0)
 CONFIG_RECORD = replace(RECORD, changes=(replace(CHANGE, path=CONFIG),))
 KUBELET = ("kubelet", "--config=/var/lib/kubelet/config.yaml")
-RESTART = "systemctl restart kubelet"
+RESTART = "systemctl daemon-reload && systemctl restart kubelet"
 ENABLE = "cri-resmgr kubelet enable --restart"
 
 #: files, record, command line, start; then: points at us, by us, dropped, restart pending, what to type.
@@ -58,9 +66,66 @@ CASES: dict[str, tuple[dict[str, str], Optional[Record], tuple[str, ...], float,
 }  # fmt: skip
 
 
+UNDONE = replace(CONFIG_RECORD, undone_at=200.0)
+THEIR_CONFIG = {**KUBEADM, CONFIG: f"containerRuntimeEndpoint: {OLD}\n"}
+IMAGES = f"imageServiceEndpoint: {US}\n"
+AT_US, OURS_AT_US = "/run/cri-resmgr.sock", (True, True, False, False, "")
+
+#: files, record, start, the socket of ours it is connected to; then as above.
+CONNECTED: dict[str, tuple[dict[str, str], Optional[Record], float, str, tuple[Any, ...]]] = {
+    "given back, not restarted": (THEIR_CONFIG, UNDONE, 150.0, AT_US, (True, False, False, True, "")),
+    "given back, not restarted, nobody serves it": (THEIR_CONFIG, UNDONE, 150.0, "", (True, False, False, True, "")),
+    "given back, restarted": (THEIR_CONFIG, UNDONE, 250.0, "", (False, False, False, False, ENABLE)),
+    "given back, never ours": (THEIR_CONFIG, UNDONE, 50.0, "", (False, False, False, False, ENABLE)),
+    "the record is lost": (THEIR_CONFIG, None, 150.0, AT_US, (True, False, False, True, "")),
+    "written once more": (IN_CONFIG, replace(CONFIG_RECORD, written_at=200.0), 150.0, AT_US, OURS_AT_US),
+    "only images": ({**THEIR_CONFIG, CONFIG: THEIR_CONFIG[CONFIG] + IMAGES}, None, 150.0, AT_US,
+                    (False, False, False, False, ENABLE)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+def test_whom_kubelet_is_connected_to_tells_what_it_has_read(name: str) -> None:
+    files, record, started_at, socket, expected = CONNECTED[name]
+    status = judge(found(files, KUBELET), record, SOCKETS, Running(7, started_at, socket))
+    said = (status.points_at_us, status.written_by_us, status.dropped, status.restart_pending, status.hint)
+    assert said == expected
+
+
+def test_inside_of_k3s_only_the_connection_tells() -> None:
+    files = {"/etc/rancher/k3s/config.yaml": f"kubelet-arg: container-runtime-endpoint={US}\n"}
+    status = judge(found(files), None, SOCKETS, Running(7, 50.0))
+    assert (status.points_at_us, status.restart_pending) == (True, False)
+    status = judge(found(RANCHER["k3s"].files), None, SOCKETS, Running(7, 50.0, AT_US))
+    assert (status.points_at_us, status.restart_pending) == (True, True)
+
+
+def test_images_that_come_through_us_are_warned_of() -> None:
+    status = judge(found({**KUBEADM, CONFIG: IMAGES}), None, SOCKETS, None)
+    assert f"pulls images through us by {CONFIG}:1" in status.warnings[0]
+
+
+UNKNOWN: dict[str, tuple[tuple[str, ...], Optional[bool], str]] = {
+    "connected": (KUBELET, True, ""),
+    "not known": (KUBELET, None, ""),
+    "connected elsewhere": (KUBELET, False, "connected neither to the daemon's runtime at /run/x.sock nor to us"),
+    "another configuration": (
+        ("kubelet", "--config=/etc/k.yaml"), True, f"runs with --config=/etc/k.yaml, and its files say {CONFIG}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_kubelet_that_is_not_as_its_files_say_is_told_why(name: str) -> None:
+    argv, is_connected, phrase = UNKNOWN[name]
+    reason = unknown(found(KUBEADM, argv), "/run/x.sock", is_connected)
+    assert phrase in reason
+    assert bool(reason) == bool(phrase)
+
+
 def judged(name: str) -> KubeletStatus:
     files, record, argv, started_at, _ = CASES[name]
-    return judge(found(files, argv), record, SOCKETS, (7, started_at) if argv else None)
+    return judge(found(files, argv), record, SOCKETS, Running(7, started_at) if argv else None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,7 +181,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", UNFIT)
 def test_a_daemon_that_is_not_healthy_says_why(name: str) -> None:
     change, phrase = UNFIT[name]
-    reason = unfit({**GOOD, **change}, SOCKETS[0], OLD)
+    reason = unfit({**GOOD, **change}, SOCKETS[0], [OLD])
     assert phrase in reason
     assert bool(reason) == bool(phrase)
 

@@ -16,6 +16,7 @@ from cri_proxy.core.kubelet_switch import (
     WayBack,
     after_edits,
     diff_of,
+    left_over,
     plan_disable,
     plan_enable,
     remarks_on,
@@ -35,6 +36,17 @@ EDITED = {
     "nothing set, kubeadm": (lambda text: text + "X=1\n", "only our value"),
     "nothing set, JSON": (lambda text: text.replace("1", "2"), "only our value"),
     "drop-in, a variable of its own": (lambda text: text + "# more\n", "only our value"),
+}
+
+#: What is restarted where k3s or rke2 start kubelet.
+RESTARTED = {
+    "k3s": "k3s",
+    "rke2": "rke2-server",
+    "k3s, on its command line": "k3s",
+    "k3s, an agent's endpoint of its own": "k3s-agent",
+    "k3s, one argument that is no list": "k3s",
+    "rke2, a later file adds it": "rke2-server",
+    "rke2, a later file takes its place": "rke2-server",
 }
 
 Texts = dict[str, Optional[str]]
@@ -146,7 +158,8 @@ def test_where_another_starts_kubelet_it_is_said_what_to_type(name: str) -> None
     files = RANCHER[name].files
     with pytest.raises(CannotSwitch) as caught:
         plan_enable(found(files), files, US, SOCKETS)
-    assert f'kubelet-arg: ["container-runtime-endpoint={US}"]' in caught.value.hint
+    assert US in caught.value.hint
+    assert f"systemctl daemon-reload && systemctl restart {RESTARTED[name]}" in caught.value.hint
 
 
 REFUSED = {
@@ -168,6 +181,65 @@ REFUSED = {
         {**KUBEADM, CONFIG: f"containerRuntimeEndpoint: >-\n  {OLD}\n"}, (), f"{CONFIG}:1: containerRuntimeEndpoint",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["docker", "rkt"])
+def test_a_kubelet_with_a_runtime_inside_is_not_switched(flag: str) -> None:
+    files = {UNIT: f"[Service]\nExecStart=/usr/bin/kubelet --container-runtime={flag} --config=/etc/k.yaml\n"}
+    with pytest.raises(CannotSwitch, match=f"{UNIT}:2: .*--container-runtime=remote, not {flag}"):
+        plan_enable(found(files), {**files, "/etc/k.yaml": "a: 1\n"}, US, SOCKETS)
+
+
+NOT_OURS = f"[Service]\nExecStart=/usr/bin/kubelet --container-runtime-endpoint={OLD}"
+RKE2 = RANCHER["rke2"].files
+#: files, command line, whether kubelet is at us; then what is left over.
+LEFT_OVER: dict[str, tuple[dict[str, str], tuple[str, ...], bool, Optional[str]]] = {
+    "nothing": ({UNIT: NOT_OURS}, (), False, None),
+    "nothing that a restart does not end": ({UNIT: NOT_OURS}, ("kubelet",), True, None),
+    "the endpoint": ({UNIT: NOT_OURS.replace(OLD, US)}, (), False, f"points at {UNIT}:2"),
+    "rke2 has not restarted it": (RKE2, ("kubelet",), True, "points at its command line"),
+    "rke2 has another": (RKE2, ("kubelet",), False, None),
+    "images": ({UNIT: f"{NOT_OURS} --image-service-endpoint={US}"}, (), False, f"pulls images through {UNIT}:2"),
+    "images, which a restart ends": ({UNIT: NOT_OURS}, ("kubelet", f"--image-service-endpoint={US}"), True, None),
+    "a wrapper": ({UNIT: "[Service]\nExecStart=/opt/start.sh\n"}, ("kubelet",), True, "points at its command line"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OVER)
+def test_what_we_have_not_written_and_cannot_end_is_found(name: str) -> None:
+    files, argv, is_at_us, expected = LEFT_OVER[name]
+    obstacle = left_over(found(files, argv), SOCKETS, is_at_us)
+    assert (f"{obstacle.what} {obstacle.place}" if obstacle else None) == expected
+
+
+NEW = "unix:///run/new/cri-resmgr.sock"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_switch_to_another_socket_of_ours_is_undone_with_the_first(name: str) -> None:
+    files = TREES[name].files
+    now, first = enabled(files)
+    edits = plan_enable(survey(now), now, NEW, (NEW,))
+    again = Record(NEW, first.previous, tuple(edit.change for edit in edits), 2.0)
+    record = merged(again, first, still_ours(first, now))
+    switched = after_edits(now, edits)
+    assert survey(switched).endpoint == NEW
+    back, way = disabled(files, switched, record)
+    assert (back, way.remarks) == (files, ())
+    # Where the copies are lost, our value is taken out.
+    taken_out = after_edits(switched, plan_disable(record, switched, {}).edits)
+    assert survey(taken_out).endpoint == TREES[name].endpoint
+
+
+def test_a_file_that_others_have_changed_between_two_switches_loses_our_value_only() -> None:
+    files = TREES["kubeadm, config file"].files
+    now, first = enabled(files)
+    changed = {**now, CONFIG: f"{now[CONFIG]}new: 1\n"}
+    edits = plan_enable(survey(changed), changed, NEW, (NEW,))
+    again = Record(NEW, first.previous, tuple(edit.change for edit in edits), 2.0)
+    record = merged(again, first, still_ours(first, changed))
+    back = after_edits(changed, plan_disable(record, after_edits(changed, edits), files).edits)
+    assert back[CONFIG] == f"{files[CONFIG]}new: 1\n"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,16 +13,17 @@ from typing import Callable
 import pytest
 import pytest_asyncio
 
-from cri_proxy.shell.kubelet_service import find_kubelet
+from cri_proxy.shell.kubelet_service import find_kubelet, is_connected
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import StartAgent, ask
 from tests.functional.support import eventually, run_pod_with
 from tests.kubelet_host import KubeletHost, config_tree, flags_tree
-from tests.kubelet_trees import RANCHER
+from tests.kubelet_trees import CONFIG, INSTANCE, RANCHER
 
 FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
+RESTART = "systemctl daemon-reload && systemctl restart kubelet"
 TREES = {"flags": flags_tree, "config file": config_tree}
 
 MakeHost = Callable[[dict[str, str]], KubeletHost]
@@ -54,6 +56,16 @@ async def restarted(host: KubeletHost) -> None:
     """Restart kubelet as a person would, and wait until it is one."""
     host.start()
     await eventually(lambda: find_kubelet(host.folder / "proc") is not None, "a kubelet")
+
+
+async def connected(host: KubeletHost, path: str) -> None:
+    await eventually(lambda: host.pid and is_connected(host.pid, path), f"kubelet at {path}")
+
+
+def kept(host: KubeletHost, agent: Agent) -> list[str]:
+    """What is kept of a switch."""
+    folder = host.root / str(agent.state).lstrip("/") / "kubelet"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 async def stance(agent: Agent, container_id: str) -> str:
@@ -89,7 +101,7 @@ async def test_there_and_back_is_byte_identical_and_releases_all(
     assert await stance(agent, container) == "released"
     status = host.status(agent)
     assert (status.endpoint, status.written_by_us) == (f"unix://{runtime.socket}", False)
-    assert host.asked() == ["restart kubelet", "restart kubelet"]
+    assert host.asked() == ["daemon-reload", "restart kubelet"] * 2
 
 
 async def test_without_restart_it_is_said_what_to_type_and_nothing_is_released(
@@ -99,10 +111,10 @@ async def test_without_restart_it_is_said_what_to_type_and_nothing_is_released(
     _, container = await run_pod_with(client, "app", cpu_limit=4000)
     code, out, _ = await host.cli(agent, "enable")
     assert (code, host.pid, host.asked()) == (0, pid, [])
-    assert "now type: systemctl restart kubelet" in out
+    assert f"now type: {RESTART}" in out
     status = host.status(agent)
     assert (status.points_at_us, status.restart_pending) == (False, True)
-    assert status.hint == "systemctl restart kubelet"
+    assert status.hint == RESTART
     await restarted(host)
     assert host.status(agent).points_at_us
 
@@ -178,6 +190,113 @@ async def test_a_dry_run_shows_the_change_and_makes_none(host: KubeletHost, agen
     assert not (host.root / str(agent.state).lstrip("/")).exists()
 
 
+# ---------------------------------------------------------------------- a kubelet that uses us still
+
+
+async def test_a_kubelet_that_was_not_restarted_is_ours_until_it_is(
+    make_host: MakeHost, agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    host = make_host(config_tree(runtime.socket))
+    await restarted(host)
+    before = host.files()
+    _, container = await run_pod_with(client, "app", cpu_limit=4000)
+    await host.cli(agent, "enable", "--restart")
+    assert (await host.cli(agent, "disable"))[0] == 0
+    status = host.status(agent)
+    assert (status.points_at_us, status.restart_pending, status.dropped) == (True, True, False)
+    assert host.files() == before
+    code, out, err = await host.cli(agent, "disable", "--restart", "--no-release")
+    assert (code, err) == (0, "")
+    assert f"connected to unix://{runtime.socket}" in out
+    assert not host.status(agent).points_at_us
+    assert await stance(agent, container) == "placed"
+    assert kept(host, agent) == []
+
+
+async def test_a_restart_that_fails_is_made_up_for_by_the_next_one(
+    make_host: MakeHost, agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    host = make_host(config_tree(runtime.socket))
+    await restarted(host)
+    _, container = await run_pod_with(client, "app", cpu_limit=4000)
+    await host.cli(agent, "enable", "--restart")
+    ours = host.pid
+    (host.folder / "refuse").touch()
+    # Nobody serves kubelet any more: its connection tells nothing.
+    await agent.kill()
+    for _ in range(2):
+        code, out, err = await host.cli(agent, "disable", "--restart")
+        assert (code, host.pid) == (1, ours)
+        assert "kubelet's files are as they were, but it has not come back with them" in err
+        assert "containers changed" not in out
+    (host.folder / "refuse").unlink()
+    assert (await host.cli(agent, "disable", "--restart"))[0] == 0
+    assert host.pid != ours
+    assert runtime.cpuset(container) != ""
+    assert kept(host, agent) == []
+
+
+async def test_a_kubelet_restarted_by_hand_is_not_restarted_again(
+    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+) -> None:
+    host = make_host(config_tree(runtime.socket))
+    await restarted(host)
+    await host.cli(agent, "enable", "--restart")
+    await host.cli(agent, "disable")
+    await restarted(host)
+    await connected(host, runtime.socket)
+    pid = host.pid
+    code, out, _ = await host.cli(agent, "disable", "--restart", "--no-release")
+    assert (code, host.pid) == (0, pid)
+    assert "does not point at us" in out
+    assert kept(host, agent) == []
+
+
+async def test_a_second_switch_without_a_restart_raises_no_alarm(
+    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+) -> None:
+    host = make_host(config_tree(runtime.socket))
+    await restarted(host)
+    await host.cli(agent, "enable", "--restart")
+    host.write(INSTANCE, f"containerRuntimeEndpoint: unix://{runtime.socket}\n")
+    assert (await host.cli(agent, "enable"))[0] == 0
+    status = host.status(agent)
+    assert (status.points_at_us, status.restart_pending) == (True, False)
+
+
+async def test_a_socket_of_ours_that_has_another_name_by_now_is_no_obstacle(
+    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+) -> None:
+    host = make_host(config_tree(runtime.socket))
+    await restarted(host)
+    before = host.files()
+    await host.cli(agent, "enable", "--restart")
+    await agent.kill()
+    agent.socket += "2"
+    agent.write_config({"relay": {"socket": agent.socket}})
+    await agent.start()
+    code, _, err = await host.cli(agent, "enable", "--restart")
+    assert code == 0, err
+    await connected(host, agent.socket)
+    code, _, err = await host.cli(agent, "disable", "--restart", "--no-release")
+    assert (code, host.files()) == (0, before), err
+
+
+async def test_units_are_read_again_with_every_restart(host: KubeletHost, agent: Agent) -> None:
+    await host.cli(agent, "enable")
+    code, out, err = await host.cli(agent, "enable", "--restart")
+    assert (code, host.asked()) == (0, ["daemon-reload", "restart kubelet"]), err
+
+
+async def test_a_daemon_that_is_off_after_a_boot_is_said(host: KubeletHost, agent: Agent) -> None:
+    host.say_enabled("enabled", "disabled")
+    assert "after a boot" not in (await host.cli(agent, "enable"))[2]
+    host.say_enabled("disabled", "disabled")
+    code, _, err = await host.cli(agent, "enable")
+    assert code == 0
+    assert "systemctl enable cri-resource-manager.service" in err
+
+
 # ---------------------------------------------------------------------- when it is refused
 
 
@@ -243,10 +362,79 @@ async def test_a_setting_made_by_hand_is_not_ours_to_undo(
     code, _, err = await host.cli(agent, "disable", "--restart")
     assert (code, host.files(), host.asked()) == (1, before, [])
     assert f"through {FLAGS}:1, which `kubelet enable` did not write" in err
-    [typed, restart] = err.splitlines()[1].split(" && ")
-    assert restart == "systemctl restart kubelet"
+    typed, restart = err.splitlines()[1].split(" && ", 1)
+    assert restart == RESTART
     subprocess.run(typed.replace(FLAGS, f"{host.root}{FLAGS}"), shell=True, check=True)
     assert host.files() == {path: text.encode() for path, text in flags_tree(runtime.socket).items()}
+
+
+async def test_a_kubelet_that_is_connected_elsewhere_gets_no_other_files_unless_forced(
+    make_host: MakeHost, agent: Agent, runtime: FakeRuntime, folder: Path
+) -> None:
+    docker = socket.socket(socket.AF_UNIX)
+    docker.bind(str(folder / "docker.sock"))
+    docker.listen()
+    # What it runs with is told by its connection only: its files name the daemon's runtime by now.
+    host = make_host(config_tree(str(folder / "docker.sock")))
+    await restarted(host)
+    await connected(host, str(folder / "docker.sock"))
+    for path, text in config_tree(runtime.socket).items():
+        host.write(path, text)
+    before = host.files()
+    code, _, err = await host.cli(agent, "enable", wait_s=0.0)
+    assert (code, host.files()) == (1, before)
+    assert f"connected neither to the daemon's runtime at {runtime.socket} nor to us" in err
+    assert (await host.cli(agent, "enable", "--force"))[0] == 0
+    docker.close()
+
+
+async def test_images_that_come_through_us_by_hand_are_not_cut_off(
+    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+) -> None:
+    files = config_tree(runtime.socket)
+    files[CONFIG] += f"imageServiceEndpoint: unix://{agent.socket}\n"
+    host = make_host(files)
+    await restarted(host)
+    assert "pulls images through us" in host.status(agent).warnings[0]
+    before = host.files()
+    code, _, err = await host.cli(agent, "disable", "--restart", "--no-release")
+    assert (code, host.files()) == (1, before)
+    assert f"kubelet pulls images through us through {CONFIG}:5" in err
+    typed = err.splitlines()[1].split(" && ", 1)[0]
+    subprocess.run(typed.replace(CONFIG, f"{host.root}{CONFIG}"), shell=True, check=True)
+    assert f"imageServiceEndpoint: unix://{runtime.socket}" in host.files()[CONFIG].decode()
+    assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 0
+
+
+async def test_an_endpoint_with_one_slash_is_gone_back_to(
+    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+) -> None:
+    files = config_tree(runtime.socket)
+    files[CONFIG] = files[CONFIG].replace("unix://", "unix:")
+    host = make_host(files)
+    before = host.files()
+    assert (await host.cli(agent, "enable"))[0] == 0
+    code, _, err = await host.cli(agent, "disable", "--no-release")
+    assert (code, host.files()) == (0, before), err
+
+
+async def test_files_that_cannot_be_read_do_not_keep_a_package_that_was_never_switched_to(
+    host: KubeletHost, agent: Agent
+) -> None:
+    host.write(CONFIG, "a: [\n")
+    code, _, err = await host.cli(agent, "disable", "--restart", "--no-release")
+    assert (code, host.asked()) == (0, [])
+    assert err.startswith(f"{CONFIG}:2: ") and "kubelet does not point at us" in err
+    host.write(CONFIG, f"a: [\n# unix://{agent.socket}\n")
+    assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 1
+
+
+async def test_files_that_cannot_be_read_keep_a_package_that_was_switched_to(
+    host: KubeletHost, agent: Agent
+) -> None:
+    await host.cli(agent, "enable", "--restart")
+    host.write(CONFIG, "a: [\n")
+    assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 1
 
 
 async def test_what_a_kubeadm_upgrade_drops_is_seen(
@@ -274,6 +462,16 @@ async def test_k3s_is_told_what_to_type(make_host: MakeHost, agent: Agent) -> No
     assert "kubelet-arg" in host.status(agent).hint
 
 
+async def test_a_k3s_that_points_at_us_is_not_cut_off(make_host: MakeHost, agent: Agent) -> None:
+    name = "k3s, on its command line"
+    files = {p: text.replace("/run/x.sock", agent.socket) for p, text in RANCHER[name].files.items()}
+    host = make_host(files)
+    code, _, err = await host.cli(agent, "disable", "--restart", "--no-release")
+    assert (code, host.asked()) == (1, [])
+    assert f"kubelet points at us through {RANCHER[name].place}" in err
+    assert err.rstrip().endswith("systemctl daemon-reload && systemctl restart k3s")
+
+
 @pytest.mark.parametrize(
     ("fault", "phrase"), [("fail", "Job for kubelet.service failed"), ("break", "no kubelet runs")]
 )
@@ -287,7 +485,7 @@ async def test_a_kubelet_that_does_not_come_back_is_said(
     assert "journalctl -u kubelet" in err
 
 
-@pytest.mark.parametrize("command", ["enable", "disable", "status"])
+@pytest.mark.parametrize("command", ["enable", "status"])
 async def test_a_broken_file_is_one_sentence(host: KubeletHost, agent: Agent, command: str) -> None:
     host.write("/var/lib/kubelet/config.yaml", "a: [\n")
     code, _, err = await host.cli(agent, command)

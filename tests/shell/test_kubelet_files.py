@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cri_proxy.core.kubelet_config import BadKubeletFile, survey
 from cri_proxy.core.kubelet_record import Record
-from cri_proxy.core.kubelet_switch import Edit, plan_disable, plan_enable
+from cri_proxy.core.kubelet_switch import Edit, by_hand, plan_disable, plan_enable
 from cri_proxy.shell.kubelet_files import CannotWrite, KubeletFiles, replace_file
-from tests.kubelet_trees import RANCHER, TREES
+from tests.kubelet_trees import RANCHER, TREES, UNIT
 
 ALL = {**TREES, **RANCHER}
 US = "unix:///var/run/cri-resmgr.sock"
@@ -64,6 +66,63 @@ def test_there_and_back_leaves_the_same_bytes_on_disk(tmp_path: Path, name: str)
     files.forget()
     assert read_tree(tmp_path) == before
     assert files.load() is None
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if ALL[name].place != "default"])
+def test_what_is_said_to_be_typed_by_hand_does_it(tmp_path: Path, name: str) -> None:
+    write_tree(tmp_path, ALL[name].files)
+    setup = survey(KubeletFiles(tmp_path, STATE).read())
+    typed = by_hand(setup, US).split(" && ")[0]
+    path = ALL[name].place.rpartition(":")[0]
+    subprocess.run(typed.replace(f" {path}", f" {tmp_path}{path}"), shell=True, check=True)
+    assert survey(KubeletFiles(tmp_path, STATE).read()).endpoint == US
+
+
+def test_of_two_equal_values_on_a_line_the_one_that_is_meant_is_typed_by_hand(tmp_path: Path) -> None:
+    flags = f"--image-service-endpoint={US} --container-runtime-endpoint={US}"
+    write_tree(tmp_path, {UNIT: f"[Service]\nExecStart=/usr/bin/kubelet {flags}\n"})
+    for name, value in (("runtime", None), ("image", survey(KubeletFiles(tmp_path, STATE).read()).images_at)):
+        typed = by_hand(survey(KubeletFiles(tmp_path, STATE).read()), f"unix:///run/{name}.sock", value)
+        subprocess.run(typed.split(" && ")[0].replace(UNIT, f"{tmp_path}{UNIT}"), shell=True, check=True)
+    setup = survey(KubeletFiles(tmp_path, STATE).read())
+    assert (setup.endpoint, setup.images) == ("unix:///run/runtime.sock", "unix:///run/image.sock")
+
+
+def test_a_file_that_somebody_has_just_changed_stays_as_it_is(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"/a": "old", "/b": "newer"})
+    with pytest.raises(CannotWrite, match="^/b cannot be written: somebody has just changed it"):
+        KubeletFiles(tmp_path, STATE).write([Edit("/a", "old", "new"), Edit("/b", "old", "new")])
+    assert read_tree(tmp_path) == {"/a": b"old", "/b": b"newer"}
+
+
+def test_files_given_back_are_remembered_until_kubelet_has_read_them(tmp_path: Path) -> None:
+    write_tree(tmp_path, TREES["kubeadm, flags file"].files)
+    before = read_tree(tmp_path)
+    files = KubeletFiles(tmp_path, STATE)
+    switch(files)
+    record = files.load()
+    assert record is not None and record.undone_at is None
+    edits = plan_disable(record, files.read(more=record.paths), files.backups(record)).edits
+    files.give_back(record, edits, 2.0)
+    assert (read_tree(tmp_path), files.load()) == (before, replace(record, undone_at=2.0))
+
+
+def test_files_that_cannot_be_given_back_are_not_said_to_be(tmp_path: Path) -> None:
+    write_tree(tmp_path, TREES["kubeadm, flags file"].files)
+    files = KubeletFiles(tmp_path, STATE)
+    [edit] = switch(files)
+    record = files.load()
+    with pytest.raises(CannotWrite, match="somebody has just changed it"):
+        files.give_back(record, [replace(edit, before="another")], 2.0)
+    assert files.load() == record
+
+
+def test_files_are_given_back_without_a_place_to_remember_it(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"/a": "ours"})
+    files = KubeletFiles(tmp_path, STATE)
+    write_tree(tmp_path, {f"{STATE}/kubelet": "a file where a folder should be"})
+    files.give_back(Record(US, "", (), 1.0), [Edit("/a", "ours", "theirs")], 2.0)
+    assert (tmp_path / "a").read_text() == "theirs"
 
 
 def test_owner_mode_and_labels_stay(tmp_path: Path) -> None:
@@ -124,8 +183,8 @@ def test_a_link_out_of_the_root_is_not_followed(tmp_path: Path) -> None:
 def test_when_the_second_file_cannot_be_written_the_first_is_as_it_was(tmp_path: Path) -> None:
     write_tree(tmp_path, {"/a": "old"})
     (tmp_path / "b").mkdir()
-    edits = [Edit("/a", "old", "new"), Edit("/b", "old", "new")]
-    with pytest.raises(CannotWrite, match="^/b cannot be written: "):
+    edits = [Edit("/a", "old", "new"), Edit("/b", None, "new")]
+    with pytest.raises(CannotWrite, match="^/b cannot be written: Is a directory"):
         KubeletFiles(tmp_path, STATE).write(edits)
     assert (tmp_path / "a").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
