@@ -55,13 +55,14 @@ class RunByDefault(click.Group):
         while at < len(args) and args[at].split("=", 1)[0] == "--control-socket":
             at += 1 if "=" in args[at] else 2
         first = args[at] if at < len(args) else ""
+        run = self.commands["run"]
+        known = {name for option in run.params for name in option.opts}
         if first == "run":
-            args = [*args[: at + 1], *double_dashes(args[at + 1 :])]
+            args = [*args[: at + 1], *intel_arguments(args[at + 1 :], known)]
         elif first in ("-version", "-help"):
             args = ["-" + first]
         elif not first or (first.startswith("-") and first not in ("--help", "-h", "--version")):
-            run = self.commands["run"]
-            args = ["run", *intel_arguments(args, {name for option in run.params for name in option.opts})]
+            args = ["run", *intel_arguments(args, known)]
         return super().parse_args(ctx, args)
 
 
@@ -71,7 +72,7 @@ def double_dashes(args: list[str]) -> list[str]:
 
 
 def intel_arguments(args: list[str], known: Iterable[str]) -> list[str]:
-    """Arguments without a subcommand, as Intel's units have them; flags not ``known`` go with a warning."""
+    """Arguments of ``run``, as Intel's units have them too; flags not ``known`` go with a warning."""
     kept: list[str] = []
     is_known = True
     for given, word in zip(args, double_dashes(args)):

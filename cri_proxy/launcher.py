@@ -9,12 +9,10 @@ import os
 import sys
 import traceback
 
-#: The commands that serve nothing: for them an error is an error. All others are ``run``.
-OTHERS = frozenset(
-    ["adopt", "affinity", "config", "doctor", "explain", "kubelet", "metrics", "mode", "nri", "observer"]
-) | {"placements", "rebalance", "release", "reset-policy", "simulate", "status", "topology"}
 #: Flags, in our spelling and Intel's, with which ``run`` serves nothing either, or must not without placing.
 NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict", "standalone"])
+#: Set by a shell that asks which words may follow; it comes without words of its own, as ``run`` does.
+COMPLETING = "_CRI_RESMGR_COMPLETE"
 
 
 def main():
@@ -26,6 +24,8 @@ def main():
         from cri_proxy import nri_launcher
 
         sys.exit(nri_launcher.main(sys.argv[3:]))
+    if COMPLETING in os.environ:
+        _complete()
     serves = is_serving(sys.argv[1:])
     if serves:
         with contextlib.suppress(Exception):  # then callers wait for the daemon's own first words
@@ -33,6 +33,8 @@ def main():
 
             greeting.begin()
     try:
+        import click
+
         from cri_proxy.cli import cli
 
         if serves:
@@ -40,25 +42,43 @@ def main():
     except Exception as error:
         if not serves:
             sys.exit(f"cri-resmgr: it cannot run: {_sentence(error)}\n  reinstall the package")
-        _pass_bytes(error)
+        _pass_bytes(_sentence(error))
     try:
-        cli()
+        # Wrong usage is told to whoever typed it; a service that ended for it would leave kubelet waiting.
+        cli(standalone_mode=not serves or os.isatty(2))
+    except click.Abort:  # SIGINT
+        sys.exit(1)
+    except click.UsageError as error:
+        where = "systemctl cat cri-resource-manager shows where it is from"
+        _pass_bytes(f"the command line is wrong: {error.format_message()} ({where})")
     except Exception as error:
         if not serves:
             raise
         traceback.print_exc()
-        _pass_bytes(error)
+        _pass_bytes(_sentence(error))
+
+
+def _complete():
+    """Tell a shell the words; whatever fails, nothing is written among what its user types."""
+    with contextlib.suppress(Exception):
+        from cri_proxy.cli import cli
+
+        cli()
+    sys.exit(1)
 
 
 def is_serving(words):
     """Whether a command line (without the program's name) is one that serves kubelet's socket."""
+    at = 0
+    while words[at:] and words[at].split("=")[0] == "--control-socket":
+        at += 1 if "=" in words[at] else 2
+    first = words[at] if words[at:] else "run"
     flags = {word.lstrip("-").split("=")[0] for word in words if word.startswith("-")}
-    return not OTHERS & set(words) and not NOT_SERVING & flags
+    return (first == "run" or first.startswith("-")) and not NOT_SERVING & flags
 
 
-def _pass_bytes(error):
+def _pass_bytes(problem):
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "passthrough.py")
-    problem = _sentence(error)
     print(f"cri-resmgr: degraded, passing bytes only: {problem}", file=sys.stderr, flush=True)
     with contextlib.suppress(Exception):  # then those who were greeted call again
         from cri_proxy import greeting

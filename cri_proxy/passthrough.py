@@ -1,6 +1,7 @@
 """Serves kubelet's sockets by splicing connections to the runtime's: what is left when all else is broken.
 
-Run by the launcher as ``python -I passthrough.py PROBLEM [ARGUMENTS OF run]``. Standard library only.
+Run by the launcher as ``python -I passthrough.py PROBLEM [ARGUMENTS OF run]``. Standard library only. Behind systemd's
+sockets it ends when the daemon can be loaded again: systemd starts that then, and callers wait meanwhile.
 """
 
 import asyncio
@@ -10,10 +11,13 @@ import os
 import signal
 import socket
 import sys
+import time
 
 STATE, SOCKET = "/var/lib/cri-resmgr", "/var/run/cri-resmgr.sock"
 RUNTIMES = ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock",
             "/run/crio/crio.sock", "/var/run/isulad.sock")  # fmt: skip
+#: How long bytes are passed before the daemon is tried; how long none must have come when it is let in.
+SHORTEST_S, LONGEST_S, QUIET_S, DAY_S = 120, 3600, 0.3, 86400
 
 
 def endpoints(argv, state=STATE):
@@ -39,6 +43,7 @@ async def serve(problem, argv):
     """Serve until SIGTERM."""
     main, more, runtime = endpoints(argv)
     stopping = asyncio.get_running_loop().create_future()
+    last = [0.0]  # when bytes came
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.cancel)
@@ -48,7 +53,8 @@ async def serve(problem, argv):
             upstream, downstream = await asyncio.open_unix_connection(runtime)
             if is_greeted:
                 await _leave_answer_out(reader, downstream)
-            await asyncio.gather(_pump(reader, downstream), _pump(upstream, writer), return_exceptions=True)
+            pumps = _pump(reader, downstream, last), _pump(upstream, writer, last)
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())  # sd_listen_fds(3)
     given = [socket.socket(fileno=3 + i) for i in range(is_ours and int(os.environ.get("LISTEN_FDS", "0")))]
@@ -57,10 +63,10 @@ async def serve(problem, argv):
     streams = [await asyncio.open_connection(sock=connection) for connection in greeted]
     servers += [asyncio.ensure_future(connected(*pair, is_greeted=True)) for pair in streams]
     taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
-    os.umask(0o177)
     for path in [path for path in (main, *more) if os.path.realpath(path) not in taken_over]:
         try:
             _claim(path)
+            os.umask(0o177)
             servers.append(await asyncio.start_unix_server(connected, path))
         except OSError as error:
             print(f"cri-resmgr: {path} cannot be served: {error}", file=sys.stderr, flush=True)
@@ -72,13 +78,45 @@ async def serve(problem, argv):
             os.chown(path, status.st_uid, status.st_gid)
             os.chmod(path, status.st_mode & 0o777)
     _notify(f"READY=1\nSTATUS=degraded: passing bytes only: {problem}")
+    if given:
+        servers.append(asyncio.ensure_future(_until_loadable(last)))
+        servers[-1].add_done_callback(lambda _: stopping.cancel())
     period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
     while not stopping.done():
         _notify("WATCHDOG=1")
         await asyncio.wait([stopping], timeout=period_s or None)
 
 
+async def _until_loadable(last):
+    """Return in a moment without bytes once the daemon can be imported; the trial is another process's."""
+    code = "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); import cri_proxy.daemon"
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    trial = [sys.executable, "-I", "-c", code, folder]
+    pause_s, failed = _first_pause_s(), True
+    while failed:
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_S)
+        with contextlib.suppress(OSError):  # no memory, no processes: later
+            process = await asyncio.create_subprocess_exec(*trial, stderr=asyncio.subprocess.DEVNULL)
+            failed = await process.wait()
+    while time.monotonic() - last[0] < QUIET_S:
+        await asyncio.sleep(QUIET_S / 10)
+
+
+def _first_pause_s():
+    """As long as we have been needed today: a daemon that loads and then fails must not cut calls all the time."""
+    since_s = 0
+    with contextlib.suppress(OSError, KeyError):
+        note = os.environ["RUNTIME_DIRECTORY"] + "/passing-bytes-since"
+        if os.path.exists(note) and 0 <= time.time() - os.stat(note).st_mtime < DAY_S:
+            since_s = time.time() - os.stat(note).st_mtime
+        else:
+            open(note, "w").close()
+    return min(max(since_s, SHORTEST_S), LONGEST_S)
+
+
 def _claim(path):
+    os.umask(0o022)  # nobody would get into a folder with the mode of a socket
     os.makedirs(os.path.dirname(path), exist_ok=True)
     stale = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)  # is replaced
     with socket.socket(socket.AF_UNIX) as probe, stale:
@@ -93,9 +131,10 @@ async def _leave_answer_out(reader, writer):
         writer.write(head + await reader.readexactly(int.from_bytes(head[:3], "big")))
 
 
-async def _pump(reader, writer):
+async def _pump(reader, writer, last):
     with contextlib.suppress(OSError), contextlib.closing(writer):
         while data := await reader.read(65536):
+            last[0] = time.monotonic()
             writer.write(data)
             await writer.drain()
 

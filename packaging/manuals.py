@@ -23,9 +23,7 @@ _HEAD = f""".TH CRI-RESMGR 8 "" "{NAME} {VERSION}" "System administration"
 [\\fIOPTION\\fR]... [\\fICOMMAND\\fR [\\fIARGUMENT\\fR]...]
 .SH DESCRIPTION
 A CRI proxy for Kubernetes nodes with chiplet CPUs. It gives every container a cpuset inside one L3 slice, or else
-one NUMA node, or else the nearest few. Without a command it is \\fBrun\\fR, the daemon; it also takes the flags of
-Intel's cri-resource-manager. The other commands talk to the running daemon; \\fBtopology\\fR, \\fBsimulate\\fR,
-\\fBrelease\\fR, \\fBkubelet\\fR and \\fBconfig check\\fR work without it, too.
+one NUMA node, or else the nearest few. It also takes the flags of Intel's cri-resource-manager.
 """
 _TAIL = r""".SH EXIT STATUS
 .TP
@@ -33,7 +31,8 @@ _TAIL = r""".SH EXIT STATUS
 Done.
 .TP
 .B 1
-Failed; a sentence on standard error says why.
+Failed; a sentence on standard error says why. Of \fBdoctor\fR: there is a problem. Of \fBkubelet status\fR:
+kubelet does not point at us.
 .TP
 .B 2
 Wrong usage.
@@ -45,6 +44,13 @@ The configuration; every line is commented and shows a default.
 .I /etc/cri-resmgr/fallback.cfg
 A configuration of Intel's cri-resource-manager, read before it.
 .TP
+.I /etc/default/cri-resource-manager, /etc/sysconfig/cri-resource-manager
+Flags of the service: CONFIG_OPTIONS and POLICY_OPTIONS, as Intel's. Sockets and directories that commands are to find,
+too, belong into config.yaml.
+.TP
+.I /etc/default/cri-resmgr-observer, /etc/default/cri-resmgr-nri
+OBSERVER_OPTIONS and NRI_OPTIONS, flags of these services; likewise in /etc/sysconfig.
+.TP
 .I /var/lib/cri-resmgr
 State.
 .TP
@@ -54,7 +60,7 @@ The sockets for kubelet.
 .I /run/cri-resmgr/control.sock
 The socket for these commands.
 .SH SEE ALSO
-/usr/share/doc/cri-resmgr, systemctl(1), kubelet(1)
+/usr/share/doc/cri-resmgr/docs, systemctl(1), kubelet(1)
 """
 
 
@@ -75,22 +81,23 @@ def manual_page() -> str:
     commands = "".join(
         _command(command, context, words) for command, context, words in _commands(cli, context)
     )
-    return f"{_HEAD}.SH OPTIONS\n{options}.SH COMMANDS\n{commands}{_TAIL}"
+    which = " ".join((cli.help or "").partition("\n\n")[2].split())
+    return f"{_HEAD}{_troff(which)}\n.SH OPTIONS\n{options}.SH COMMANDS\n{commands}{_TAIL}"
 
 
 def _commands(
     group: click.Group, context: click.Context, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[click.Command, click.Context, tuple[str, ...]]]:
-    """Every command that is not hidden, those of groups by all their words."""
+    """Every command that is not hidden, those of groups by all their words; a group itself if it has options."""
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
         if command is None or command.hidden:
             continue
         inner = click.Context(command, info_name=name, parent=context)
+        if not isinstance(command, click.Group) or any(_options(command, inner)):
+            yield command, inner, (*words, name)
         if isinstance(command, click.Group):
             yield from _commands(command, inner, (*words, name))
-        else:
-            yield command, inner, (*words, name)
 
 
 def _command(command: click.Command, context: click.Context, words: tuple[str, ...]) -> str:
@@ -104,11 +111,9 @@ def _command(command: click.Command, context: click.Context, words: tuple[str, .
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     for option in command.get_params(context):
         record = option.get_help_record(context)
-        if (
-            isinstance(option, click.Option)
-            and record is not None
-            and (option.name != "help" or command is cli)
-        ):
+        # Every command has --help; it is said once.
+        is_shown = "--help" not in option.opts or command is cli
+        if isinstance(option, click.Option) and record is not None and is_shown:
             yield f".TP\n.B {_troff(record[0])}\n{_troff(record[1])}\n"
 
 

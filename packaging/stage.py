@@ -90,8 +90,9 @@ def _configuration(prepared: Path, root: Path) -> None:
 
 
 def _documents(prepared: Path, kind: str, root: Path) -> None:
-    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))):
-        _put(root / DOCS / page.name, page.read_bytes())
+    # As in the sources, so that the pages' links and the doctor's hints lead somewhere.
+    for page in ("README.md", *sorted(f"docs/{found.name}" for found in (REPOSITORY / "docs").glob("*.md"))):
+        _put(root / DOCS / page, (REPOSITORY / page).read_bytes())
     licences = root / LICENCES[kind]
     shutil.copytree(prepared / "licences", licences)
     _put(licences / "LICENSE", (REPOSITORY / "LICENSE").read_bytes())

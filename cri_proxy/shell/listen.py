@@ -18,13 +18,15 @@ class SocketTaken(Exception):
     """A socket cannot be had: somebody serves it, or the path is something else. The message says so."""
 
 
-def claim(path: Path) -> None:
+def claim(path: Path, option: str = "relay.socket or relay.extra_sockets") -> None:
     """Make a path free for binding: its folder exists, and a socket nobody serves is removed.
+
+    ``option``: where the path is set.
 
     :raises SocketTaken: a live server is there, or the path is not a socket.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
     except OSError as error:
         raise SocketTaken(f"{path} cannot be served: its folder cannot be made: {error.strerror}") from None
     try:
@@ -32,7 +34,7 @@ def claim(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise SocketTaken(f"{path} exists and is not a socket; remove it or set relay.socket to another path")
+        raise SocketTaken(f"{path} exists and is not a socket; remove it or set {option} to another path")
     try:
         live = is_served(path)
     except OSError as error:
@@ -42,6 +44,18 @@ def claim(path: Path) -> None:
             f"{path} is served by another process; stop it first (is cri-resmgr running already?)"
         )
     path.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """As systemd makes those of its sockets (0755): a mask that keeps others from a socket is not for its folder.
+
+    Without search permission not even root gets in, where it has no capability for that, as in our unit.
+    """
+    mask = os.umask(0o022)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    finally:
+        os.umask(mask)
 
 
 def is_served(path: Path) -> bool:

@@ -16,7 +16,7 @@ PROGRAMS = (
     "/usr/share/bash-completion/completions/cri-resmgr",
     "/usr/share/doc/cri-resmgr/config.yaml.sample",
     "/usr/share/doc/cri-resmgr/README.md",
-    "/usr/share/doc/cri-resmgr/operations.md",
+    "/usr/share/doc/cri-resmgr/docs/operations.md",
 )
 UNITS = (
     "/usr/lib/systemd/system/cri-resource-manager.service",
@@ -27,6 +27,8 @@ UNITS = (
 )
 #: What an installation begins with.
 SOCKET_AND_SERVICE = "cri-resource-manager.socket cri-resource-manager.service"
+#: What a first installation asks of systemd.
+FRESH = [f"--no-reload preset {SOCKET_AND_SERVICE}", "daemon-reload", "stop cri-resource-manager.service"]
 #: A unit of kubelet that points it at us, and that `kubelet enable` has not written: its name, its text.
 KUBELET_BY_HAND = (
     "/usr/lib/systemd/system/kubelet.service",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
 
 from cri_proxy.version import VERSION
-from tests.packaging.expected import SOCKET_AND_SERVICE
+from tests.packaging.expected import FRESH, SOCKET_AND_SERVICE
 from tests.packaging.installed import simulated
 from tests.packaging.kinds import DEB, Kind
 from tests.packaging.roots import Root
@@ -51,6 +52,9 @@ def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: 
     root.write("/var/lib/cri-resmgr/state.db", "state")
     root.write("/etc/cri-resmgr/fallback.cfg", "policy:\n  Active: none\n")
     root.write("/run/cri-resmgr/control.sock", "")
+    # As docs/install.md has a standalone node.
+    root.write("/etc/systemd/system/cri-resource-manager.service.d/standalone.conf", "[Service]\n")
+    (root.path / "etc/systemd/system/cri-resource-manager.socket").symlink_to("/dev/null")
     install("2")
     root.run("dpkg", "--remove", "cri-resmgr")
     assert {name.partition("/")[0] for name in root.files() - before} == {"etc", "var"}
@@ -71,7 +75,7 @@ def test_after_a_removal_it_can_be_installed_again(root: Root, install: Callable
     root.run("dpkg", "--remove", "cri-resmgr")
     root.asked_of_systemd()
     install()
-    assert root.asked_of_systemd() == [f"--no-reload preset {SOCKET_AND_SERVICE}", "daemon-reload"]
+    assert root.asked_of_systemd() == FRESH
 
 
 def test_removal_points_kubelet_back_as_it_was(root: Root, install: Callable[..., str]) -> None:
@@ -90,3 +94,9 @@ def test_a_program_that_cannot_run_can_be_removed(root: Root, install: Callable[
     install()
     (root.path / "usr/lib/cri-resmgr/lib/python3.11/site-packages/click/__init__.py").unlink()
     root.run("dpkg", "--purge", "cri-resmgr")
+
+
+def test_without_its_state_directory_it_can_be_removed(root: Root, install: Callable[..., str]) -> None:
+    install()
+    shutil.rmtree(root.path / "var/lib/cri-resmgr")
+    root.run("dpkg", "--remove", "cri-resmgr")

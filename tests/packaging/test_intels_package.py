@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,11 @@ Architecture: amd64
 Maintainer: nobody <nobody@example.org>
 Description: stands for Intel's
 """
-#: On a removal it stops and disables the unit, which has the name of ours: %systemd_preun.
+#: As debhelper has it: on a removal the unit, which has the name of ours, is masked.
+POSTRM = """#!/bin/sh
+if [ "$1" = remove ]; then deb-systemd-helper mask cri-resource-manager.service >/dev/null; fi
+"""
+#: It has no scriptlets: its daemon goes on running. What is in sysconfig it does not call configuration.
 SPEC = """Name: cri-resource-manager
 Version: 0.9.2
 Release: 0
@@ -28,14 +33,12 @@ Summary: stands for Intel's
 License: Apache-2.0
 %description
 None.
-%preun
-if [ "$1" -eq 0 ]; then systemctl --no-reload disable --now cri-resource-manager.service; fi
 %install
 cp -a SOURCE/. %{buildroot}
 %files
 %config(noreplace) /etc/cri-resmgr/fallback.cfg
 %config(noreplace) /etc/cri-resmgr/fallback.cfg.sample
-%config(noreplace) /etc/sysconfig/cri-resource-manager
+/etc/sysconfig/cri-resource-manager
 /usr
 """
 UNIT = "/usr/lib/systemd/system/cri-resource-manager.service"
@@ -70,6 +73,8 @@ def intels(kind: Kind, tmp_path: Path) -> Path:
         (source / "DEBIAN").mkdir()
         (source / "DEBIAN/control").write_text(CONTROL)
         (source / "DEBIAN/conffiles").write_text("".join(f"{name}\n" for name in conffiles))
+        (source / "DEBIAN/postrm").write_text(POSTRM)
+        (source / "DEBIAN/postrm").chmod(0o755)
         command = ["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", str(source), str(tmp_path)]
     else:
         (tmp_path / "intel.spec").write_text(SPEC.replace("SOURCE", str(source)))
@@ -98,6 +103,13 @@ def test_it_takes_its_place_and_the_users_configuration_is_read(
     assert "Type=notify" in root.read(UNIT)
     assert {name: root.read(name) for name in edited} == edited
     root.run("cri-resmgr", "config", "check", "/etc/cri-resmgr/fallback.cfg")
-    # Their removal has disabled the unit that is ours now, and kubelet waits.
+    # Their daemon may still run in the unit that is ours now, which their removal may have masked; and kubelet waits.
+    assert not os.path.lexists(root.path / "etc/systemd/system/cri-resource-manager.service")
     assert "kubelet points at its socket already" in said
-    assert root.asked_of_systemd()[-2:] == [f"enable {SOCKET_AND_SERVICE}", f"start {SOCKET_AND_SERVICE}"]
+    assert root.asked_of_systemd()[-5:] == [
+        f"--no-reload preset {SOCKET_AND_SERVICE}",
+        f"--no-reload enable {SOCKET_AND_SERVICE}",
+        "daemon-reload",
+        "stop cri-resource-manager.service",
+        f"start {SOCKET_AND_SERVICE}",
+    ]

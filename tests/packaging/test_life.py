@@ -9,12 +9,20 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.version import VERSION
-from tests.packaging.expected import KUBELET_BY_HAND, SOCKET_AND_SERVICE
+from tests.packaging.expected import FRESH, KUBELET_BY_HAND, SOCKET_AND_SERVICE
 from tests.packaging.installed import served, simulated
 from tests.packaging.kinds import Kind
-from tests.packaging.roots import Root
+from tests.packaging.roots import FAKE_SYSTEMCTL, Root
 
 pytestmark = pytest.mark.packages
+
+#: A process that a runtime may have launched as a plugin, and the lock of which it is said to be the owner.
+PLUGIN = """
+NRI_PLUGIN_SOCKET=3 sh -c 'trap "echo ended >/var/tmp/plugin; exit" TERM; sleep 20 & wait' sh /usr/bin/cri-resmgr nri run &
+mkdir -p /run/cri-resmgr
+echo "{\\"pid\\": $!, \\"front_end\\": \\"nri-plugin\\"}" >/run/cri-resmgr/owner.lock
+/usr/lib/cri-resmgr/maintain WHAT
+"""
 
 
 async def test_a_first_install_starts_nothing_and_a_removal_gives_containers_their_cpus_back(
@@ -24,7 +32,7 @@ async def test_a_first_install_starts_nothing_and_a_removal_gives_containers_the
     root.pretend_systemd()
     said = await asyncio.to_thread(install)
     assert not [line for line in said.splitlines() if not line.startswith(kind.says)]
-    assert root.asked_of_systemd() == [f"--no-reload preset {SOCKET_AND_SERVICE}", "daemon-reload"]
+    assert root.asked_of_systemd() == FRESH
     assert (await asyncio.to_thread(root.run, "cri-resmgr", "--version")).split()[-1] == VERSION
     assert await asyncio.to_thread(simulated, root) == "0-3,64-67"
     async with served(root) as (client, runtime):
@@ -74,7 +82,61 @@ def test_removal_is_refused_while_kubelet_points_at_us_by_hand(
     said = root.run(*kind.remove, "cri-resmgr", fails=True)
     file, text = KUBELET_BY_HAND
     assert f"{file}:2" in said, said
-    assert "not removed, nothing was changed" in said
+    assert "cri-resmgr: not removed" in said
     assert root.files() == before
     assert root.read(file) == text
     root.run("cri-resmgr", "--version")
+
+
+def test_in_an_image_whose_kubelet_points_at_us_the_units_are_enabled(
+    root: Root, install: Callable[..., str]
+) -> None:
+    root.write("/usr/bin/systemctl", FAKE_SYSTEMCTL, 0o755)  # and no systemd runs
+    root.write(*KUBELET_BY_HAND)
+    said = install()
+    assert "cri-resmgr:" not in said
+    verbs = ("preset", "enable")
+    assert root.asked_of_systemd() == [f"--no-reload {verb} {SOCKET_AND_SERVICE}" for verb in verbs]
+
+
+def test_where_kubelet_points_is_not_known_is_said(root: Root, install: Callable[..., str]) -> None:
+    root.pretend_systemd()
+    start = "[Service]\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml\n"
+    root.write("/usr/lib/systemd/system/kubelet.service", start)
+    root.write("/var/lib/kubelet/config.yaml", "kind: [\n")
+    assert "cri-resmgr: /var/lib/kubelet/config.yaml" in install()
+    assert root.asked_of_systemd() == FRESH
+
+
+def test_a_program_that_cannot_run_stays_while_kubelet_points_at_it(
+    root: Root, kind: Kind, install: Callable[..., str]
+) -> None:
+    file, text = KUBELET_BY_HAND
+    install()
+    (click,) = root.path.glob("usr/lib/cri-resmgr/lib/python3*/site-packages/click/__init__.py")
+    click.unlink()
+    root.write(file, text)
+    before = root.files()
+    said = root.run(*kind.remove, "cri-resmgr", fails=True)
+    assert "cri-resmgr: it cannot run: AttributeError: module 'click' has no attribute" in said
+    assert f"has no runtime; see:\n  {file}\n" in said
+    assert "cri-resmgr: not removed" in said
+    assert root.files() == before
+    # It says how to have it gone all the same.
+    command = next(line.split(": ", 1)[1] for line in said.splitlines() if "remove it all the same" in line)
+    root.run("sh", "-c", command)
+    root.run(*kind.remove, "cri-resmgr")
+    assert not (root.path / "usr/bin/cri-resmgr").exists()
+    assert not (root.path / "run/cri-resmgr").exists()
+
+
+def test_a_plugin_that_a_runtime_has_launched_ends_with_the_package_and_outlives_an_upgrade(
+    root: Root, install: Callable[..., str]
+) -> None:
+    root.pretend_systemd()
+    install()
+    said = root.run("sh", "-c", PLUGIN.replace("WHAT", "installed upgrade"))
+    assert said == "cri-resmgr: the container runtime runs the old plugin until it is restarted\n"
+    assert not (root.path / "var/tmp/plugin").exists()
+    root.run("sh", "-c", PLUGIN.replace("WHAT", "removing; wait"))
+    assert root.read("/var/tmp/plugin") == "ended\n"

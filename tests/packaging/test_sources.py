@@ -13,6 +13,8 @@ import click
 import pytest
 
 from cri_proxy.cli import cli
+from cri_proxy.core.config_docs import sample_config
+from cri_proxy.core.findings import DOCUMENTS
 from tests.packaging.roots import REPOSITORY
 
 FOLDER = REPOSITORY / "packaging"
@@ -20,6 +22,7 @@ sys.path.insert(0, str(FOLDER))
 try:
     import manuals
     import prepare
+    import stage
     import vendor
 finally:
     sys.path.remove(str(FOLDER))
@@ -94,6 +97,27 @@ def test_the_manual_has_every_command(name: str) -> None:
     assert re.search(rf"^\.SS \\fB{re.escape(written)}( |\\fR)", manuals.manual_page(), re.MULTILINE)
 
 
+def said_of(title: str) -> str:
+    """The manual's section about a command."""
+    page = manuals.manual_page().replace("\\-", "-")
+    return page.partition(f".SS \\fB{title}\\fR")[2].partition(".SS ")[0]
+
+
+def test_the_manual_has_the_options_that_all_commands_of_a_group_have() -> None:
+    assert ".B --config FILE\n" in said_of("kubelet")
+
+
+def test_the_manual_says_once_that_there_is_help() -> None:
+    assert manuals.manual_page().count("\\-\\-help") == 1
+
+
+@pytest.mark.parametrize("name", ["doctor", "kubelet status"])
+def test_an_exit_code_that_is_an_answer_is_told(name: str) -> None:
+    told = manuals.manual_page().partition(".SH EXIT STATUS")[2].partition(".SH FILES")[0]
+    assert f"Of \\fB{name}\\fR" in told
+    assert "Exit code 1" in said_of(name)
+
+
 def test_the_manual_is_set_without_a_warning(tmp_path: Path) -> None:
     if shutil.which("groff") is None:
         pytest.skip("no groff")
@@ -105,6 +129,29 @@ def test_the_manual_is_set_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_completion_asks_the_program(shell: str) -> None:
     assert f"_CRI_RESMGR_COMPLETE={shell}_complete" in manuals.completion(shell)
+
+
+def test_the_pages_lie_on_a_node_as_they_do_here_so_that_links_and_hints_lead_to_them(tmp_path: Path) -> None:
+    prepared, root = tmp_path / "prepared", tmp_path / "root"
+    for name in (
+        "site/x.py",
+        "licences/x",
+        "man/cri-resmgr.8",
+        "completion/bash",
+        "completion/zsh",
+        "config.yaml",
+    ):
+        (prepared / name).parent.mkdir(parents=True, exist_ok=True)
+        (prepared / name).write_text(sample_config() if name == "config.yaml" else "")
+    stage.stage(prepared, "3.11", "deb", root)
+    pages = ["README.md", *(f"docs/{page.name}" for page in (REPOSITORY / "docs").glob("*.md"))]
+    packed = root / "usr/share/doc/cri-resmgr"
+    assert {name: (packed / name).read_bytes() for name in pages} == {
+        name: (REPOSITORY / name).read_bytes() for name in pages
+    }
+    assert root / DOCUMENTS.lstrip("/") == packed / "docs"
+    named = re.findall(r"/\S+\.md", (root / "etc/cri-resmgr/config.yaml").read_text())
+    assert [(root / page.lstrip("/")).exists() for page in named] == [True]
 
 
 def test_the_maintainer_scripts_are_shell(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.shell.listen import SocketTaken, activated, claim, copy_access, is_served
+from cri_proxy.shell.listen import SocketTaken, activated, bind_wanted, claim, copy_access, is_served
 
 
 def bound(path: Path) -> socket.socket:
@@ -25,6 +25,18 @@ def bound(path: Path) -> socket.socket:
 def test_a_path_that_is_free_gets_its_folder(folder: Path) -> None:
     claim(folder / "a" / "b" / "x.sock")
     assert list((folder / "a" / "b").iterdir()) == []
+
+
+def test_folders_are_open_and_sockets_are_not(folder: Path) -> None:
+    wanted = [folder / "x.sock", folder / "run" / "crio" / "crio.sock"]
+
+    def bind(path: Path) -> None:
+        claim(path)
+        bound(path).close()
+
+    assert bind_wanted(wanted, [], bind) == (wanted, {})
+    assert [path.stat().st_mode & 0o777 for path in wanted] == [0o600, 0o600]
+    assert [(folder / name).stat().st_mode & 0o777 for name in ("run", "run/crio")] == [0o755, 0o755]
 
 
 def test_a_socket_nobody_serves_is_removed(folder: Path) -> None:
