@@ -7,7 +7,6 @@ bytes are appended to the request, and protobuf merges the two: embedded message
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any, Optional
 from google.protobuf.message import DecodeError
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.annotation_text import BadAnnotation, read_value
 from cri_proxy.core.grants import Quota
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quantity import BadQuantity, parse_milli
@@ -156,10 +156,10 @@ def sum_pod_size(
 def _annotated_size(text: str, key: str) -> Optional[PodSize]:
     """Apps run together, init containers one after another: the apps' sum, but at least the largest init container."""
     try:
-        document = json.loads(text)
+        document: Any = read_value(text)
         apps = [_annotated_container(c) for c in (document.get("containers") or {}).values()]
         inits = [_annotated_container(c) for c in (document.get("initContainers") or {}).values()]
-    except (ValueError, AttributeError, TypeError, BadQuantity):
+    except (BadAnnotation, BadQuantity, AttributeError):
         return None
     if not apps:
         return None
@@ -174,7 +174,7 @@ def _annotated_size(text: str, key: str) -> Optional[PodSize]:
 
 
 def _annotated_container(resources: Any) -> tuple[int, Optional[int]]:
-    limit = (resources.get("limits") or {}).get("cpu")
+    limit = (resources.get("limits") or {}).get("cpu") or None
     request = (resources.get("requests") or {}).get("cpu", limit)
     return parse_milli(request or 0), None if limit is None else parse_milli(limit)
 

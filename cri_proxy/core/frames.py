@@ -7,14 +7,27 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x9
-END_STREAM = ACK = 0x1
-END_HEADERS = 0x4
-#: "PRI * HTTP/2.0 ...", which a client sends before its first frame.
-PREFACE_BYTES = 24
-_HEAD_BYTES = 9
-#: "No last stream yet": of all ids the largest.
-_ANY_STREAM = 0x7FFFFFFF
+from cri_proxy.core.http2.frames import (
+    ACK,
+    ANY_STREAM,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEAD_BYTES,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    STREAM_MASK,
+    Error,
+    write_frame,
+    write_goaway,
+)
+
+PREFACE_BYTES = len(PREFACE)
 #: What comes back when a client has read ``going_away``; no other ping looks so.
 FAREWELL = b"cri-bye!"
 
@@ -34,12 +47,7 @@ def going_away() -> bytes:
     Calls it has begun before it reads this are served yet; when the PING's answer has come, there are no more.
     Without an id that ends calls: a server's own, which may follow, must not be larger (RFC 9113, 6.8).
     """
-    goaway = _head(8, GOAWAY) + _ANY_STREAM.to_bytes(4, "big") + bytes(4)
-    return goaway + _head(len(FAREWELL), PING) + FAREWELL
-
-
-def _head(length: int, kind: int) -> bytes:
-    return length.to_bytes(3, "big") + bytes([kind, 0]) + bytes(4)
+    return write_goaway(ANY_STREAM, Error.NO_ERROR) + write_frame(PING, 0, 0, FAREWELL)
 
 
 class FrameReader:
@@ -89,12 +97,13 @@ class FrameReader:
         return self._is_open is False and self._frame is None and not self._head
 
     def _read_head(self, data: bytes, at: int) -> int:
-        taken = data[at : at + _HEAD_BYTES - len(self._head)]
+        taken = data[at : at + HEAD_BYTES - len(self._head)]
         self._head += taken
-        if len(self._head) == _HEAD_BYTES:
-            head, self._head = self._head, b""
-            self._left = int.from_bytes(head[:3], "big")
-            self._frame = (head[3], head[4], int.from_bytes(head[5:], "big") & _ANY_STREAM)
+        if len(self._head) == HEAD_BYTES:
+            length_kind, flags, stream = HEAD.unpack(self._head)
+            self._head = b""
+            self._left = length_kind >> 8
+            self._frame = (length_kind & 0xFF, flags, stream & STREAM_MASK)
         return at + len(taken)
 
 
@@ -145,19 +154,20 @@ class FirstAnswer:
         passed: list[bytes] = []
         at = 0
         while at < len(data):
-            taken = data[at : at + (self._left or _HEAD_BYTES - len(self._head))]
+            taken = data[at : at + (self._left or HEAD_BYTES - len(self._head))]
             at += len(taken)
             if self._left:
                 self._left -= len(taken)
                 passed.append(taken)
                 continue
             self._head += taken
-            if len(self._head) == _HEAD_BYTES:
+            if len(self._head) == HEAD_BYTES:
                 head, self._head = self._head, b""
-                if head[3] == SETTINGS and head[4] & ACK:
+                length_kind, flags, _stream = HEAD.unpack(head)
+                if length_kind & 0xFF == SETTINGS and flags & ACK:
                     self._is_out = True
                     passed.append(data[at:])
                     break
                 passed.append(head)
-                self._left = int.from_bytes(head[:3], "big")
+                self._left = length_kind >> 8
         return b"".join(passed)

@@ -115,10 +115,11 @@ class End(Enum):
     UNKNOWN = "unknown"  # client gone, deadline passed, connection lost: nobody knows
 
 
-#: gRPC status codes that do not tell whether the runtime has done it: CANCELLED, UNKNOWN is the runtime's own
-#: word for most errors, DEADLINE_EXCEEDED.
-_DOUBTFUL = frozenset([1, 4])
-UNAVAILABLE = 14
+#: gRPC status codes (grpc/statuscodes.md).
+CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND = 1, 2, 4, 5
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 8, 9, 13, 14
+#: Those that do not tell whether the runtime has done it. UNKNOWN does: it is its own word for most errors.
+_DOUBTFUL = frozenset([CANCELLED, DEADLINE_EXCEEDED])
 
 
 def end_of(code: int, sent: bool) -> End:

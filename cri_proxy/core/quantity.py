@@ -11,10 +11,12 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|[kMGTPE]|[KMGTPE]i|[eE][
 _FACTORS = {"": Decimal(1), "m": Decimal(1) / 1000, "k": Decimal(1000)}
 _FACTORS.update({unit: Decimal(1000) ** power for power, unit in enumerate("MGTPE", 2)})
 _FACTORS.update({f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)})
+#: Kubernetes' own limit. What is larger could be kept nowhere: Python does not write numbers of 5,000 digits.
+_MOST = 2**63 - 1
 
 
 class BadQuantity(ValueError):
-    """Not a Kubernetes quantity of 0 or more."""
+    """Not a Kubernetes quantity of 0 or more, or more than any machine has."""
 
 
 def parse_milli(value: Any) -> int:
@@ -32,6 +34,7 @@ def _parse(value: Any, expected: str) -> Decimal:
     if match is None:
         raise BadQuantity(f"{value!r:.60} is not a quantity of {expected}")
     number, suffix = Decimal(match[1]), match[2] or ""
-    if suffix not in _FACTORS:
-        return number * Decimal(10) ** int(suffix[1:])
-    return number * _FACTORS[suffix]
+    number *= _FACTORS[suffix] if suffix in _FACTORS else Decimal(10) ** int(suffix[1:])
+    if number > _MOST:
+        raise BadQuantity(f"{value!r:.60} is more than any machine has")
+    return number

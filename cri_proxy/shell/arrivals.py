@@ -85,7 +85,7 @@ class Arrivals:
         grant = engine.grants[arrival.id]
         keeper.log.info(
             "arrival", container=grant.container.path, id=arrival.id, cpus=format_cpus(grant.placement.cpus),
-            mems=format_cpus(grant.placement.mems), level=grant.placement.level, why=grant.why, outcome=outcome,
+            mems=format_cpus(grant.placement.mems), rung=grant.placement.level, why=grant.why, outcome=outcome,
             us=round(elapsed_s * 1e6), late_ms=_late_ms(arrival.started_at_ns), **fields,
         )  # fmt: skip
         return steps

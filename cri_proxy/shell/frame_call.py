@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional, Protocol, Union
 from cri_proxy.core.http2.headers import Metadata
 from cri_proxy.core.http2.stream import Asked, Ended, Observed
 from cri_proxy.core.interception import (
+    INTERNAL,
     UNAVAILABLE,
     Answer,
     AnswerFailed,
@@ -20,7 +21,7 @@ from cri_proxy.core.interception import (
     Refuse,
     end_of,
 )
-from cri_proxy.shell.relay import INTERNAL, STOPPING
+from cri_proxy.shell.relay import STOPPING
 
 #: What is sent for each message that was shown; nothing: the messages.
 Instead = Sequence[Optional[bytes]]
@@ -41,7 +42,8 @@ class CallLink(Protocol):
 class FrameCall:
     """Made when the call's headers come; ``run`` when its request is there."""
 
-    def __init__(self, interception: Interception, link: CallLink) -> None:
+    def __init__(self, method: str, interception: Interception, link: CallLink) -> None:
+        self.method = method
         self._interception = interception
         self._link = link
         self._steps: deque[tuple[Union[Observed, Ended], Done]] = deque()
@@ -59,6 +61,8 @@ class FrameCall:
         done: Done = _nothing
         try:
             outcome = await self._decide(asked.message)
+            if any(isinstance(step, Ended) for step, _done in self._steps):
+                outcome = Forward()  # to nobody, for the call is over: above all no answer is begun
             if not isinstance(outcome, Refuse):
                 ended = Ended(asked.stream, self, End.UNKNOWN, UNAVAILABLE, STOPPING)
             if isinstance(outcome, Forward):

@@ -25,8 +25,8 @@ BACKLOG_LOOK_S = 0.01
 NOTE_S = 2.0
 #: A client that was sent away has so long to read that and to go by itself.
 LINGER_S = 1.0
-#: What it has not taken by then it does not get.
-LAST_BYTES_S = 10.0
+#: What a client has not taken by then it does not get.
+TAKE_S = 10.0
 #: A connection on which nothing is said: grpc-go's server gives it 120 s.
 SILENT_S = 120.0
 
@@ -40,6 +40,7 @@ class LinkOwner(Protocol):
 
     def failed_open(self, method: str, reason: str) -> None: ...
     def failed(self, error: Exception) -> None: ...
+    def unreached(self, why: str) -> None: ...
     def closing(self, reason: str) -> None: ...
     def joined(self, link: Link) -> None: ...
     def left(self, link: Link) -> None: ...
@@ -70,26 +71,40 @@ class Link:
         self.connection = RelayedConnection(self._open_call, int(self._is_greeted))
         try:
             self.runtime.begin(await asyncio.wait_for(_connected(self._owner.runtime), CONNECT_S))
-        except (OSError, asyncio.TimeoutError):
-            self.connection, self.local = None, LocalEnd(self._is_greeted)
+        except (OSError, asyncio.TimeoutError) as error:
+            self.connection, self.local = None, self._without_runtime(error)
         self.client.begin(accepted)
         self._owner.joined(self)
         self._pump()
+
+    def _without_runtime(self, error: Exception) -> LocalEnd:
+        if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+            return LocalEnd(self._is_greeted)  # nobody is there, which others look for, too
+        why = getattr(error, "strerror", None) or f"it has not accepted in {CONNECT_S:g} s"
+        sentence = f"no connection to the container runtime at {self._owner.runtime}: {why}"
+        self._owner.unreached(sentence)
+        return LocalEnd(self._is_greeted, f"{sentence}; cri-resmgr tries every 100 ms")
 
     # ------------------------------------------------------------------ bytes
 
     def _from_client(self, data: bytes) -> None:
         if self._is_closing:
             return
-        if self.connection is not None:
-            self.connection.from_client(data, self._loop.time())
-        elif self.local is not None:
-            self.local.from_client(data)
+        try:
+            if self.connection is not None:
+                self.connection.from_client(data, self._loop.time())
+            elif self.local is not None:
+                self.local.from_client(data)
+        except Exception as error:
+            self._failed(error)
         self._pump()
 
     def _from_runtime(self, data: bytes) -> None:
         if self.connection is not None and not self._is_closing:
-            self.connection.from_runtime(data, self._loop.time())
+            try:
+                self.connection.from_runtime(data, self._loop.time())
+            except Exception as error:
+                self._failed(error)
             self._pump()
 
     def _pump(self) -> None:
@@ -115,29 +130,25 @@ class Link:
         self.client.read(not (self.client.is_full or self.runtime.is_full))
 
     def _client_lost(self) -> None:
-        if self.connection is not None:
-            self.connection.client_lost()
-            self._pump()
+        self._guarded(lambda connection: connection.client_lost())
         self.abort()
 
     def _runtime_lost(self) -> None:
-        if self.connection is not None:
-            self.connection.runtime_lost()
-            self._pump()
+        self._guarded(lambda connection: connection.runtime_lost())
 
     # ------------------------------------------------------------------ calls
 
     def _open_call(self, method: str) -> Optional[FrameCall]:
         interception = self._owner.interceptor.open(method)
-        return None if interception is None else FrameCall(interception, self)
+        return None if interception is None else FrameCall(method, interception, self)
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, Asked):
             run_call(event.call, event, self._owner.tasks)
         elif isinstance(event, Observed):
-            event.call.add(event, self._noting())
+            event.call.add(event, self._noting(event.call.method))
         elif isinstance(event, Ended):
-            event.call.add(event, self._noting() if event.waits else _nothing)
+            event.call.add(event, self._noting(event.call.method) if event.waits else _nothing)
         elif isinstance(event, FailedOpen):
             self._owner.failed_open(event.method, event.reason)
         elif isinstance(event, FarewellRead):
@@ -148,19 +159,23 @@ class Link:
             # After what is to be written yet, which the caller does.
             self._loop.call_soon(self.close)
 
-    def _noting(self) -> Done:
+    def _noting(self, method: str) -> Done:
         """The direction of the runtime waits for this to be called, but not for ever."""
         self._notes += 1
         number = self._notes
 
         def noted(instead: Instead) -> None:
             waiting.cancel()
-            if self._notes == number and self.connection is not None:
+            if self._notes == number:
                 self._notes += 1
-                self.connection.resume(instead)
-                self._pump()
+                self._guarded(lambda connection: connection.resume(instead))
 
-        waiting = self._loop.call_later(NOTE_S, noted, ())
+        def passed_unseen() -> None:
+            if self._notes == number and not self._is_closing:
+                self._owner.failed_open(method, "slow state")
+            noted(())
+
+        waiting = self._loop.call_later(NOTE_S, passed_unseen)
         return noted
 
     def forward(self, stream: int, delta: bytes) -> None:
@@ -192,9 +207,27 @@ class Link:
         self._on_connection(lambda connection: connection.tick(now_s))
 
     def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:
-        if self.connection is not None and not self._is_closing:
-            work(self.connection)
+        if not self._is_closing:
+            self._guarded(work)
+
+    def _guarded(self, work: Callable[[RelayedConnection], None]) -> None:
+        """Do something and carry out what comes of it."""
+        if self.connection is not None:
+            try:
+                work(self.connection)
+            except Exception as error:
+                self._failed(error)
             self._pump()
+
+    def _failed(self, error: Exception) -> None:
+        """A bug. The connection ends, for half of something may be written; its client connects again."""
+        self._owner.failed(error)
+        self._loop.call_soon(self.close)  # after what is to be written yet
+        if self.connection is not None:
+            try:
+                self.connection.fail(f"a bug of cri-resmgr: {type(error).__name__}: {error}")
+            except Exception as another:
+                self._owner.failed(another)
 
     # ------------------------------------------------------------------ the end
 
@@ -233,7 +266,7 @@ class Link:
             self.abort()
         else:
             self._loop.call_later(LINGER_S, self.client.close)
-            self._loop.call_later(LAST_BYTES_S, self.abort)
+            self._loop.call_later(TAKE_S, self.abort)
 
     def abort(self) -> None:
         """Close at once."""

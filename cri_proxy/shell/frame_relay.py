@@ -19,7 +19,7 @@ from cri_proxy.core.interception import UNAVAILABLE, Interceptor
 from cri_proxy.shell.frame_link import Link
 from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
 from cri_proxy.shell.relay import STOPPING, YOUNG_S, is_long
-from cri_proxy.shell.serving import LAST_BYTES_S, START_BEHIND_S
+from cri_proxy.shell.serving import LAST_BYTES_S, behind
 from cri_proxy.shell.splice import ACCEPT_AGAIN_S, ACCEPT_AT_ONCE, FAREWELL_S
 
 #: How often a runtime that is away is looked for.
@@ -30,6 +30,9 @@ BACKLOG = 4096
 _TICK_S = 1.0
 _LOOK_S = 0.01
 
+#: What ``on_trouble`` is told about.
+ACCEPTING, REACHING = "connections", "connections to the runtime"
+
 Note = Callable[[str, str], None]
 
 
@@ -37,7 +40,8 @@ class FrameRelay:
     """``runtime``: the path of its socket. ``on_failed_open``: a request that passed unseen, its method and why.
 
     ``on_closing``: why a connection was closed about which there was a doubt. ``on_bug``: what an interception has
-    raised, which passes its call on unchanged.
+    raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
+    (a topic, and a sentence; empty when it is over).
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class FrameRelay:
         on_failed_open: Note = lambda method, reason: None,
         on_closing: Callable[[str], None] = lambda reason: None,
         on_bug: Callable[[Exception], None] = lambda error: None,
+        on_trouble: Note = lambda topic, sentence: None,
     ) -> None:
         self.runtime = runtime
         self.interceptor = interceptor
@@ -57,6 +62,7 @@ class FrameRelay:
         self.failed_open = on_failed_open
         self.closing = on_closing
         self.failed = on_bug
+        self._note_trouble = on_trouble
         self._links: set[Link] = set()
         self._joining: set[asyncio.Task[None]] = set()
         self._own: dict[Path, socket.socket] = {}
@@ -83,13 +89,11 @@ class FrameRelay:
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         """Serve as soon as ``work`` is done, or it has taken too long; then wait for it."""
-        task = asyncio.ensure_future(work)
-        await asyncio.wait({task}, timeout=START_BEHIND_S)
-        self._ticking = asyncio.ensure_future(self._tick())
-        for connection in greeting.take():
-            self._begin(connection, is_greeted=True)
-        self._accept_on(self._listeners())
-        await task
+        async with behind(work):
+            self._ticking = asyncio.ensure_future(self._tick())
+            for connection in greeting.take():
+                self._begin(connection, is_greeted=True)
+            self._accept_on(self._listeners())
 
     def copy_access(self, runtime: Path) -> None:
         """Give clients' sockets the mode and owner of the runtime's."""
@@ -113,24 +117,32 @@ class FrameRelay:
             asyncio.get_running_loop().remove_reader(listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPT_AT_ONCE):
+        for _ in range(ACCEPT_AT_ONCE if self._is_accepting else 0):
             if len(self._links) + len(self._joining) >= MAX_LINKS:
-                self._pause()
-                asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
+                self._rest(f"{MAX_LINKS} connections are open, which is the limit")
                 return
             try:
                 accepted, _address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._note_trouble(ACCEPTING, "")
                 return
-            except OSError:  # no descriptors, no memory
-                self._pause()
-                asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
+            except OSError as error:  # no descriptors, no memory
+                self._rest(f"no more connections can be accepted: {error.strerror or error}")
                 return
             self._begin(accepted)
+
+    def _rest(self, why: str) -> None:
+        """Accept no more for a while."""
+        self._pause()
+        self._note_trouble(ACCEPTING, f"{why}; who connects waits at the socket")
+        asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
 
     def _accept_again(self) -> None:
         if not self._is_accepting and self._ticking is not None:
             self._accept_on(self._listeners())
+            # At once: the trouble is over also if nobody waits any more.
+            for listener in self._listeners():
+                self._accept(listener)
 
     def _begin(self, accepted: socket.socket, is_greeted: bool = False) -> None:
         task = asyncio.get_running_loop().create_task(Link(self, is_greeted).join(accepted))
@@ -143,6 +155,10 @@ class FrameRelay:
         if link.local is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(self._look_for_runtime())
 
+    def unreached(self, why: str) -> None:
+        """The runtime may be there, and we cannot connect."""
+        self._note_trouble(REACHING, why)
+
     def left(self, link: Link) -> None:
         """A client has gone."""
         self._links.discard(link)
@@ -154,13 +170,18 @@ class FrameRelay:
             if await _is_there(self.runtime):
                 for link in waiting:
                     link.send_away()
+        self._note_trouble(REACHING, "")
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = asyncio.get_running_loop().time()
             for link in list(self._links):
-                link.tick(now_s)
+                try:
+                    link.tick(now_s)
+                except Exception as error:  # of one; the others' time passes all the same
+                    self.failed(error)
+                    link.abort()
 
     # ------------------------------------------------------------------ the end
 

@@ -24,14 +24,23 @@ from cri_proxy.core.cri import (
 )
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Quota, Stance, Update
-from cri_proxy.core.interception import UNAVAILABLE, End, Forward, Interception, Outcome, Refuse, intercepted
+from cri_proxy.core.interception import (
+    FAILED_PRECONDITION,
+    INTERNAL,
+    NOT_FOUND,
+    UNAVAILABLE,
+    End,
+    Forward,
+    Interception,
+    Outcome,
+    Refuse,
+    intercepted,
+)
 from cri_proxy.shell.event_stream import EventCount, EventStream
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.lookup import look_up
 from policies.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
-
-FAILED_PRECONDITION, INTERNAL, NOT_FOUND = 9, 13, 5
 
 
 class CriInterceptor:
@@ -177,7 +186,7 @@ class CreateContainer(Call):
             "placed" if admission.stance is Stance.PLACED else f"untouched: {admission.stance.value}"
         )
         self.fields.update(
-            cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), level=placement.level
+            cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), rung=placement.level
         )
         self.fields.update(why=admission.decision.why)
 

@@ -76,6 +76,7 @@ class Proxy:
             on_failed_open=self._note_unseen,
             on_closing=self._note_closing,
             on_bug=self._note_bug,
+            on_trouble=parts.health.note,
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:

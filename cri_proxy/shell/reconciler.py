@@ -140,25 +140,38 @@ class Reconciler:
             pod = pods.get(seen[container_id].sandbox_id)
             if isinstance(got, BaseException) or pod is None:
                 continue
-            status, info = got
-            linux = linux_resources(status, info)
-            self._remember_cgroup(container_id, info)
-            path = self._paths.get(container_id)
-            sets = (self._cgroups.configured(path) if path else None) or _told_cpusets(linux)
-            if sets is not None:
-                seen[container_id] = replace(seen[container_id], cpus=sets.cpus, mems=sets.mems or None)
-            item = seen[container_id]
-            details[container_id] = Arrival(
-                container_id,
-                self._container(pod, status, linux),
-                read_fence(linux),
-                uses_of(status, info),
-                item.cpus,
-                item.mems,
-                status.started_at if item.running else 0,
-                item.running,
-            )
+            try:
+                details[container_id] = self._arrival(container_id, pod, got, seen)
+            except Exception:  # of one container; the others are looked at all the same
+                self._keeper.log.error("a container cannot be understood", id=container_id, exc_info=True)
         return details
+
+    def _arrival(
+        self,
+        container_id: str,
+        pod: Pod,
+        got: tuple[cri.ContainerStatus, dict[str, Any]],
+        seen: dict[str, Seen],
+    ) -> Arrival:
+        """One container as its verbose status has it; its cpuset is noted in ``seen``."""
+        status, info = got
+        linux = linux_resources(status, info)
+        self._remember_cgroup(container_id, info)
+        path = self._paths.get(container_id)
+        sets = (self._cgroups.configured(path) if path else None) or _told_cpusets(linux)
+        if sets is not None:
+            seen[container_id] = replace(seen[container_id], cpus=sets.cpus, mems=sets.mems or None)
+        item = seen[container_id]
+        return Arrival(
+            container_id,
+            self._container(pod, status, linux),
+            read_fence(linux),
+            uses_of(status, info),
+            item.cpus,
+            item.mems,
+            status.started_at if item.running else 0,
+            item.running,
+        )
 
     def _container(
         self, pod: Pod, status: cri.ContainerStatus, linux: cri.LinuxContainerResources
@@ -174,7 +187,12 @@ class Reconciler:
         pods = {}
         for sandbox, got in zip(sandboxes, statuses):
             info = {} if isinstance(got, BaseException) else got[1]
-            pods[sandbox.id] = _pod(sandbox, info)
+            try:
+                pods[sandbox.id] = _pod(sandbox, info)
+            except Exception:  # of one pod; it is known by its name, and the others by all there is
+                self._keeper.log.error("a pod cannot be understood", id=sandbox.id, exc_info=True)
+                meta = sandbox.metadata
+                pods[sandbox.id] = Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
         return pods
 
     async def _sandboxes(self, engine: Engine) -> None:
@@ -243,10 +261,10 @@ def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.Li
     """A container's resources: from its status (runtimes since 2023), else from the OCI spec in the verbose information."""
     if status.resources.linux.ByteSize():
         return status.resources.linux
-    spec = info.get("runtimeSpec") or {}
-    resources = (spec.get("linux") or {}).get("resources") or {}
-    cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
     try:
+        spec = info.get("runtimeSpec") or {}
+        resources = (spec.get("linux") or {}).get("resources") or {}
+        cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
         return cri.LinuxContainerResources(
             cpu_shares=int(cpu.get("shares") or 0),
             cpu_quota=int(cpu.get("quota") or 0),
@@ -256,7 +274,7 @@ def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.Li
             memory_limit_in_bytes=int(memory.get("limit") or 0),
             oom_score_adj=int((spec.get("process") or {}).get("oomScoreAdj") or 0),
         )
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return cri.LinuxContainerResources()
 
 

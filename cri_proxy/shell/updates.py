@@ -38,10 +38,6 @@ class Updates:
         #: What the runtime said to the last update of a container, where it was no.
         self._refusals: dict[str, str] = {}
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        for key in [k for k, t in self._sending.items() if t is task]:
-            del self._sending[key]
-
     @property
     def unsettled(self) -> frozenset[str]:
         """Ids of containers whose cpuset is about to change."""
@@ -66,9 +62,7 @@ class Updates:
             self._wanted[update.id] = update
             self._refusals.pop(update.id, None)
             if update.id not in self._sending:
-                task = asyncio.create_task(self._deliver(update.id))
-                self._sending[update.id] = task
-                task.add_done_callback(self._sent)
+                self._sending[update.id] = asyncio.create_task(self._deliver(update.id))
 
     async def send_and_wait(self, updates: Iterable[Update], seconds: float) -> None:
         """Start sending and wait until all have been tried, at most ``seconds``."""
@@ -108,21 +102,33 @@ class Updates:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deliver(self, container_id: str) -> None:
-        while (update := self._wanted.get(container_id)) is not None:
-            try:
+        """Until the container has got what it should get, or the last of it was tried and has failed."""
+        tried = None
+        try:
+            while (wanted := self._wanted.get(container_id)) is not None and wanted is not tried:
                 async with self._gate:
-                    await self.deliver(update)
-            except grpc.aio.AioRpcError as error:
-                self._failed(update, error)
-                return
-            self._metrics.updates.labels("sent").inc()
-            if self._wanted.get(container_id) is update:
-                del self._wanted[container_id]
+                    # Looked up behind the gate: what was wanted before it may be outdated by now.
+                    tried = self._wanted.get(container_id)
+                    if tried is not None:
+                        await self._try(tried)
+        finally:
+            # Not when the task is done, which is a turn later: what is sent in between would wait for a retry.
+            del self._sending[container_id]
+
+    async def _try(self, update: Update) -> None:
+        try:
+            await self.deliver(update)
+        except grpc.aio.AioRpcError as error:
+            self._failed(update, error)
+            return
+        self._metrics.updates.labels("sent").inc()
+        if self._wanted.get(update.id) is update:
+            del self._wanted[update.id]
 
     def _failed(self, update: Update, error: grpc.aio.AioRpcError) -> None:
         self._metrics.updates.labels("failed").inc()
         gone = error.code() is grpc.StatusCode.NOT_FOUND
-        if error.code() not in _AWAY:
+        if error.code() not in _AWAY and self._wanted.get(update.id) is update:
             self._refusals[update.id] = error.details() or error.code().name
         if gone:
             self.forget(update.id)

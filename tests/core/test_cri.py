@@ -284,6 +284,8 @@ ANNOTATED = [
     ({"containers": {"app": cpu("500m", "2"), "sidecar": cpu("250m")}}, 750, None),
     ({"containers": {"app": cpu(None, "2")}}, 2000, 2000),
     ({"containers": {"app": cpu()}}, 0, None),
+    ({"containers": {"app": {"requests": {"cpu": None}, "limits": {"cpu": None}}}}, 0, None),
+    ({"containers": {"app": {"requests": {"cpu": 1}, "limits": {"cpu": 2.5}}}}, 1000, 2500),
     # Init containers run one after another, before the others.
     ({**TWO, "initContainers": {"a": cpu("100m", "1"), "b": cpu("600m", "2")}}, 750, 3000),
     ({**TWO, "initContainers": {"a": cpu("4", "8")}}, 4000, 8000),
@@ -324,9 +326,24 @@ def test_an_annotation_that_makes_no_sense_is_no_source(document: Any) -> None:
     assert read_pod_size(sandbox(intel_com__resources=document, noderesource_dev__resources=TWO)) is not None
 
 
-def test_an_annotation_that_is_not_json_is_no_source() -> None:
+SPOILED = {
+    "half of a document": "{",
+    "brackets without end": "[" * 5_000,
+    "a number of 5,000 digits": json.dumps({"containers": {"app": cpu("9" * 5_000)}}),
+    "the same, not as a text": '{"containers": {"app": {"limits": {"cpu": %s}}}}' % ("9" * 5_000),
+    "the same, behind a good one": json.dumps({"containers": {"app": cpu("1"), "b": cpu("9" * 5_000)}}),
+    "more than any machine has": json.dumps({"containers": {"app": cpu("10E")}}),
+    "longer than an annotation should be": json.dumps(TWO) + " " * 9_000,
+}
+
+
+@pytest.mark.parametrize("key", ["intel.com/resources", "noderesource.dev/resources"])
+@pytest.mark.parametrize("text", SPOILED.values(), ids=SPOILED)
+def test_an_annotation_that_cannot_be_understood_is_no_source_and_no_ones_trouble(
+    key: str, text: str
+) -> None:
     config = sandbox()
-    config.annotations["intel.com/resources"] = "{"
+    config.annotations[key] = text
     assert read_pod_size(config) is None
 
 

@@ -7,23 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_proxy.core.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
     FAREWELL,
-    GOAWAY,
-    HEADERS,
-    PING,
     PREFACE_BYTES,
-    RST_STREAM,
-    SETTINGS,
     FirstAnswer,
     Frame,
     FrameReader,
     OpenCalls,
     going_away,
+)
+from cri_proxy.core.http2.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
 )
 
 

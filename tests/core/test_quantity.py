@@ -44,6 +44,7 @@ def test_cpus_in_milli_rounded_up(given_value: object, milli: int) -> None:
         ("1.5Gi", 3 * 1024**3 // 2),
         ("2G", 2 * 1000**3),
         ("1Ei", 1024**6),
+        ("9223372036854775807", 2**63 - 1),
         ("1500m", 2),
         ("1e6", 1_000_000),
     ],
@@ -61,6 +62,14 @@ def test_what_is_not_a_quantity_is_refused(value: str) -> None:
         parse_milli(value)
     with pytest.raises(BadQuantity):
         parse_bytes(value)
+
+
+@pytest.mark.parametrize("value", ["9" * 5_000, "9" * 5_000 + "m", "1e19", "1e99", "10E", "8Ei", 10**19])
+def test_more_than_any_machine_has_is_refused(value: object) -> None:
+    for parse in (parse_milli, parse_bytes):
+        with pytest.raises(BadQuantity, match="is more than any machine has$") as refused:
+            parse(value)
+        assert len(str(refused.value)) < 100
 
 
 @pytest.mark.parametrize("value", [True, False, None, [1], float("nan"), float("inf"), -1, -0.5])

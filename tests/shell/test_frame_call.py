@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.core.interception import Answer, AnswerFailed, End, Forward, Outcome, Refuse
+from cri_proxy.shell.frame_relay import FrameRelay
 from tests.core.http2.hand import CREATE, VERSION
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -78,6 +79,23 @@ async def test_an_answer_runs_to_its_end_when_the_client_has_gone(client: CriCli
     assert calls.notes[-1] == ("ended", End.OK, 0)
 
 
+async def test_no_answer_is_begun_for_a_client_that_has_gone(client: CriClient, calls: Recorder) -> None:
+    begun: list[str] = []
+
+    async def reply() -> bytes:
+        begun.append("a container nobody asked for")
+        return b"made"
+
+    calls.outcome, calls.deciding = Answer(reply), asyncio.Event()
+    call = client._channel.unary_unary(CREATE)(b"create")
+    await soon(calls.until("request"))
+    call.cancel()
+    assert (await soon(client.call_bytes(VERSION, b""))).code == 0  # the reset came before it
+    calls.deciding.set()
+    await soon(calls.until("ended"))
+    assert calls.notes[1:] == [("ended", End.REFUSED, 1)] and begun == []
+
+
 async def test_a_filter_cuts_messages_and_leaves_some_out_also_when_it_comes_late(
     runtime: FakeRuntime, client: CriClient, calls: Recorder
 ) -> None:
@@ -141,14 +159,16 @@ async def test_an_interception_that_fails_passes_its_call_on(
     assert [str(bug) for bug in bugs] == [step] and calls.notes[-1] == ("ended", End.OK, 0)
 
 
-async def test_a_reply_that_is_noted_too_slowly_passes_all_the_same(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
+async def test_a_reply_that_is_noted_too_slowly_passes_all_the_same_and_that_is_told(
+    runtime: FakeRuntime, client: CriClient, calls: Recorder, relay: FrameRelay
 ) -> None:
     calls.hold = asyncio.Event()
+    unseen: list[tuple[str, str]] = []
+    relay.failed_open = lambda method, reason: unseen.append((method, reason))
     runtime.script("GetContainerEvents", reply=(b"event",), then_hang=False)
     call = client._channel.unary_stream(EVENTS)(b"")
     assert await soon(call.read()) == b"event"
-    assert calls.notes == [("request", b"")]
+    assert calls.notes == [("request", b"")] and unseen == [(EVENTS, "slow state")]
     calls.hold.set()
     await soon(calls.until("ended"))
     assert calls.notes[1:] == [("replied", b"event"), ("ended", End.OK, 0)]

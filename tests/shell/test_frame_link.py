@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -14,11 +15,12 @@ from cri_proxy.core.interception import End
 from cri_proxy.shell.frame_end import FULL_BYTES, READ_BYTES
 from cri_proxy.shell.frame_link import SILENT_S
 from cri_proxy.shell.frame_relay import FrameRelay
-from tests.core.http2.hand import VERSION, data, headers, ping, written
+from tests.core.http2.hand import CREATE, VERSION, data, headers, ping, written
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.shell.frames import (
     EVENTS,
+    UNKNOWN,
     Raw,
     RawRuntime,
     Recorder,
@@ -129,6 +131,60 @@ async def test_a_stream_that_nobody_takes_from_holds_up_no_other_and_grows_nothi
     while (message := await soon(events.read())) == first:
         rest += 1
     assert rest == 99 and not message
+
+
+# ---------------------------------------------------------------------- bugs
+
+
+async def test_a_bug_ends_its_connection_with_the_reason_and_no_other(folder: Path, calls: Recorder) -> None:
+    bugs: list[Exception] = []
+    closed: list[str] = []
+    notes = {"on_bug": bugs.append, "on_closing": closed.append}
+    opened = calls.open
+
+    def broken(method: str) -> Optional[Recorder]:
+        if method == UNKNOWN:
+            raise ZeroDivisionError("open")
+        return opened(method)
+
+    calls.open = broken  # type: ignore[method-assign]
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls, **notes) as relay,
+    ):
+        good, bad = await Raw.connect(relay), await Raw.connect(relay, request(CREATE, 1))
+        await soon(calls.until("request"))
+        bad.write(request(UNKNOWN, 3))
+        assert b"a bug of cri-resmgr: ZeroDivisionError: open" in (await bad.frame(GOAWAY)).payload
+        assert await soon(bad.reader.read()) == b""
+        await bad.close()
+        await soon(calls.until("ended"))
+        good.write(ping(b"are you?"))
+        assert (await good.frame(PING)).payload == b"are you?"
+        await good.close()
+        await links_of(relay, 0)
+    assert [str(bug) for bug in bugs] == ["open"] and len(closed) == 1
+
+
+async def test_a_bug_in_what_is_done_every_second_stops_it_for_no_other(
+    runtime: FakeRuntime, relay: FrameRelay
+) -> None:
+    bugs: list[Exception] = []
+    relay.failed = bugs.append
+    clients = [await Raw.connect(relay) for _ in range(3)]
+    links = await links_of(relay, 3)
+    ticked: list[float] = []
+
+    def broken(_now_s: float) -> None:
+        raise ZeroDivisionError("tick")
+
+    for link in links[:2]:
+        link.tick = broken  # type: ignore[method-assign]
+    links[2].tick = ticked.append  # type: ignore[method-assign]
+    await until(lambda: len(ticked) > 1)
+    assert [str(bug) for bug in bugs] == ["tick", "tick"] and await links_of(relay, 1) == links[2:]
+    for client in clients:
+        await client.close()
 
 
 # ---------------------------------------------------------------------- ends

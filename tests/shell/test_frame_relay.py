@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from cri_proxy.core.http2.frames import ANY_STREAM, DATA, GOAWAY, HEADERS, PING, PREFACE
 from cri_proxy.core.http2.local import NO_RUNTIME
 from cri_proxy.core.interception import End
-from cri_proxy.shell.frame_relay import MAX_LINKS, FrameRelay
+from cri_proxy.shell.frame_relay import ACCEPTING, MAX_LINKS, REACHING, FrameRelay
 from cri_proxy.shell.listen import SocketTaken
 from cri_proxy.shell.relay import STOPPING
 from tests.core.http2.hand import CREATE, VERSION, data, headers, ping
@@ -33,6 +34,19 @@ from tests.shell.frames import (
     soon,
     until,
 )
+
+
+class Troubles:
+    """What clients wait for, by topic, as the health has it."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, str] = {}
+
+    def __call__(self, topic: str, sentence: str) -> None:
+        self.now.pop(topic, None)
+        if sentence:
+            self.now[topic] = sentence
+
 
 # ---------------------------------------------------------------------- the runtime comes and goes
 
@@ -110,6 +124,25 @@ async def test_clients_without_a_runtime_are_sent_away_as_soon_as_there_is_one(
             await until(lambda: any(c.reader._buffer for c in runtime.connections))  # type: ignore[attr-defined]
             await again.close()
     assert calls.notes == []
+
+
+async def test_a_runtime_that_cannot_be_connected_to_is_not_said_to_be_away(
+    folder: Path, calls: Recorder
+) -> None:
+    path, troubles = f"{folder}/r.sock", Troubles()
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    other.bind(path)
+    async with relaying(path, f"{folder}/k.sock", calls, on_trouble=troubles) as relay:
+        client = await Raw.connect(relay, request(VERSION, 1))
+        said = (await client.frame(HEADERS)).payload
+        sentence = f"no connection to the container runtime at {path}: Protocol wrong type for socket"
+        assert sentence.encode() in said and troubles.now == {REACHING: sentence}
+        other.close()
+        Path(path).unlink()
+        async with RawRuntime(path):
+            await client.frame(GOAWAY)
+            await client.close()
+            await until(lambda: troubles.now == {})
 
 
 # ---------------------------------------------------------------------- stopping
@@ -216,6 +249,34 @@ async def test_a_listening_socket_that_was_given_is_served_and_stays(
 # ---------------------------------------------------------------------- limits
 
 
+async def test_without_descriptors_clients_wait_at_the_socket_and_that_is_told(
+    folder: Path, runtime: FakeRuntime, calls: Recorder
+) -> None:
+    troubles = Troubles()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with relaying(runtime.socket, f"{folder}/k.sock", calls, on_trouble=troubles) as relay:
+        client = await Raw.connect(relay, request(VERSION, 1))
+        await links_of(relay, 1)
+        late = socket.socket(socket.AF_UNIX)
+        late.connect(str(relay.sockets[0]))
+        with os.fdopen(os.dup(0)) as free:
+            lowest = free.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            await until(lambda: not relay._is_accepting)
+            sentence = (
+                "no more connections can be accepted: Too many open files; who connects waits at the socket"
+            )
+            assert troubles.now == {ACCEPTING: sentence}
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await links_of(relay, 2)
+        await until(lambda: troubles.now == {})
+        late.close()
+        await client.close()
+        await links_of(relay, 0)
+
+
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
     """As many as all connections need on both sides, which are all in this process."""
@@ -231,18 +292,24 @@ def many_descriptors() -> Iterator[None]:
 async def test_more_connections_than_the_limit_wait_at_the_socket(
     many_descriptors: None, folder: Path, calls: Recorder
 ) -> None:
+    troubles = Troubles()
     async with (
         RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+        relaying(runtime.socket, f"{folder}/k.sock", calls, on_trouble=troubles) as relay,
     ):
         clients = [await Raw.connect(relay) for _ in range(MAX_LINKS)]
         await links_of(relay, MAX_LINKS)
         late = await Raw.connect(relay, request(VERSION, 1))
         await until(lambda: not relay._is_accepting)
+        limit = f"{MAX_LINKS} connections are open, which is the limit; who connects waits at the socket"
+        assert troubles.now == {ACCEPTING: limit}
         assert len(relay._links) == MAX_LINKS and len(runtime.connections) == MAX_LINKS
         await clients.pop().close()
         await until(lambda: len(runtime.connections) == MAX_LINKS + 1)
         assert bytes(await soon(runtime.connections[-1].reader.readexactly(24))) == PREFACE
+        await clients.pop().close()
+        await until(lambda: troubles.now == {})
+        assert relay._is_accepting
         for client in (late, *clients):
             await client.close()
         await links_of(relay, 0)

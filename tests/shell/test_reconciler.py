@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+import structlog
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.shell.reconciler import uses_of
+from cri_proxy.core.assemble import Machine, make_engine, make_host
+from cri_proxy.core.config import read_config
+from cri_proxy.core.config_text import Source
+from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.reconciler import Reconciler, uses_of
+from cri_proxy.shell.runtime import Runtime
+from cri_proxy.shell.store import Store
+from cri_proxy.shell.updates import Updates
+from tests.fake_runtime import FakeRuntime
+from tests.machines import HYGON_7285_2S
+from tests.scenes import topology
 
 GPU, DATA = "/dev/nvidia0", "/mnt/nvme"
 SPEC: dict[str, Any] = {"linux": {"devices": [{"path": GPU, "type": "c", "major": 195, "minor": 0}]}}
@@ -36,3 +53,77 @@ def test_devices_and_mounts_are_what_was_asked_for(info: dict[str, Any], devices
         ]
     )
     assert uses_of(status, info) == (*(("devices", path) for path in devices), ("mounts", DATA))
+
+
+# ---------------------------------------------------------------------- one that is odd
+
+ODD_PODS: dict[str, Any] = {
+    "a configuration that is a text": {"config": "none"},
+    "a list in the place of the cgroup": {"config": {"linux": ["/kubepods"]}},
+}
+ODD_CONTAINERS: dict[str, Any] = {
+    "a specification that is a text": {"runtimeSpec": "none"},
+    "resources that are a list": {"runtimeSpec": {"linux": {"resources": [3], "devices": []}}},
+    "devices that are a number": {"config": {"devices": 3}},
+}
+
+
+class Found:
+    """A runtime with two pods of one container each that ran before us; what is told of the second is odd."""
+
+    def __init__(self, runtime: FakeRuntime, folder: Path) -> None:
+        log, metrics = structlog.get_logger(), Metrics("test")
+        self.runtime = runtime
+        self.client = Runtime(runtime.socket)
+        store = Store(folder / "state")
+        self.keeper = Keeper(store, Updates(self.client, metrics, log), metrics, log)
+        self.keeper.clock = lambda: 1000.0
+        config = read_config([Source("test", values={})]).config
+        host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))
+        self.engine = self.keeper.engine = make_engine(config, host)
+        self.reconciler = Reconciler(self.client, Cgroups(folder / "cgroup"), self.keeper)
+        self.good, self.odd = self._add("good"), self._add("odd")
+
+    def _add(self, name: str) -> str:
+        config = cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="ns"),
+            linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kubepods/burstable/podx"),
+        )
+        app = cri.ContainerConfig(metadata=cri.ContainerMetadata(name="app"))
+        return self.runtime.add_container(self.runtime.add_pod(config), app)
+
+    def tell(self, method: str, reply: Any) -> None:
+        """What the runtime says of the odd one from now on."""
+        odd = self.runtime.containers[self.odd].sandbox_id if method == "PodSandboxStatus" else self.odd
+        self.runtime.script(
+            method, reply=reply.SerializeToString(), when=lambda request: odd.encode() in request
+        )
+
+
+@pytest_asyncio.fixture
+async def found(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Found]:
+    found = Found(runtime, tmp_path)
+    yield found
+    await found.keeper.updates.close()
+    await found.client.close()
+
+
+@pytest.mark.parametrize("info", ODD_PODS.values(), ids=ODD_PODS)
+async def test_a_pod_that_cannot_be_understood_is_known_by_its_name_and_the_others_by_all_there_is(
+    found: Found, info: Any
+) -> None:
+    found.tell("PodSandboxStatus", cri.PodSandboxStatusResponse(info={"info": json.dumps(info)}))
+    await found.reconciler.run()
+    parents = {f"{pod.namespace}/{pod.name}": pod.cgroup_parent for pod in found.engine.pods.values()}
+    assert parents == {"ns/good": "/kubepods/burstable/podx", "ns/odd": ""}
+    assert set(found.engine.grants) == {found.good, found.odd}
+
+
+@pytest.mark.parametrize("info", ODD_CONTAINERS.values(), ids=ODD_CONTAINERS)
+async def test_a_container_that_cannot_be_understood_does_not_keep_others_from_being_known(
+    found: Found, info: Any
+) -> None:
+    status = cri.ContainerStatus(id=found.odd, metadata=cri.ContainerMetadata(name="app"))
+    found.tell("ContainerStatus", cri.ContainerStatusResponse(status=status, info={"info": json.dumps(info)}))
+    await found.reconciler.run()
+    assert found.good in found.engine.grants and len(found.engine.pods) == 2

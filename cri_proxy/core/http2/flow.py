@@ -75,6 +75,8 @@ class Outlet:
         self._initial = DEFAULT_WINDOW
         self._confirmed = (DEFAULT_WINDOW, DEFAULT_FRAME_BYTES)
         self._expected: deque[tuple[int, int]] = deque()
+        #: Confirmations of the sender's that wait behind what it has sent before them.
+        self._confirmations: deque[Buffer] = deque()
         self._streams: dict[int, Ledger] = {}
         self._waiting: dict[int, deque[_Piece]] = {}
         #: What the sender of a stream gets when nothing of it waits any more.
@@ -104,6 +106,7 @@ class Outlet:
             pieces = self._waiting.pop(stream)
             self.waiting_bytes -= sum(len(piece.payload) for piece in pieces)
             self.grant(0, sum(len(piece.payload) for piece in pieces if piece.is_owed))
+            self._send_confirmations()
 
     # ------------------------------------------------------------------ from the sender
 
@@ -197,13 +200,15 @@ class Outlet:
         del self._waiting[stream]
         if stream in self._owed:
             self.grant(stream, self._owed.pop(stream))
+        self._send_confirmations()
 
     def _send_payload(self, stream: int, piece: _Piece, ledger: Optional[Ledger]) -> bool:
         """False: there is more of it than window."""
         while len(piece.payload) or piece.end_stream:
             room = min(self.connection.window, self.frame_bytes)
-            size = min(len(piece.payload), room if ledger is None else min(room, ledger.window))
-            if size <= 0 and len(piece.payload):
+            # A window may be negative, and an end without bytes needs none.
+            size = max(0, min(len(piece.payload), room if ledger is None else min(room, ledger.window)))
+            if not size and len(piece.payload):
                 return False
             is_last = piece.end_stream and size == len(piece.payload)
             self._out.append(HEAD.pack(size << 8 | DATA, END_STREAM if is_last else 0, stream))
@@ -240,11 +245,24 @@ class Outlet:
         self.largest_frame = max(self.largest_frame, frame_bytes)
         self._apply()
 
-    def confirm(self) -> None:
-        """The sender has confirmed the oldest SETTINGS."""
-        if self._expected:
-            self._confirmed = self._expected.popleft()
-            self._apply()
+    def confirm(self, acknowledgement: Buffer) -> None:
+        """The sender has confirmed the oldest SETTINGS. The receiver is told so, with what it has sent before.
+
+        Nobody counts the windows of streams that are not opened here: a receiver that has made them smaller, and is
+        told that its sender knows, would take what waits for too much.
+        """
+        self._confirmations.append(acknowledgement)
+        self._send_confirmations()
+
+    def _send_confirmations(self) -> None:
+        expected = self._expected
+        while self._confirmations:
+            if self._waiting and expected and expected[0][0] < self._confirmed[0]:
+                return
+            self._out.append(self._confirmations.popleft())
+            if expected:
+                self._confirmed = expected.popleft()
+                self._apply()
 
     def _apply(self) -> None:
         possible = (self._confirmed, *self._expected)

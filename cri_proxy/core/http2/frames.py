@@ -210,4 +210,6 @@ def write_reset(stream: int, code: Error) -> bytes:
 
 def write_goaway(last_stream: int, code: Error, why: str = "") -> bytes:
     """GOAWAY; ``why`` is for whoever debugs the other side."""
-    return write_frame(GOAWAY, 0, 0, struct.pack(">II", last_stream, int(code)) + why.encode()[:200])
+    return write_frame(
+        GOAWAY, 0, 0, struct.pack(">II", last_stream, int(code)) + why.encode(errors="replace")[:200]
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Sequence
-from typing import Union
+from typing import Optional, Union
 
 from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
@@ -26,8 +26,8 @@ KNOWN_BLOCKS = 256
 KNOWN_BLOCK_BYTES = 4_096
 #: What an entry of a table counts beside its texts (RFC 7541, 4.1).
 _ENTRY_BYTES = 32
-#: Longer texts are cut: the client may not take more than 8 KiB of headers (grpc's default).
-MESSAGE_BYTES = 4_000
+#: Longer texts, as they are sent, are cut: a client may not take more than 8 KiB of headers (grpc's default).
+MESSAGE_BYTES = 6_000
 _STATUS_200 = b"\x88"
 #: "content-type", entry 31 of the static table, without indexing: a prefix of 4 bits, then the rest.
 _CONTENT_TYPE = b"\x0f\x10"
@@ -149,13 +149,13 @@ def value_of(headers: Headers, name: bytes) -> bytes:
 # ---------------------------------------------------------------------- gRPC's words
 
 
-def status_of(trailers: Headers) -> tuple[int, str]:
-    """The gRPC status and its message; without one, UNKNOWN, or what HTTP says."""
+def status_of(trailers: Headers) -> tuple[Optional[int], str]:
+    """The gRPC status and its message; without one, None, and what HTTP says."""
     text = value_of(trailers, b"grpc-status")
     if text.isdigit() and len(text) < 4:
         return int(text), _percent_decoded(value_of(trailers, b"grpc-message"))
     http = value_of(trailers, b":status").decode("ascii", "replace")
-    return 2, f"no grpc-status in the trailers (HTTP status {http or 'unknown'})"
+    return None, f"no grpc-status in the trailers (HTTP status {http or 'unknown'})"
 
 
 def write_response(metadata: Metadata = ()) -> bytes:
@@ -193,12 +193,18 @@ def _string(text: bytes) -> bytes:
 
 
 def _percent_encoded(text: str) -> bytes:
-    raw = text.encode()
-    if len(raw) > MESSAGE_BYTES:
-        raw = raw[:MESSAGE_BYTES].decode(errors="ignore").encode()
-    return _UNSAFE.sub(lambda found: b"%%%02X" % found.group()[0], raw)
+    raw = text.encode(errors="replace")
+    encoded = _UNSAFE.sub(lambda found: b"%%%02X" % found.group()[0], raw)
+    if len(encoded) <= MESSAGE_BYTES:
+        return encoded
+    # Without the rest of a character in which it was cut, or of the %XX of one.
+    cut = re.sub(rb"%[0-9A-F]?$", b"", encoded[:MESSAGE_BYTES])
+    return _percent_encoded(_unquoted(cut).decode(errors="ignore"))
 
 
 def _percent_decoded(text: bytes) -> str:
-    raw = re.sub(rb"%([0-9A-Fa-f]{2})", lambda found: bytes([int(found.group(1), 16)]), text)
-    return raw.decode("utf-8", "replace")
+    return _unquoted(text).decode("utf-8", "replace")
+
+
+def _unquoted(text: bytes) -> bytes:
+    return re.sub(rb"%([0-9A-Fa-f]{2})", lambda found: bytes([int(found.group(1), 16)]), text)

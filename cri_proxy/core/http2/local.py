@@ -33,12 +33,16 @@ NO_RUNTIME = "the container runtime is not there; cri-resmgr looks for it every 
 
 
 class LocalEnd:
-    """``is_greeted``: the client has got a SETTINGS frame already. ``to_client`` is emptied by who writes it."""
+    """``is_greeted``: the client has got a SETTINGS frame already. ``why``: what every call is told.
 
-    def __init__(self, is_greeted: bool = False) -> None:
+    ``to_client`` is emptied by who writes it.
+    """
+
+    def __init__(self, is_greeted: bool = False, why: str = NO_RUNTIME) -> None:
         self.to_client: list[Buffer] = [] if is_greeted else [write_settings()]
         #: Set when the connection is to be closed.
         self.is_over = False
+        self._why = why
         self._last = 0
         self._preface = b""
         # What the pipe passes on is for nobody.
@@ -82,7 +86,7 @@ class LocalEnd:
         return b""
 
     def _refuse(self, frame: Frame) -> None:
-        block = write_response() + write_trailers(UNAVAILABLE, NO_RUNTIME)
+        block = write_response() + write_trailers(UNAVAILABLE, self._why)
         self.to_client.append(write_headers(frame.stream, block, DEFAULT_FRAME_BYTES, True))
         if not frame.flags & END_STREAM:
             self.to_client.append(write_reset(frame.stream, Error.NO_ERROR))

@@ -26,7 +26,7 @@ from cri_proxy.core.http2.replies import Replies
 from cri_proxy.core.http2.requests import OpenCall, Requests
 from cri_proxy.core.http2.stream import Closing, Event, FarewellRead, Stage, Stream
 from cri_proxy.core.http2.wire import CLIENT_GONE, Wire
-from cri_proxy.core.interception import UNAVAILABLE
+from cri_proxy.core.interception import CANCELLED, UNAVAILABLE
 
 #: How long an answer of ours waits for the runtime's last frames of the call.
 CLEAR_S = 1.0
@@ -147,6 +147,8 @@ class RelayedConnection:
         self._is_over = True
         wire = self._wire
         for stream in list(wire.streams.values()):
+            if stream.is_taken:
+                self._clear(stream)  # what the client was to get of it, it gets
             wire.end(stream, UNAVAILABLE, RUNTIME_GONE)
             if not stream.is_answered:
                 wire.to_client.append(self._trailers(stream, UNAVAILABLE, RUNTIME_GONE, ()))
@@ -161,9 +163,14 @@ class RelayedConnection:
         if self._is_over:
             return
         self._is_over = True
-        self._end_all(1, CLIENT_GONE)
+        self._end_all(CANCELLED, CLIENT_GONE)
         self._wire.to_client.clear()
         self._wire.events.append(Closing(CLIENT_GONE))
+
+    def fail(self, reason: str) -> None:
+        """A bug has come up in the middle of something, which cannot be gone on with: the connection ends."""
+        if not self._is_over:
+            self._doubt(Doubt(Error.INTERNAL_ERROR, reason))
 
     # ------------------------------------------------------------------ what is decided
 

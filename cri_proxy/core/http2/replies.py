@@ -30,14 +30,25 @@ from cri_proxy.core.http2.frames import (
 from cri_proxy.core.http2.headers import HeaderReader, status_of, value_of
 from cri_proxy.core.http2.messages import ReplyHold, write_message
 from cri_proxy.core.http2.pipe import Frame, Paused, Pipe
-from cri_proxy.core.http2.requests import read_credit, write_credit
+from cri_proxy.core.http2.requests import doubt_push, read_credit, write_credit
 from cri_proxy.core.http2.stream import FailedOpen, Observed, Stage, Stream
 from cri_proxy.core.http2.wire import Wire
-from cri_proxy.core.interception import UNAVAILABLE, End, end_of
+from cri_proxy.core.interception import (
+    CANCELLED,
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    UNKNOWN,
+    End,
+    end_of,
+)
 
 #: gRPC over HTTP/2: what a reset of the runtime's means ("HTTP2 Transport Mapping", Errors).
-_CODES = {int(Error.REFUSED_STREAM): UNAVAILABLE, int(Error.CANCEL): 1, int(Error.ENHANCE_YOUR_CALM): 8}
-_INTERNAL = 13
+_CODES = {
+    int(Error.REFUSED_STREAM): UNAVAILABLE,
+    int(Error.CANCEL): CANCELLED,
+    int(Error.ENHANCE_YOUR_CALM): RESOURCE_EXHAUSTED,
+}
 
 
 class _Front:
@@ -87,7 +98,7 @@ class Replies:
             SETTINGS: self._settings,
             GOAWAY: self._goaway,
             WINDOW_UPDATE: self._window_update,
-            PUSH_PROMISE: self._push,
+            PUSH_PROMISE: doubt_push,
         }
 
     def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
@@ -146,7 +157,9 @@ class Replies:
                 stream.reader.encoding = value_of(headers, b"grpc-encoding")
             return None
         code, details = status_of(headers) if stream.call is not None else (0, "")
-        self._end(stream, code, details, end_of(code, sent=True))
+        # Without a status nobody knows whether it was done.
+        end = End.UNKNOWN if code is None else end_of(code, sent=True)
+        self._end(stream, UNKNOWN if code is None else code, details, end)
         return self._over(stream, frame)
 
     def _over(self, stream: Stream, frame: Frame) -> Optional[bytes]:
@@ -198,7 +211,7 @@ class Replies:
         end = End.REFUSED if error == Error.REFUSED_STREAM else End.UNKNOWN
         if not self._is_ended:
             details = f"the runtime has reset the call (HTTP/2 error {error})"
-            self._end(stream, _CODES.get(error, _INTERNAL), details, end)
+            self._end(stream, _CODES.get(error, INTERNAL), details, end)
         self._wire.forget(stream)
         return None
 
@@ -219,6 +232,8 @@ class Replies:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         wire.has_replied = True
         is_end = bool(frame.flags & END_STREAM)
+        if self._front is not None and self._front.is_kept and (stream is None or stream.is_taken):
+            return b""  # it was paid for, and the call has ended while it waited
         if stream is not None:
             if stream.is_taken:
                 wire.replies.keep(stream.id, frame.size)
@@ -226,7 +241,7 @@ class Replies:
                 return b""
             kept = self._show(stream, frame)
             if is_end and not self._is_ended:
-                self._end(stream, _INTERNAL, "no trailers", End.UNKNOWN)
+                self._end(stream, INTERNAL, "no trailers", End.UNKNOWN)
             if kept is not None:
                 self.pipe.flush(frame)
                 if kept or is_end:
@@ -293,8 +308,7 @@ class Replies:
             self.pipe.flush(frame)
             if wire.is_answer_of_runtime():
                 return b""
-            wire.to_client.append(frame.data[frame.at : frame.end])
-            wire.replies.confirm()
+            wire.replies.confirm(frame.data[frame.at : frame.end])
             return b""
         settings = read_settings(frame.payload)
         if not wire.is_greeted:  # what we have to say was waiting for that
@@ -332,6 +346,3 @@ class Replies:
             return b""  # it was told less (6.8: the number may not grow)
         wire.served_to = last
         return None
-
-    def _push(self, frame: Frame) -> Optional[bytes]:
-        raise Doubt(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")

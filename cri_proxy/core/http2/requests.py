@@ -30,6 +30,7 @@ from cri_proxy.core.http2.messages import MAX_MESSAGE_BYTES, PREFIX_BYTES, Hold,
 from cri_proxy.core.http2.pipe import Frame, Pipe
 from cri_proxy.core.http2.stream import Asked, FailedOpen, Stage, Stream
 from cri_proxy.core.http2.wire import CLIENT_GONE, Wire
+from cri_proxy.core.interception import CANCELLED
 
 #: A request that is not whole by then is sent on as it is.
 HOLD_S = 30.0
@@ -58,7 +59,7 @@ class Requests:
             SETTINGS: self._settings,
             PING: self._ping,
             WINDOW_UPDATE: self._window_update,
-            PUSH_PROMISE: self._push,
+            PUSH_PROMISE: doubt_push,
         }
 
     def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
@@ -136,17 +137,11 @@ class Requests:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         if stream is None:
             return None
-        wire.end(stream, 1, CLIENT_GONE)
-        if stream.is_taken:  # it was reset at the runtime, too
-            stream.answer.clear()
-            stream.is_answered = True
-            wire.replies.close(stream.id)
-            if stream.is_clear:
-                wire.forget(stream)
-            return b""
+        wire.end(stream, CANCELLED, CLIENT_GONE)
+        # What the runtime has yet to say of it passes: the client knows that it is over, and its table needs all.
         wire.forget(stream)
         self.other.client_takes_more()
-        return None
+        return b"" if stream.is_taken else None  # then it was reset at the runtime, too
 
     # ------------------------------------------------------------------ holding
 
@@ -226,8 +221,7 @@ class Requests:
                 return b""
             # What it allows comes behind it.
             self.pipe.flush(frame)
-            wire.to_runtime.append(frame.data[frame.at : frame.end])
-            wire.requests.confirm()
+            wire.requests.confirm(frame.data[frame.at : frame.end])
             return b""
         settings = read_settings(frame.payload)
         wire.note_client_settings()
@@ -259,8 +253,10 @@ class Requests:
         wire.to_client.append(write_frame(PING, ACK, 0, frame.payload))
         return b""
 
-    def _push(self, frame: Frame) -> Optional[bytes]:
-        raise Doubt(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
+
+def doubt_push(frame: Frame) -> Optional[bytes]:
+    """:raises Doubt: always. A push would be a stream that nobody has begun."""
+    raise Doubt(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
 
 
 def read_credit(frame: Frame) -> int:

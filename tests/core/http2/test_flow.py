@@ -13,8 +13,8 @@ from cri_proxy.core.http2.frames import (
     Buffer,
 )
 from cri_proxy.core.http2.messages import write_message
-from tests.core.http2.hand import CREATE, VERSION, written
-from tests.core.http2.pair import Pair
+from tests.core.http2.hand import CONFIRMED, CREATE, VERSION, data, written
+from tests.core.http2.pair import LONG, Pair, all_is_in_step
 
 MIB = 1 << 20
 
@@ -127,7 +127,7 @@ def test_the_books_hold_when_more_than_2_to_the_31_bytes_have_passed() -> None:
 def test_windows_of_2_to_the_31_minus_1_are_counted_exactly() -> None:
     flow, _, back = outlet()
     flow.expect([(INITIAL_WINDOW_SIZE, 2**31 - 1)])
-    flow.confirm()
+    flow.confirm(CONFIRMED)
     flow.open(1)
     assert flow.credit(0, 2**31 - 1 - 65_535) == 2**31 - 1 - 65_535
     flow.keep(1, 10_000)
@@ -152,13 +152,82 @@ def test_more_holds_when_it_is_confirmed_and_less_at_once() -> None:
         16_384,
         20_000,
     )
-    flow.confirm()
+    flow.confirm(CONFIRMED)
     assert (ledger.window, flow.frame_bytes) == (500, 20_000)
-    flow.confirm()
+    flow.confirm(CONFIRMED)
     flow.expect([(INITIAL_WINDOW_SIZE, 700)])
     assert ledger.window == 500
-    flow.confirm()
+    flow.confirm(CONFIRMED)
     assert ledger.window == 700
+
+
+# ---------------------------------------------------------------------- a receiver that wants less
+
+
+@pytest.mark.parametrize("of_sender", [True, False], ids=["of the sender's", "of ours"])
+def test_an_end_without_bytes_needs_no_window_however_small_it_is(of_sender: bool) -> None:
+    flow, out, _ = outlet()
+    flow.open(1)
+    assert flow.passes(1, 30_000)
+    flow.expect([(INITIAL_WINDOW_SIZE, 1000)])
+    if of_sender:
+        flow.delay(1, b"", 0, True)
+    else:
+        flow.put(1, b"", True)
+    assert b"".join(out) == data(1, b"", end=True) and not flow.is_waiting(1)
+
+
+def test_what_was_sent_before_a_smaller_window_was_confirmed_arrives_before_the_confirmation() -> None:
+    flow, out, _ = outlet()
+    flow.expect([(INITIAL_WINDOW_SIZE, 500)])
+    flow.expect([(INITIAL_WINDOW_SIZE, 700)])
+    flow.connection.window = 0
+    flow.delay(1, b"x" * 1000, 1000, False)
+    flow.confirm(CONFIRMED)
+    flow.confirm(CONFIRMED)
+    assert out == []
+    flow.credit(0, 400)
+    assert b"".join(out) == data(1, b"x" * 400)
+    out.clear()
+    flow.credit(0, 600)
+    assert b"".join(out) == data(1, b"x" * 600) + 2 * CONFIRMED
+
+
+def test_a_confirmation_waits_for_nothing_that_is_dropped_and_for_nothing_where_windows_grow() -> None:
+    flow, out, _ = outlet()
+    flow.expect([(INITIAL_WINDOW_SIZE, 70_000)])
+    flow.expect([(INITIAL_WINDOW_SIZE, 500)])
+    flow.connection.window = 0
+    flow.delay(1, b"x", 1, False)
+    flow.confirm(CONFIRMED)
+    assert b"".join(out) == CONFIRMED
+    flow.confirm(CONFIRMED)
+    assert b"".join(out) == CONFIRMED
+    flow.close(1)
+    assert b"".join(out) == 2 * CONFIRMED
+
+
+def test_a_client_that_takes_less_from_now_on_gets_what_was_on_its_way() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    pair.relay.take_over(stream)
+    pair.relay.answer(stream, LONG)
+    pair.relay.finish(stream, 0, "")
+    pair.pump()
+    other = pair.call(VERSION)
+    pair.runtime.send_headers(other, [(":status", "200")])
+    pair.runtime.send_data(other, b"d" * 10_000)  # the answer has taken all of the connection's window
+    pair.pump()
+    pair.client.update_settings({INITIAL_WINDOW_SIZE: 100})
+    pair.pump()
+    assert pair.received(other, "client") == b""
+    pair.take(pair.client, stream, 65_535)
+    assert pair.received(other, "client") == b"d" * 10_000 and pair.closing() == []
+    pair.take(pair.client, other, 10_000)
+    pair.take(pair.client, stream, len(LONG) + 5)
+    pair.runtime.end_stream(other)
+    pair.pump()
+    assert pair.has_ended(stream, "client") and pair.books_are_right() and all_is_in_step(pair)
 
 
 # ---------------------------------------------------------------------- any order of events
@@ -275,7 +344,8 @@ TestConnection.settings = settings(stateful_step_count=25)
 def test_bytes_are_sent_in_their_order_whatever_the_credit(sizes: list[int], step: int) -> None:
     flow, out, _ = outlet()
     flow.expect([(INITIAL_WINDOW_SIZE, 0)])
-    flow.confirm()
+    flow.confirm(CONFIRMED)
+    out.clear()
     flow.open(1)
     for number, size in enumerate(sizes):
         flow.put(1, bytes([number]) * size, number == len(sizes) - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import pytest
 from hpack import Decoder, Encoder
@@ -129,9 +129,26 @@ def test_our_blocks_are_read_by_anybody_and_leave_no_trace(details: str) -> None
     assert list(decoder.header_table.dynamic_entries) == []
 
 
-def test_a_message_that_no_client_would_take_is_cut_at_a_character() -> None:
-    read = Decoder().decode(write_trailers(2, "ü" * 10_000), raw=True)
-    assert status_of(list(read)) == (2, "ü" * 2000)
+CUT = {
+    "not at all": ("x" * 6_000, 6_000),
+    "plain": ("x" * 10_000, 6_000),
+    "at a character": ("ü" * 10_000, 1_000),
+    "at a character of four bytes": ("🐉" * 10_000, 500),
+    "at a character behind others": ("%x" + "ü" * 10_000, 2 + 999),
+    "inside of what stands for a percent sign": ("x" * 5_999 + "%" * 1_000, 5_999),
+}
+
+
+@pytest.mark.parametrize(("details", "kept"), CUT.values(), ids=CUT)
+def test_a_message_that_no_client_would_take_is_cut(details: str, kept: int) -> None:
+    block = write_trailers(2, details)
+    assert len(block) < 6_100
+    assert status_of(list(Decoder().decode(block, raw=True))) == (2, details[:kept])
+
+
+def test_a_text_that_no_message_can_have_is_written_all_the_same() -> None:
+    read = Decoder().decode(write_trailers(2, "no such file: \udcff"), raw=True)
+    assert status_of(list(read)) == (2, "no such file: ?")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +156,12 @@ def test_a_message_that_no_client_would_take_is_cut_at_a_character() -> None:
     [
         ([(b"grpc-status", b"0")], (0, "")),
         ([(b"grpc-status", b"16"), (b"grpc-message", b"50%25 %zz %")], (16, "50% %zz %")),
-        ([(b"grpc-status", b"abc")], (2, "no grpc-status in the trailers (HTTP status unknown)")),
-        ([(b":status", b"503")], (2, "no grpc-status in the trailers (HTTP status 503)")),
+        ([(b"grpc-status", b"abc")], (None, "no grpc-status in the trailers (HTTP status unknown)")),
+        ([(b":status", b"503")], (None, "no grpc-status in the trailers (HTTP status 503)")),
     ],
 )
 def test_a_status_is_read_as_a_client_would(
-    trailers: list[tuple[bytes, bytes]], status: tuple[int, str]
+    trailers: list[tuple[bytes, bytes]], status: tuple[Optional[int], str]
 ) -> None:
     assert status_of(trailers) == status
 

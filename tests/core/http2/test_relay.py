@@ -154,6 +154,26 @@ def test_a_client_that_leaves_while_it_is_answered_gets_nothing_more() -> None:
     assert pair.headers(stream) == [] and pair.relay.methods == {} and all_is_in_step(pair)
 
 
+def test_headers_that_cross_a_reset_of_a_call_that_was_taken_over_are_no_doubt() -> None:
+    pair = Pair()
+    stream = pair.call(CREATE, b"create")
+    pair.runtime.send_headers(stream, [(":status", "200"), ("x-early", "1")])
+    pair.runtime.send_headers(stream, [("grpc-status", "4"), ("x-late", "2")], end_stream=True)
+    late = pair.runtime.data_to_send()
+    pair.relay.take_over(stream)
+    pair.client.reset_stream(stream, Error.CANCEL)
+    pair.relay.from_client(pair.client.data_to_send(), 0.0)
+    pair.relay.from_runtime(late, 0.0)
+    pair.pump()
+    pair.relay.finish(stream, 9, "no")
+    assert pair.closing() == [] and pair.relay.methods == {} and not pair.relay.is_busy
+    other = pair.call(VERSION)
+    fields = [(":status", "200"), ("x-early", "1"), ("x-late", "2")]
+    pair.runtime.send_headers(other, fields, end_stream=True)
+    pair.pump()
+    assert pair.headers(other) == [dict(fields)] and all_is_in_step(pair) and pair.books_are_right()
+
+
 # ---------------------------------------------------------------------- the end of a connection
 
 
@@ -168,6 +188,35 @@ def test_when_the_runtime_goes_calls_end_unavailable_and_the_client_is_sent_away
     assert [pair.headers(stream)[-1]["grpc-status"] for stream in (begun, waiting, held)] == ["14"] * 3
     assert [e.end for e in pair.ended()] == [End.UNKNOWN, End.REFUSED]
     assert len(pair.closing()) == 1 and goaways(pair.to_client) == [(held, Error.NO_ERROR)]
+
+
+@pytest.mark.parametrize("code", [9, 0], ids=["a refusal", "an answer"])
+def test_what_waits_for_the_runtimes_word_reaches_the_client_when_the_runtime_goes(code: int) -> None:
+    pair = Pair()
+    stream, undecided = pair.call(CREATE, b"create"), pair.call(CREATE, b"other")
+    for taken in (stream, undecided):
+        pair.relay.take_over(taken)
+    if not code:
+        pair.relay.answer(stream, b"made")
+    pair.relay.finish(stream, code, "")
+    pair.relay.runtime_lost()
+    pair.relay_writes()
+    assert pair.headers(stream)[-1]["grpc-status"] == str(code)
+    assert pair.received(stream, "client") == (b"" if code else write_message(b"made"))
+    assert pair.headers(undecided)[-1]["grpc-status"] == "14" and len(pair.closing()) == 1
+
+
+def test_a_connection_in_which_something_is_half_done_ends_with_all_its_calls() -> None:
+    pair = Pair()
+    created(pair)
+    pair.call(CREATE, b"held")
+    pair.relay.fail("a bug")
+    pair.relay_writes()
+    assert [e.end for e in pair.ended()] == [End.UNKNOWN, End.REFUSED]
+    assert [closing.reason for closing in pair.closing()] == ["a bug"]
+    assert goaways(pair.to_client) == [(3, Error.INTERNAL_ERROR)] and goaways(pair.to_runtime) != []
+    pair.relay.fail("another")
+    assert pair.relay.take_events() == []
 
 
 def test_a_reply_that_was_there_before_the_runtime_went_is_passed_on() -> None:

@@ -93,7 +93,8 @@ def test_a_filtered_reply_larger_than_the_clients_window_comes_as_it_is_taken() 
 
 
 @pytest.mark.parametrize(
-    ("status", "end"), [("9", End.REFUSED), ("2", End.REFUSED), ("1", End.UNKNOWN), ("4", End.UNKNOWN)]
+    ("status", "end"),
+    [("9", End.REFUSED), ("2", End.REFUSED), ("1", End.UNKNOWN), ("4", End.UNKNOWN), ("14", End.UNKNOWN)],
 )
 def test_the_runtimes_errors_are_told_apart_and_pass(status: str, end: End) -> None:
     pair = Pair()
@@ -128,6 +129,17 @@ def test_a_reset_by_the_runtime_is_an_end(error: Error, end: End, code: int) -> 
     pair.answer_notes()
     assert [(e.end, e.code) for e in pair.ended()] == [(end, code)]
     assert pair.was_reset(stream, "client") and all_is_in_step(pair)
+
+
+def test_an_end_without_a_status_leaves_a_doubt() -> None:
+    pair = Pair()
+    stream = created(pair)
+    pair.runtime.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    pair.runtime.send_headers(stream, [("x-other", "1")], end_stream=True)
+    pair.pump()
+    pair.answer_notes()
+    assert [(e.end, e.code) for e in pair.ended()] == [(End.UNKNOWN, 2)]
+    assert pair.headers(stream)[-1] == {"x-other": "1"} and all_is_in_step(pair)
 
 
 def test_a_runtime_that_answers_before_it_has_the_request_is_believed() -> None:
@@ -188,6 +200,30 @@ def test_a_reset_of_half_a_request_is_nobodys_business() -> None:
     pair.pump()
     assert pair.happened == [] and pair.was_reset(stream) and all_is_in_step(pair)
     assert pair.books_are_right()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["reset", "stopped"])
+@pytest.mark.parametrize("parts", [1, 2], ids=lambda parts: f"a reply in {parts}")
+def test_a_reply_whose_call_ends_while_it_is_noted_is_paid_for_once(parts: int, is_stopped: bool) -> None:
+    pair = Pair()
+    for _ in range(10):
+        stream = created(pair)
+        pair.runtime.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        message = write_message(b"x" * 15_000)
+        for part in range(parts):
+            pair.runtime.send_data(stream, message[part * 5_000 : None if part == parts - 1 else 5_000])
+            pair.pump()
+        assert pair.relay.is_noting
+        if is_stopped:
+            pair.relay.stop_call(stream, 14, "stopping")
+        else:
+            pair.client.reset_stream(stream, Error.CANCEL)
+        pair.pump()
+        pair.relay.resume()
+        pair.pump()
+        pair.take(pair.client, stream, 15_005) if parts == 1 and not is_stopped else None
+        assert pair.books_are_right()
+    assert all_is_in_step(pair)
 
 
 def test_a_lost_client_ends_all_its_calls() -> None:
