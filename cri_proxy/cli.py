@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failed, 2 usage. ``--json`` prints one JSON document on st
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Mapping
@@ -17,15 +16,14 @@ import click
 from cri_api.control import ControlError
 from cri_proxy.arguments import RunByDefault, configured
 from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
+from cri_proxy.cli_offline import daemons_config, release_offline, set_state_aside
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_diff import diff_text
 from cri_proxy.core.picture import draw_topology
-from cri_proxy.core.report import NotOne, explain_text, placements_text, status_text
+from cri_proxy.core.report import explain_text, placements_text, status_text
 from cri_proxy.shell import settings
 from cri_proxy.shell.control import DaemonAbsent, ask
 from cri_proxy.shell.listen import is_served
-from cri_proxy.shell.runtime import NoRuntime
-from cri_proxy.shell.store import Store
 from cri_proxy.shell.sysfs import SysfsError, read_sysfs
 from cri_proxy.version import VERSION
 from policies.topology import BadTopology, Topology, TopologyData
@@ -41,7 +39,8 @@ from policies.topology_json import read_topology, write_topology
 def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     """Places containers on L3 slices (CCX) and NUMA nodes, between kubelet and the container runtime.
 
-    Without a subcommand it is `run`. The other commands talk to the running daemon.
+    Without a subcommand it is `run`. The other commands ask the running daemon. Without it work, too: doctor,
+    kubelet, release, reset-policy, topology, simulate, config check and config show --config.
     """
     ctx.obj = control_socket
 
@@ -98,7 +97,7 @@ def run(
         for path in (config["relay.socket"], config["control.socket"]):
             if is_served(Path(path)):
                 fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
-        click.echo(f"state {_set_aside(config)}")
+        click.echo(f"state {set_state_aside(config, 'cri-resmgr --reset-policy')}")
         return
     if standalone and {"relay.socket", "relay.image_endpoint"} & overrides.keys():
         raise click.UsageError("--standalone serves no socket: leave --relay-socket and --image-socket out")
@@ -107,13 +106,6 @@ def run(
     from cri_proxy.shell.standalone import Standalone
 
     sys.exit(main(RunOptions(files, strict, Standalone if standalone else Proxy)))
-
-
-def _set_aside(config: Config) -> str:
-    try:
-        return Store(Path(config["state.directory"])).set_aside()
-    except OSError as error:
-        fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
 
 
 @cli.command()
@@ -170,7 +162,7 @@ def release(container: Optional[str], everything: bool, config_file: Optional[Pa
     try:
         document = ask(control_socket(), "release", {"container": container, "all": everything})
     except DaemonAbsent:
-        document = _release_offline(container, config_file)
+        document = release_offline(container, config_file)
     except ControlError as error:
         fail(str(error))
     show_document(document, as_json, _updates_text)
@@ -178,26 +170,10 @@ def release(container: Optional[str], everything: bool, config_file: Optional[Pa
         sys.exit(1)
 
 
-def _release_offline(container: Optional[str], config_file: Optional[Path]) -> Any:
-    import grpc
-
-    from cri_proxy.shell import logs
-    from cri_proxy.shell.machine import NoMachine
-    from cri_proxy.shell.release import release
-
-    click.echo("the daemon is not running: asking the runtime directly", err=True)
-    config = settings.load_or_last(settings.Files(config=config_file)).config
-    try:
-        return asyncio.run(release(config, container, logs.set_up("warning", "console")))
-    except (NotOne, NoRuntime, NoMachine) as error:
-        fail(str(error))
-    except grpc.aio.AioRpcError as error:
-        fail(f"the runtime does not answer: {error.details()}")
-
-
 def _updates_text(document: Mapping[str, Any]) -> str:
     lines = [f"{u['id'][:13]}: {u['cpus']}{_not_done(u)}" for u in document["updates"]]
-    lines.append(f"{len(lines)} of {document['containers']} containers changed")
+    changed = sum(update["done"] for update in document["updates"])
+    lines.append(f"{changed} of {document['containers']} containers changed")
     return "\n".join([*lines, *filter(None, [document.get("problem")])])
 
 
@@ -226,8 +202,8 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
     except DaemonAbsent as error:
         if replace:
             fail(str(error), error.hint)
-        config = settings.load_or_last(settings.Files(config=config_file)).config
-        document = {"state": _set_aside(config), "updates": [], "containers": 0}
+        phrase = set_state_aside(daemons_config(config_file), "cri-resmgr reset-policy")
+        document = {"state": phrase, "updates": [], "containers": 0}
     except ControlError as error:
         fail(str(error))
     show_document(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")

@@ -1,60 +1,53 @@
 """The daemon: builds the parts, runs them, takes them apart. The only place where everything is known.
 
 Order of a start (design rule 7): settings, runtime, sockets; then the engine, and READY. Whatever fails on
-the way is a degraded reason, not an exit: the socket is served, bytes pass.
+the way, or takes too long, is a degraded reason, not an exit: the socket is served, bytes pass.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from bpf.notify import notify, watchdog_period_s
 from cri_proxy.core.config import BadConfig
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker
-from cri_proxy.shell import logs, settings
+from cri_proxy.shell import event_loop, logs, settings
 from cri_proxy.shell.affinity import AffinityController
 from cri_proxy.shell.affinity_client import AffinityClient
 from cri_proxy.shell.assembly import Assembly, read_boot_id
-from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.commands import Commands
 from cri_proxy.shell.control import ControlServer
-from cri_proxy.shell.event_stream import EventCount
 from cri_proxy.shell.health import Health
-from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.listen import SocketTaken
-from cri_proxy.shell.machine import MachineReader, read_memory_bytes
+from cri_proxy.shell.machine import read_memory_bytes
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.metrics_http import MetricsEndpoint
 from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.ownership import Ownership
-from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.parts import make_parts
 from cri_proxy.shell.planner_worker import PlannerWorker
 from cri_proxy.shell.proxy import Proxy
-from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.rounds import Rounds
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
 from cri_proxy.shell.serving import longest_stop_us
-from cri_proxy.shell.store import Store
-from cri_proxy.shell.updates import Updates
+from cri_proxy.shell.tasks import Tasks
 from cri_proxy.shell.watch import TopologyWatch
 from cri_proxy.version import VERSION
 
 #: What ``run --strict`` does not start without.
 STRICT_TOPICS = ("config", "topology", "engine", "state")
 
-#: "no" in this variable of the environment: asyncio's own event loop, whatever is installed.
-UVLOOP_SWITCH = "CRI_RESMGR_UVLOOP"
-#: How long a background task may take to end before it is told again, seconds.
-CANCEL_AGAIN_S = 0.5
+#: How long READY waits for the engine, seconds. Calls do not wait as long, but kubelet, which is started after us, may:
+#: its first containers are then placed. A disk that does not answer must not have the service manager give us up.
+READY_BEHIND_S = 10.0
+STARTING = "it is starting: bytes only until machine and state are read, which takes long"
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,8 @@ class RunOptions:
     front_end: FrontEndMaker = Proxy
     boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id")
     meminfo_file: Path = Path("/proc/meminfo")
+    #: Where a runtime is looked for that is not configured.
+    runtimes: tuple[str, ...] = WELL_KNOWN
 
 
 class Daemon:
@@ -77,36 +72,36 @@ class Daemon:
         self.front: Optional[FrontEnd] = None
         self.control: Optional[ControlServer] = None
         self.watch: Optional[TopologyWatch] = None
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
+        self._exit_code = 0
         self._reloading = asyncio.Lock()
         self._debugging = False
 
     # ------------------------------------------------------------------ start and stop
 
     async def run(self) -> int:
-        """Serve until SIGTERM. 0: stopped in order; 1: could not serve at all, or not as ``strict`` asks."""
+        """Serve until SIGTERM. 0: stopped in order; 1: not as ``strict`` asks, not at all, or to be started again.
+
+        What else is raised leaves the sockets to the launcher, which passes bytes.
+        """
         try:
             self._configure()
             await self._serve()
         except (SocketTaken, BadConfig) as error:
             await self._fail(str(error))
             return 1
-        except OSError as error:
-            await self._fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-            return 1
-        assert self.front is not None
-        await self.front.start_behind(self._bring_up())
+        await self._start()
         missing = [self.health.reasons[topic] for topic in STRICT_TOPICS if topic in self.health.reasons]
         if self.options.strict and missing:
             await self._fail("\n".join(missing))
             return 1
-        self._start_tasks()
-        # What is there now stays. To go through all of it would stop every call for 20 ms now and then.
-        gc.collect()
-        gc.freeze()
-        self.health.serving()
-        self._announce()
+        if not self._stopping.is_set():
+            self._start_tasks()
+            # What is there now stays. To go through all of it would stop every call for 20 ms now and then.
+            gc.collect()
+            gc.freeze()
+            self.health.serving()
+            self._announce()
         await self._stopping.wait()
         self.log.info("stopping")
         try:
@@ -114,7 +109,25 @@ class Daemon:
         except Exception:
             self.log.error("the stop was not orderly", exc_info=True)
             return 1
-        return 0
+        return self._exit_code
+
+    async def _start(self) -> None:
+        """Return when the engine is up or why not is noted, when that takes too long, or when we are to stop."""
+        starting = self.tasks.begin("start", self._let_in())
+        told = self.tasks.begin("stop", self._stopping.wait())
+        patience_s = None if self.options.strict else READY_BEHIND_S
+        await asyncio.wait({starting, told}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        elif not told.done() and self.parts.keeper.engine is None:
+            self.health.note("start", STARTING)
+
+    async def _let_in(self) -> None:
+        assert self.front is not None
+        try:
+            await self.front.start_behind(self._bring_up())
+        finally:
+            self.health.note("start", "")
 
     def _announce(self) -> None:
         engine, front = self.parts.keeper.engine, self.front
@@ -141,52 +154,30 @@ class Daemon:
         """:raises BadConfig: strict, and there is no valid configuration."""
         files = self.options.files
         loaded = settings.load(files, strict=True) if self.options.strict else settings.load_or_last(files)
-        config = loaded.config
-        self.log = log = logs.set_up(config["log.level"], config["log.format"])
+        #: Whether placing waits for a configuration that can be read.
+        self._loaded, self._unconfigured = loaded, loaded.is_default
+        self.log = logs.set_up(loaded.config["log.level"], loaded.config["log.format"])
         metrics = Metrics(VERSION)
         self.metrics_http = MetricsEndpoint(metrics.text)
-        self.health = health = Health(metrics, log, lambda: self.mode)
-        #: Whether placing waits for a configuration that can be read.
-        self._unconfigured = loaded.is_default
+        self.health = Health(metrics, self.log, lambda: self.mode)
+        self.tasks = Tasks(self.health, self.log)
         runtime_problem = ""
         try:
-            path = discover(config["relay.runtime_endpoint"])
+            runtime = Runtime(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
         except NoRuntime as error:
-            path = WELL_KNOWN[0]
-            runtime_problem = str(error)
-        runtime = Runtime(path)
-        store = Store(Path(config["state.directory"]))
-        keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
-        keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
-        keeper.mode = config["relay.mode"]
-        cgroups = Cgroups(Path(config["topology.cgroup_root"]))
-        machine = MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"]))
-        look = asyncio.Event()
-        self.parts = Parts(
-            config=config,
-            log=log,
-            metrics=metrics,
-            health=health,
-            runtime=runtime,
-            store=store,
-            keeper=keeper,
-            cgroups=cgroups,
-            machine=machine,
-            reconciler=Reconciler(runtime, cgroups, keeper),
-            events=EventCount(look.set),
-            look=look,
-            reload=self.reload,
-        )
+            runtime, runtime_problem = Runtime(self.options.runtimes[0], is_guess=True), str(error)
+        self.parts = make_parts(loaded.config, self.log, metrics, self.health, runtime)
+        self.parts.reload = self.reload
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
-        self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._keep_again)
+        self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._try_again)
         self._configure_affinity()
-        keeper.on_doubt = self.rounds.look_soon
-        keeper.on_pod = self.rounds.note_pod
-        self._loaded = loaded
+        self.parts.keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
+        self.parts.keeper.on_doubt = self.rounds.look_soon
+        self.parts.keeper.on_pod = self.rounds.note_pod
         self._apply_settings()
-        health.note("config", loaded.problem)
-        health.warn("config", loaded.warnings)
-        health.note("runtime", runtime_problem)
+        self.health.note("config", loaded.problem)
+        self.health.warn("config", loaded.warnings)
+        self.health.note("runtime", runtime_problem)
 
     def _configure_affinity(self) -> None:
         parts, config = self.parts, self.parts.config
@@ -205,7 +196,13 @@ class Daemon:
         """
         front = self.options.front_end(self.parts)
         self.ownership = Ownership(self.parts.config, front.name)
-        await front.open()
+        try:
+            await front.open()
+        except OSError as error:
+            if front.must_serve and not self.options.strict:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise SocketTaken(f"{where}{error.strerror or error}") from None
         self.front = front
         if not self._own() and not front.must_serve:
             raise SocketTaken(self.health.reasons["owner"])
@@ -215,7 +212,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         loop.add_signal_handler(signal.SIGUSR1, self._toggle_debug)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self.reload()))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.tasks.begin("reload", self.reload()))
 
     def _own(self) -> bool:
         """Be the one that places containers here, or say who is."""
@@ -253,52 +250,50 @@ class Daemon:
         notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(parts.config['relay.drain'])}")
         assert self.front is not None
         await self.front.close(parts.config["relay.drain"])
-        while tasks := tuple(self._tasks):
-            # Once may not be enough: before Python 3.12, wait_for can swallow a cancellation (bpo-37658).
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
-            await asyncio.sleep(0)  # the callbacks of those that are done
+        await self.tasks.end()
         if self.control is not None:
             await self.control.stop()
         await self.metrics_http.follow("")
         await self.affinity.close()
         await parts.keeper.updates.close()
-        parts.keeper.save()
-        parts.store.checkpoint()
-        parts.store.close()
+        if parts.keeper.engine is not None:  # else there is nothing to keep, or a thread is still reading it
+            parts.keeper.save()
+            parts.store.checkpoint()
+            parts.store.close()
         await parts.runtime.close()
         self.ownership.give_up()
 
     def _start_tasks(self) -> None:
-        parts, rounds = self.parts, self.rounds
-        assert self.front is not None
-        self._spawn(rounds.follow_runtime(self.front.runtime_returned))
-        self._spawn(self.front.run())
-        self._spawn(rounds.reconcile())
-        self._spawn(rounds.read_events())
-        self._spawn(self.observer.run())
-        self._spawn(self.affinity.run())
+        parts, rounds, front, keep = self.parts, self.rounds, self.front, self.tasks.keep
+        assert front is not None
+        keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
+        keep(front.name, front.run)
+        keep("comparison", rounds.reconcile)
+        keep("events", rounds.read_events)
+        keep("observer", self.observer.run)
+        keep("affinity", self.affinity.run)
         self.watch = TopologyWatch(
             parts.machine.signature,
-            lambda: self._spawn(self.assembly.follow_machine()),
+            lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
             parts.config["topology.interval"],
         )
-        self._spawn(self.watch.run())
+        keep("watch", self.watch.run)
+        if parts.runtime.is_guess:
+            keep("search", lambda: rounds.find_runtime(self.options.runtimes, self._found_runtime))
         period_s = watchdog_period_s()
         if period_s is not None:
-            self._spawn(rounds.watchdog(period_s))
+            keep("watchdog", lambda: rounds.watchdog(period_s))
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.log.error("a background task failed", exc_info=task.exception())
-            self.health.note("task", f"a background task failed: {task.exception()}")
+    def _found_runtime(self, path: str) -> None:
+        """There is a runtime now. Elsewhere than it was guessed to be, it takes a new start."""
+        runtime = self.parts.runtime
+        if path == runtime.path:
+            runtime.is_guess = False
+            self._keep()
+        else:
+            self.log.warning("a runtime has appeared; ending, to be started again with it", path=path)
+            self._exit_code = 1
+            self._stopping.set()
 
     # ------------------------------------------------------------------ configuration
 
@@ -306,8 +301,6 @@ class Daemon:
         """Get the engine to work, with a configuration if there was none. False: not yet."""
         if not self._own():
             return False
-        if self.control is None:  # the owner before us had it
-            await self._serve_control()
         if self._unconfigured:
             try:
                 loaded = settings.load(self.options.files)
@@ -316,18 +309,26 @@ class Daemon:
                 return False
             await self._take_over(loaded)
         is_up = await self.assembly.activate()
-        if is_up and not self.health.reasons.get("config"):
-            self._keep()
+        self._keep()
         return is_up
 
     def _keep(self) -> None:
-        folder = Path(self.parts.config["state.directory"])
-        problem = settings.keep(self._loaded, folder, self.parts.runtime.path)
+        """Remember the configuration, if it is one that has brought the engine up."""
+        if self.parts.keeper.engine is None or "config" in self.health.reasons:
+            return
+        runtime, folder = self.parts.runtime, Path(self.parts.config["state.directory"])
+        problem = settings.keep(self._loaded, folder, "" if runtime.is_guess else runtime.path)
         self.health.note("last config", problem or "")
 
-    def _keep_again(self) -> None:
-        if "last config" in self.health.reasons:
+    async def _try_again(self) -> None:
+        """Have what could not be had before."""
+        reasons = self.health.reasons
+        if "last config" in reasons:
             self._keep()
+        if "control" in reasons:
+            await self._serve_control()
+        if "metrics" in reasons and not self._reloading.locked():
+            await self._serve_metrics()
 
     async def reload(self) -> None:
         """SIGHUP: read the files again; an invalid configuration leaves the running one in force."""
@@ -343,7 +344,8 @@ class Daemon:
                 self.health.note("config", settings.reload_problem(error, self._unconfigured))
             else:
                 await self._take_over(loaded)
-            self.health.tell(again=True)
+            finally:  # whatever happens: systemd waits for it
+                self.health.tell(again=True)
 
     async def _take_over(self, loaded: settings.Settings) -> None:
         """Make a configuration the running one, as far as that is possible without a restart."""
@@ -363,7 +365,7 @@ class Daemon:
             await self._serve_metrics()
         if parts.keeper.engine is not None:
             await self.assembly.follow_config()
-            self._keep()
+        self._keep()
         self.affinity.reconfigured()
         if self.front is not None:
             self.front.reconfigured()
@@ -387,14 +389,9 @@ class Daemon:
 
 
 def main(options: RunOptions) -> int:
-    """Run a daemon in a new event loop: uvloop's, where that is installed."""
+    """Run a daemon in a new event loop."""
 
-    async def run() -> int:
+    async def run() -> int:  # what a daemon is made of belongs to a loop
         return await Daemon(options).run()
 
-    if os.environ.get(UVLOOP_SWITCH) != "no":
-        with contextlib.suppress(ImportError):
-            import uvloop
-
-            return int(uvloop.run(run()))
-    return asyncio.run(run())
+    return event_loop.run(run)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from bpf.options import Options, parse_options
 from cri_proxy.cli_observer import observer, observer_options
-from cri_proxy.core.config import read_config
+from cri_proxy.core.config import Source, read_config
+from cri_proxy.core.options_affinity import AFFINITY_OPTIONS, OBSERVERS
 from tests.bpf.observer import ObserverProcess, watch, write_recording
 
 
@@ -21,6 +25,31 @@ def test_the_defaults_of_both_are_the_same() -> None:
     document = observer_options(read_config([]).config)
     document["runtime_sockets"] = []
     assert parse_options(json.dumps(document), "here") == Options()
+
+
+#: A value that is not the default.
+OTHER = {
+    "affinity.listen": "127.0.0.1:7001", "affinity.provider": "declared", "affinity.replay": "/x.jsonl",
+    "affinity.tls_certificate": "/x.pem", "affinity.tls_key": "/x.pem", "affinity.tls_client_ca": "/x.pem",
+    "affinity.interval": "7s", "affinity.half_life": "7s", "affinity.message_lines": "7",
+    "affinity.least_weight": "7", "affinity.least_share": "0.7", "affinity.most_weight": "7", "affinity.within": "owner",
+}  # fmt: skip
+
+
+def _told(text: str) -> Options:
+    return Options(**observer_options(read_config([Source("c.yaml", text)]).config))
+
+
+@pytest.mark.parametrize("key", OBSERVERS)
+def test_what_is_documented_as_the_observers_is_told_to_it_and_live_where_that_is_said(key: str) -> None:
+    default, changed = _told(""), _told(f"{key}: {OTHER[key]}")
+    assert changed != default
+    assert (default.live_part_of(changed) == changed) == OBSERVERS[key]
+
+
+def test_everything_else_of_affinity_is_the_daemons() -> None:
+    told = {f"affinity.{re.sub('_s$', '', field.name)}" for field in fields(Options)}
+    assert told & {option.key for option in AFFINITY_OPTIONS} == {*OBSERVERS, "affinity.socket"}
 
 
 def test_a_configuration_that_is_wrong_is_a_sentence(folder: Path) -> None:

@@ -12,8 +12,10 @@ from itertools import groupby
 
 from cri_proxy.core import config_intel
 from cri_proxy.core.config_balloons import FIELDS, MEANINGLESS
+from cri_proxy.core.findings import DOCUMENTS
 from cri_proxy.core.option_checks import Option
 from cri_proxy.core.options import OPTIONS
+from cri_proxy.core.options_affinity import OBSERVERS
 
 COMMAND = "python -m cri_proxy.core.config_docs > docs/configuration.md"
 _WIDTH = 100
@@ -30,16 +32,21 @@ order; what comes later wins, key by key:
 2. `/etc/cri-resmgr/fallback.cfg` (or the file of `--fallback-config`), as for Intel's cri-resource-manager,
 3. `/etc/cri-resmgr/config.yaml`, shipped with every line commented,
 4. the file of `--force-config`,
-5. options of the command line.
+5. flags of the command line.
 
 All files have the same format and may use every option. `cri-resmgr config show` prints each value with the
 file and line it comes from; `cri-resmgr config check FILE` reads a file without using it, and takes what is
 likely a mistake (an unknown key, a key given twice) for an error; `cri-resmgr config check FILE --diff` also
 says which containers would move if the running daemon read that file in the place of its own.
 
-**Changes.** An option that is *live* is applied by a reload (`systemctl reload cri-resource-manager`), also
-`policy.Active`; the others wait for a restart. Containers that run keep their places as long as these can be
-had: a change moves nothing that need not move.
+**Changes.** An option that is *live* is applied by a reload (`systemctl reload cri-resource-manager`; of the NRI
+plugin: `cri-resmgr-nri`), also `policy.Active`; the others wait for a restart. Those that are the *observer's* are
+read by `cri-resmgr-observer` only, which has a reload and a restart of its own. Containers that run keep their
+places as long as these can be had: a change moves nothing that need not move.
+
+**Sockets and directories** belong into `config.yaml`. Flags of the service (`CONFIG_OPTIONS`: `--relay-socket`,
+`--state-dir`, `--force-config`, ...) are not seen by commands, nor by the observer, nor while a package is removed.
+Another `relay.socket` needs a drop-in for `cri-resource-manager.socket` with its `ListenStream=`.
 
 **An invalid file** never takes the node down. A wrong type or an impossible value is an error, and a
 configuration with an error is not used, not even in part: at start the last one that loaded is used in its
@@ -56,6 +63,10 @@ do not.
 **CPUs** are named as in Intel's files: a quantity (`750m`, `4`), a set (`cpuset:0-3`, or `0-3,8` with a dash
 or comma), all but a set (`exclude-cpuset:4-7`), or a cgroup whose set is looked up (`cgroup:/system.slice`, or
 an absolute path).
+
+| option | default | live |
+|---|---|---|
+{rows}
 """
 
 _TYPES = """
@@ -107,15 +118,28 @@ each key once, as it has no meaning here; `config check` prints notes and does n
 of `topology-aware` and `balloons` a key that theirs do not have either is unknown. The sections are {sections}.
 """
 
+#: The words of the table at the top by those below.
+_LIVE = {
+    "Live": "yes",
+    "Needs a restart": "no",
+    "The observer's, live": "observer's: yes",
+    "The observer's, needs its restart": "observer's: no",
+}
+
 _SAMPLE = """\
-## Configuration of cri-resmgr. Every line is commented and shows a default; docs/configuration.md explains.
+## Configuration of cri-resmgr. Every line is commented and shows a default; explained in
+## {page}
 ## Check with: cri-resmgr config check FILE. Apply with: systemctl reload cri-resource-manager
 """
 
 
 def configuration_markdown() -> str:
     """The page docs/configuration.md."""
-    parts = [_INTRO.format(command=COMMAND)]
+    rows = "\n".join(
+        f"| [`{o.key}`](#{_anchor(o.key)}) | `{o.check.write(o.default)}` | {_LIVE[_when(o)]} |"
+        for o in OPTIONS
+    )
+    parts = [_INTRO.format(command=COMMAND, rows=rows)]
     for section, options in groupby(OPTIONS, key=_section):
         parts.append(f"\n## `{section}`\n")
         for option in options:
@@ -151,7 +175,7 @@ def _intel() -> str:
 
 def sample_config() -> str:
     """The shipped config.yaml: without the first # of each line it is a file that sets every default."""
-    lines = _SAMPLE.splitlines()
+    lines = _SAMPLE.format(page=f"{DOCUMENTS}/configuration.md").splitlines()
     opened: list[str] = []
     for option in OPTIONS:
         *sections, name = option.key.split(".")
@@ -173,7 +197,19 @@ def _section(option: Option) -> str:
 
 def _terms(option: Option) -> str:
     unit = f" Unit: {option.unit}." if option.unit else ""
-    return f"Value: {option.check.expected}.{unit} {'Live' if option.live else 'Needs a restart'}."
+    return f"Value: {option.check.expected}.{unit} {_when(option)}."
+
+
+def _when(option: Option) -> str:
+    """When a change counts."""
+    if option.key in OBSERVERS:
+        return "The observer's, live" if OBSERVERS[option.key] else "The observer's, needs its restart"
+    return "Live" if option.live else "Needs a restart"
+
+
+def _anchor(heading: str) -> str:
+    """What GitHub makes of a heading that is one word."""
+    return heading.lower().replace(".", "")
 
 
 if __name__ == "__main__":

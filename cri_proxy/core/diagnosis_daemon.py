@@ -181,22 +181,29 @@ def check_state(facts: Facts) -> Iterator[Finding]:
         return
     yield from _folder(state)
     yield from _clock(facts, state)
-    if state.check not in ("", "ok"):
-        yield Finding(
-            "state",
-            "state-file",
-            PROBLEM,
-            f"{folder.path}/state.db: {state.check}",
-            "cri-resmgr reset-policy",
-        )
-    if state.size_bytes > _MUCH_STATE_BYTES:
-        sentence = f"{folder.path}/state.db has {state.size_bytes / 2**20:.0f} MiB, it should be small"
-        yield Finding("state", "state-size", WARNING, sentence, "cri-resmgr reset-policy moves nothing")
-    if state.writable and state.check == "ok":
+    problems = list(_file(state))
+    yield from problems
+    if state.writable and state.check == "ok" and not problems:
         size, free = state.size_bytes / 1024, state.free_bytes / 2**30
         yield Finding("state", "state", OK, f"{folder.path}: sound, {size:.0f} KiB, {free:.1f} GiB free")
-    elif not state.check:
+    elif not state.file.kind:
         yield Finding("state", "state", NOTE, f"{folder.path} holds no state yet")
+
+
+def _file(state: StateFacts) -> Iterator[Finding]:
+    """What is wrong with the file itself."""
+    path = state.file.path
+    if state.file.kind and state.file.uid != 0:
+        sentence = f"{path} has owner {state.file.uid}, expected root: the daemon would set it aside"
+        yield Finding("state", "state-owner", PROBLEM, sentence, f"chown root {path}")
+    if state.unchecked:
+        sentence = f"{path} could not be checked: {state.unchecked}"
+        yield Finding("state", "state-file", WARNING, sentence, "df -h /tmp /dev/shm /run")
+    elif state.check not in ("", "ok"):
+        yield Finding("state", "state-file", PROBLEM, f"{path}: {state.check}", "cri-resmgr reset-policy")
+    if state.size_bytes > _MUCH_STATE_BYTES:
+        sentence = f"{path} has {state.size_bytes / 2**20:.0f} MiB, it should be small"
+        yield Finding("state", "state-size", WARNING, sentence, "cri-resmgr reset-policy moves nothing")
 
 
 def _folder(state: StateFacts) -> Iterator[Finding]:

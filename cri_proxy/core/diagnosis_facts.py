@@ -117,7 +117,7 @@ class CgroupFacts:
 
 @dataclass(frozen=True)
 class StateFacts:
-    """``check``: what SQLite says of the file, "ok" if all is well, "" if there is no file."""
+    """``check``: what is wrong with the file, "ok" if nothing is, "" if there is none or it is ``unchecked``."""
 
     directory: FileFacts
     free_bytes: int = 0
@@ -126,6 +126,9 @@ class StateFacts:
     check: str = ""
     #: How much later than now the file was written.
     ahead_s: float = 0.0
+    file: FileFacts = FileFacts("")
+    #: Why the file could not be checked.
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ def _pointing(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
     status = kubelet.status
     if status.points_at_us and status.restart_pending:
         sentence = "kubelet still uses us, but its files say otherwise: its next restart ends that"
-        return Finding("kubelet", "kubelet", WARNING, sentence, "cri-resmgr kubelet enable")
+        hint = "to stay: cri-resmgr kubelet enable; to leave: cri-resmgr kubelet disable --restart"
+        return Finding("kubelet", "kubelet", WARNING, sentence, hint)
     if status.points_at_us:
         return _at_us(kubelet, daemon)
     where = "the default, nothing is set" if status.place == "default" else status.place
@@ -60,8 +61,10 @@ def _at_us(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
         sentence = f"{who} points at us, {calls}: a kubelet that is well calls every few seconds"
         return Finding("kubelet", "kubelet", WARNING, sentence, _JOURNAL)
     runs = f"process {status.pid}" if status.pid is not None else "it does not run"
-    sentence = f"kubelet points at us: {status.endpoint} ({runs})"
-    return Finding("kubelet", "kubelet", OK, ", ".join(filter(None, [sentence, calls])))
+    sentence = ", ".join(filter(None, [f"kubelet points at us: {status.endpoint} ({runs})", calls]))
+    if status.pid is None:
+        return Finding("kubelet", "kubelet", WARNING, sentence, "systemctl status kubelet")
+    return Finding("kubelet", "kubelet", OK, sentence)
 
 
 def _calls(daemon: Mapping[str, Any]) -> tuple[str, bool]:
@@ -134,7 +137,7 @@ def _reserved(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
         sentence = (
             f"kubelet reserves CPUs {format_cpus(theirs)} for the system, and we place containers on them"
         )
-        hint = f'policy: {{ReservedResources: {{cpu: "cpuset:{format_cpus(theirs)}"}}}}'
+        hint = f'policy: {{ReservedResources: {{CPU: "cpuset:{format_cpus(theirs)}"}}}}'
         if facts.status is not None:
             yield Finding("kubelet", "reserved", NOTE, sentence, hint)
     elif parse_cpus(ours) != theirs:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cri_proxy.core.diagnosis_facts import Facts, MachineFacts
-from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.core.findings import DOCUMENTS, NOTE, OK, PROBLEM, WARNING, Finding
 from policies.cpus import format_cpus
 from policies.topology import BadTopology, Topology
 
 TOPIC = "machine"
 LOOK = "cri-resmgr topology"
+_ISOLATED = f"{DOCUMENTS}/policies.md says who is placed on them"
 #: More holes than this are not listed one by one.
 _HOLES_SHOWN = 3
 
@@ -117,7 +118,7 @@ def _cpus(machine: MachineFacts) -> Iterator[Finding]:
         sentence = (
             f"CPUs {format_cpus(machine.data.isolated)} are isolated: the kernel balances no load on them"
         )
-        yield Finding(TOPIC, "isolated", NOTE, sentence, "docs/policies.md says who is placed on them")
+        yield Finding(TOPIC, "isolated", NOTE, sentence, _ISOLATED)
 
 
 # ---------------------------------------------------------------------- kernel settings
@@ -138,7 +139,7 @@ def check_kernel(facts: Facts) -> Iterator[Finding]:
         name, _, value = word.partition("=")
         if name == "isolcpus":
             sentence = f"the kernel was booted with {word}: containers that share these get no load balancing"
-            yield Finding(TOPIC, "isolcpus", NOTE, sentence, "docs/policies.md says who is placed on them")
+            yield Finding(TOPIC, "isolcpus", NOTE, sentence, _ISOLATED)
         if name == "nosmt" or (name, value) == ("noht", ""):
             yield Finding(
                 TOPIC, "nosmt", NOTE, f"the kernel was booted with {word}: one thread of each core is used"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from cri_proxy.core.diagnosis_facts import Facts, MachineFacts
 from cri_proxy.core.diagnosis_machine import threads_per_core
-from cri_proxy.core.findings import NOTE, OK, WARNING, Finding
+from cri_proxy.core.findings import DOCUMENTS, NOTE, OK, WARNING, Finding
 from policies.topology import BadTopology, Topology
 
 TOPIC = "virtual machine"
@@ -24,7 +24,7 @@ _MANY_CPUS = 32
 #: Of all CPU time since boot. Two of a hundred are felt in tail latencies; less is other work of the host.
 _STEAL_NOTED, _STEAL_WARNED = 0.005, 0.02
 _DISTANCES = "<cell id='0' ...><distances><sibling id='1' value='16'/><sibling id='2' value='28'/>...</distances></cell>"
-_MORE = "docs/vm.md has the whole of it"
+_MORE = f"{DOCUMENTS}/vm.md has the whole of it"
 
 
 def check_virtual(facts: Facts) -> Iterator[Finding]:

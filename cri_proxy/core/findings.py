@@ -8,6 +8,8 @@ from typing import Any
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 VERDICTS = (OK, NOTE, WARNING, PROBLEM)
+#: Where a package puts the pages that hints name.
+DOCUMENTS = "/usr/share/doc/cri-resmgr/docs"
 
 
 @dataclass(frozen=True)

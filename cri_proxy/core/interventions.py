@@ -25,16 +25,27 @@ def release(books: Books, container_id: str) -> Optional[Update]:
     was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
     was_lifted = was_lifted or grant.stance is Stance.ADOPTED
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
-    if grant.stance not in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED):
+    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
+    if not is_ours and not _keeps_its_place(books, grant):
         books.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
         only_quota = Update(container_id, UNTOUCHED, False, "released", give_back)
         return None if give_back is None else only_quota
     cpus, mems = _unmanaged_place(books, grant)
-    books.put(replace(grant, stance=Stance.RELEASED, runs_on=cpus, displaced=None, why="released by command"))
+    # What it may be found with, if the runtime fails.
+    placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
+    now = replace(grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, displaced=None)
+    books.put(replace(now, why="released by command"))
     if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
         return None
     place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
     return Update(container_id, place, bool(grant.cpus - cpus), "released", give_back)
+
+
+def _keeps_its_place(books: Books, grant: Grant) -> bool:
+    """Whether a released container was found where it was before: the runtime has not taken the update."""
+    online = books.host.topology.online
+    is_there = grant.runs_on & online == grant.placement.cpus & online
+    return grant.stance is Stance.RELEASED and is_there and grant.runs_on != _unmanaged_place(books, grant)[0]
 
 
 def _unmanaged_place(books: Books, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:

@@ -1,6 +1,6 @@
 """The options of affinity: what the observer sees, what of it counts, and what may be moved. See ``options.py``.
 
-Those up to ``affinity.within`` are the observer's: it reads them when it starts, or is told to reload.
+Those of ``OBSERVERS`` are read by the observer and by nobody else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ from cri_proxy.core.option_checks import (
     socket_path,
     whole,
 )
+
+#: What the observer reads, and whether its own reload applies it; else its restart does.
+OBSERVERS = {
+    **dict.fromkeys(("affinity.listen", "affinity.provider", "affinity.replay"), False),
+    **dict.fromkeys(("affinity.tls_certificate", "affinity.tls_key", "affinity.tls_client_ca"), False),
+    **dict.fromkeys(("affinity.interval", "affinity.half_life", "affinity.message_lines"), True),
+    **dict.fromkeys(("affinity.least_weight", "affinity.least_share", "affinity.most_weight"), True),
+    "affinity.within": True,
+}
 
 AFFINITY_OPTIONS: tuple[Option, ...] = (
     Option(

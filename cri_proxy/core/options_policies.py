@@ -47,8 +47,8 @@ POLICY_OPTIONS: tuple[Option, ...] = (
         "policy.balloons.BalloonTypes",
         balloon_types(),
         (),
-        "The types of balloons, for the policy balloons: a list of mappings, whose keys are described below. "
-        "A container is of the first type that matches it, or of the type its annotation names.",
+        "The types of balloons, for the policy balloons: a list of mappings, whose keys are in the table of "
+        "configuration.md. A container is of the first type that matches it, or of the type its annotation names.",
     ),
     Option(
         "policy.balloons.AllocatorTopologyBalancing",

@@ -1,7 +1,7 @@
 """Puts an engine to work, made of configuration, machine and state, and keeps it in step with all three.
 
 Whatever cannot be had is a degraded reason and tried again; meanwhile there is no engine and bytes pass.
-Reading the machine runs in a thread; between two such reads every change is one synchronous step.
+Reading state and machine runs in a thread; between two such reads every change is one synchronous step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.machine import NoMachine
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.quotas import Quotas
-from cri_proxy.shell.store import Loaded, Store
+from cri_proxy.shell.state_file import Loaded, StateLocked
+from cri_proxy.shell.store import Store
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
 #: The mode that was set by command, and the one that was configured then.
@@ -70,12 +71,15 @@ class Assembly:
             if parts.keeper.engine is not None:
                 return True
             try:
-                loaded = parts.store.load()
+                loaded = await self._load()
                 # Where kubelet's cgroup is; else what it does not allow would be used until the first round.
                 for pod in loaded.of("pod").values():
                     parts.machine.note_cgroup(pod.cgroup_parent)
                 machine = await asyncio.to_thread(parts.machine.read)
                 engine, updates = self._build(self.host(machine), loaded)
+            except StateLocked:
+                parts.health.note("state", parts.store.problem)
+                return False
             except NoMachine as error:
                 parts.health.note("topology", str(error))
                 return False
@@ -91,10 +95,18 @@ class Assembly:
             parts.keeper.send(updates)
             return True
 
+    async def _load(self) -> Loaded:
+        """:raises StateLocked: another program has the file open."""
+        parts = self._parts
+        loaded = await asyncio.to_thread(parts.store.load)
+        for note in loaded.notes:
+            if note != parts.store.problem:  # which is told until it is over
+                parts.log.warning(note)
+        parts.health.note("state", parts.store.problem)
+        return loaded
+
     def _build(self, host: Host, loaded: Loaded) -> tuple[Engine, tuple[Update, ...]]:
         parts = self._parts
-        for note in loaded.notes:
-            parts.log.warning(note)
         engine = make_engine(parts.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
             parts.log.warning(
@@ -105,9 +117,8 @@ class Assembly:
             updates = restore(engine, loaded, parts.store, self._boot_id)
         except Exception:
             # Records that can be read and yet make no sense together: as corrupt as any.
-            phrase = parts.store.set_aside()
-            parts.log.error(f"the state makes no sense; {phrase}", exc_info=True)
-            loaded, updates = parts.store.load(), ()
+            loaded, updates = parts.store.start_over(), ()
+            parts.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
             engine = make_engine(parts.config, host)
         self._restore_mode(loaded.meta)
         return engine, updates

@@ -22,6 +22,11 @@ from cri_proxy.shell.listen import claim
 
 #: A release of many containers may wait for the runtime.
 ANSWER_S = 60.0
+#: A daemon that the launcher has replaced by its simplest self has no control socket either.
+ABSENT_HINT = (
+    "start it with: systemctl start cri-resource-manager; if it passes bytes only, see why: "
+    "systemctl status cri-resource-manager"
+)
 
 Command = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -46,7 +51,7 @@ class ControlServer:
 
     async def start(self) -> None:
         """:raises SocketTaken, OSError: the socket cannot be had."""
-        claim(self.path)
+        claim(self.path, "control.socket")
         mask = os.umask(0o177)
         try:
             self._server = await asyncio.start_unix_server(self._connected, str(self.path), limit=MAX_REQUEST)
@@ -104,8 +109,7 @@ def ask(
         except PermissionError:
             raise ControlError(f"no permission for {path}; try again as root") from None
         except OSError:
-            hint = "start it with: systemctl start cri-resource-manager"
-            raise DaemonAbsent(f"the daemon is not running: nobody serves {path}", hint) from None
+            raise DaemonAbsent(f"the daemon is not running: nobody serves {path}", ABSENT_HINT) from None
         try:
             connection.sendall(write_request(command, arguments or {}))
             with connection.makefile("rb") as lines:

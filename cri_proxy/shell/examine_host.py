@@ -34,10 +34,13 @@ NRI_PLUGINS = "opt/nri/plugins"
 
 
 def read_file_facts(path: Path) -> FileFacts:
-    """What there is at a path; a link counts as what it leads to."""
+    """What there is at a path; a link counts as what it leads to.
+
+    :raises OSError: that cannot be told.
+    """
     try:
         status = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return FileFacts(str(path))
     kinds = ((stat.S_ISSOCK, "socket"), (stat.S_ISDIR, "directory"), (stat.S_ISREG, "file"))
     kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "other")

@@ -1,14 +1,9 @@
-"""Reads what the doctor must know of our own parts: configuration, daemon, sockets, state; and of runtime and kubelet."""
+"""Reads what the doctor must know of configuration, daemon and sockets, and of runtime and kubelet. Changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import sqlite3
-import tempfile
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,19 +11,16 @@ from typing import Any, Optional
 
 from cri_api.control import ControlError
 from cri_proxy.core.config import BadConfig, Config
-from cri_proxy.core.diagnosis_facts import ConfigFacts, DaemonFacts, KubeletFacts, RuntimeFacts, StateFacts
+from cri_proxy.core.diagnosis_facts import ConfigFacts, DaemonFacts, KubeletFacts, RuntimeFacts
 from cri_proxy.core.kubelet_config import socket_of
-from cri_proxy.core.kubelet_status import judge
 from cri_proxy.shell import settings
 from cri_proxy.shell.control import DaemonAbsent, ask
 from cri_proxy.shell.examine_host import read_file_facts
 from cri_proxy.shell.kubelet_files import KubeletFiles
 from cri_proxy.shell.kubelet_service import is_connected, look, our_sockets
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
-from cri_proxy.shell.store import FILE
 
 ANSWER_S = 1.0
-_CHECK_S = 1.0
 #: Of /proc/net/unix: the socket is listened on (include/uapi/linux/net.h, __SO_ACCEPTCON).
 _LISTENS = 0x10000
 _NRI_SOCKET = "run/nri/nri.sock"
@@ -63,12 +55,7 @@ class Places:
 
 def find_files(root: Path, config_file: Optional[Path]) -> settings.Files:
     """The files the daemon reads, below a root."""
-    if root == Path("/"):
-        return settings.Files(config=config_file)
-    fallback, config = (root / str(path).lstrip("/") for path in (settings.FALLBACK, settings.CONFIG))
-    return settings.Files(
-        fallback if fallback.exists() else None, config_file or (config if config.exists() else None)
-    )
+    return settings.Files(config=config_file, root=root)
 
 
 def read_config_facts(files: settings.Files) -> tuple[ConfigFacts, Config]:
@@ -144,60 +131,6 @@ def _listening(net_unix: Path) -> Optional[frozenset[str]]:
     return frozenset(socket_of(f[7]) for f in fields if len(f) == 8 and int(f[3], 16) & _LISTENS)
 
 
-# ---------------------------------------------------------------------- state
-
-
-def read_state_facts(directory: Path, is_up: bool) -> StateFacts:
-    """:raises OSError, sqlite3.Error: what cannot be looked at, or takes too long."""
-    folder, file = read_file_facts(directory), directory / FILE
-    if folder.kind != "directory":
-        return StateFacts(folder)
-    space = os.statvfs(directory)
-    written = file.stat().st_mtime if file.exists() else 0.0
-    size = sum(path.stat().st_size for path in directory.glob(f"{FILE}*") if ".aside" not in path.name)
-    return StateFacts(
-        folder,
-        space.f_bavail * space.f_frsize,
-        size,
-        os.access(directory, os.W_OK) and not space.f_flag & os.ST_RDONLY,
-        _check(file, is_up) if file.exists() else "",
-        max(written - time.time(), 0.0),
-    )
-
-
-def _check(file: Path, is_up: bool) -> str:
-    if not is_up:
-        return _check_copy(file)
-    # The daemon lets nobody else in. A copy that was made while it moved its log into the file may be torn.
-    found = _check_copy(file)
-    return found if found == "ok" else _check_copy(file)
-
-
-def _check_copy(file: Path) -> str:
-    # SQLite would first repair what a killed daemon left, and that is not ours to do.
-    with tempfile.TemporaryDirectory(prefix="cri-resmgr-doctor-") as folder:
-        for path in file.parent.glob(f"{file.name}*"):
-            if path.name in (file.name, f"{file.name}-wal"):
-                shutil.copyfile(path, Path(folder) / path.name)
-        return _quick_check(Path(folder) / file.name)
-
-
-def _quick_check(file: Path) -> str:
-    deadline = time.monotonic() + _CHECK_S
-    db = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_CHECK_S)
-    try:
-        db.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
-        found = " ".join(str(row[0]) for row in db.execute("PRAGMA quick_check(1)"))
-        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.DatabaseError as error:
-        if time.monotonic() > deadline or "locked" in str(error):
-            raise
-        return str(error)
-    finally:
-        db.close()
-    return found if found != "ok" or {"meta", "records"} <= tables else "it is another program's database"
-
-
 # ---------------------------------------------------------------------- runtime
 
 
@@ -221,21 +154,23 @@ async def _asked(facts: RuntimeFacts) -> RuntimeFacts:
     import grpc
 
     runtime = Runtime(facts.path)
+    asked = f"the runtime at {facts.path}"
     try:
         await asyncio.wait_for(runtime.identify(), ANSWER_S)
         facts = replace(facts, name=runtime.name, version=runtime.version, api=runtime.api)
+        # One that is stuck may still say who it is.
+        asked = f"ListContainers of {asked}"
+        await asyncio.wait_for(runtime.containers(), ANSWER_S)
+        asked = ""
         driver = await asyncio.wait_for(_cgroup_driver(runtime), ANSWER_S)
         return replace(facts, cgroup_driver=driver)
     except asyncio.TimeoutError:
-        if facts.api:
-            return facts
-        return replace(facts, problem=f"the runtime at {facts.path} has not answered within {ANSWER_S:.0f} s")
+        reason = f"has not answered within {ANSWER_S:.0f} s"
     except grpc.aio.AioRpcError as error:
-        if facts.api:
-            return facts
-        return replace(facts, problem=f"the runtime at {facts.path} does not answer: {error.details()}")
+        reason = f"does not answer: {error.details()}"
     finally:
         await runtime.close()
+    return replace(facts, problem=f"{asked} {reason}") if asked else facts
 
 
 async def _cgroup_driver(runtime: Runtime) -> str:
@@ -270,14 +205,8 @@ def _driver_of(config: str) -> str:
 def read_kubelet_facts(places: Places) -> KubeletFacts:
     """:raises BadKubeletFile: a file of kubelet's cannot be understood."""
     found = look(KubeletFiles(places.root, Path(places.config["state.directory"])), places.proc)
-    process = (found.kubelet.pid, found.kubelet.started_at) if found.kubelet else None
-    status = judge(found.setup, found.record, our_sockets(places.config), process)
-    connected: Optional[bool] = None
-    if found.kubelet is not None:
-        try:
-            connected = is_connected(found.kubelet.pid, status.endpoint)
-        except (OSError, ImportError):
-            connected = None  # the kernel does not tell
+    status = found.status(our_sockets(places.config))
+    connected = is_connected(status.pid, status.endpoint) if status.pid is not None else None
     return KubeletFacts(status, dict(_kubelet_settings(found.setup.flags, found.setup.config)), connected)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
@@ -13,6 +14,7 @@ from cri_proxy.core.cri import kubepods_root
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.kubelet import read_exclusive, read_reserved
 from cri_proxy.shell.sysfs import SysfsError, read_signature, read_sysfs
+from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.topology import BadTopology, Topology, TopologyData, remember
 from policies.topology_json import read_topology
 
@@ -35,8 +37,14 @@ class MachineReader:
     def read(self, before: Optional[Topology] = None) -> Machine:
         """Read all of it. ``before``: the topology so far; CPUs that went offline keep their place in it.
 
-        :raises NoMachine: nothing usable at ``source``.
+        :raises NoMachine: nothing usable at ``source``, or something on the way may not be looked at.
         """
+        try:
+            return self._read(before)
+        except OSError as error:
+            raise NoMachine(f"{error.filename or self.source}: {error.strerror or error}") from None
+
+    def _read(self, before: Optional[Topology]) -> Machine:
         data = self._data()
         try:
             topology = Topology(data if before is None else remember(before, data))
@@ -61,7 +69,7 @@ class MachineReader:
 
     def signature(self) -> str:
         """Cheap to read; changes when CPUs or memory nodes come or go."""
-        if self.source.is_dir():
+        if os.path.isdir(self.source):
             return read_signature(self.source)
         try:
             status = self.source.stat()
@@ -70,11 +78,12 @@ class MachineReader:
         return f"{status.st_mtime_ns}:{status.st_size}"
 
     def _data(self) -> TopologyData:
-        if self.source.is_dir():
+        if os.path.isdir(self.source):
             try:
                 reading = read_sysfs(self.source, self.proc)
             except SysfsError as error:
                 raise NoMachine(str(error)) from None
+            self._check_nodes()
             self.warnings = reading.warnings
             return reading.data
         self.warnings = ()
@@ -86,6 +95,27 @@ class MachineReader:
             ) from None
         except (ValueError, BadTopology) as error:
             raise NoMachine(f"{self.source}: {error}") from None
+
+    def _check_nodes(self) -> None:
+        """By a sysfs that hides the NUMA nodes all memory would be moved to one.
+
+        :raises NoMachine: it does.
+        """
+        folder = self.source / "devices/system/node"
+        if not any(folder.glob("node[0-9]*")):
+            nodes = _memory_nodes(self.proc)
+            if len(nodes) > 1:
+                known = f"the kernel has memory in nodes {format_cpus(nodes)}"
+                raise NoMachine(f"{folder} names no NUMA node, and {known}; expected node0, node1, ...")
+
+
+def _memory_nodes(proc: Path) -> frozenset[int]:
+    """The NUMA nodes whose memory we may use ourselves; none if the kernel does not tell (proc(5))."""
+    with contextlib.suppress(OSError, BadCpuList):
+        for line in (proc / "self/status").read_text().splitlines():
+            if line.startswith("Mems_allowed_list:"):
+                return parse_cpus(line.split(":", 1)[1].strip())
+    return NO_CPUS
 
 
 def read_memory_bytes(meminfo: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counted
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,11 +25,14 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=True)
         r = self.registry
         self.requests = Counter(
-            "cri_resmgr_requests_total", "Intercepted requests by outcome", ["method", "outcome"], registry=r
+            "cri_resmgr_requests_total",
+            "Intercepted requests by outcome: placed, passed, untouched, refused, cancelled, in doubt, failed open",
+            ["method", "outcome"],
+            registry=r,
         )
         self.failed_open = Counter(
             "cri_resmgr_failed_open_total",
-            "Requests that went through untouched, by reason",
+            "Requests that went through untouched because of us, by reason: bug, budget, unreadable, too large, ...",
             ["reason"],
             registry=r,
         )
@@ -51,24 +55,32 @@ class Metrics:
         )
         self.updates = Counter(
             "cri_resmgr_updates_total",
-            "Cpusets sent to containers other than the requested one",
+            "Cpusets sent to containers other than the requested one, by result: sent, failed, retried",
             ["result"],
             registry=r,
         )
         self.drift = Counter(
-            "cri_resmgr_drift_total", "Cpusets found changed by somebody else", ["result"], registry=r
+            "cri_resmgr_drift_total",
+            "Cpusets found changed by somebody else, by result: repaired, foreign",
+            ["result"],
+            registry=r,
         )
         self.state_failures = Counter(
-            "cri_resmgr_state_write_failures_total", "Changes not durable yet", registry=r
+            "cri_resmgr_state_write_failures_total",
+            "Changes that could not be made durable at once",
+            registry=r,
         )
         self.start_failures = Counter(
             "cri_resmgr_start_failures_total",
-            "Starts that failed for placed containers",
+            "Starts that failed for placed containers, by what is done with the next create: placed, untouched",
             ["next_create"],
             registry=r,
         )
         self.resyncs = Counter(
-            "cri_resmgr_resyncs_total", "Comparisons with the runtime's list", ["result"], registry=r
+            "cri_resmgr_resyncs_total",
+            "Comparisons with the runtime's list, by result: ok, failed",
+            ["result"],
+            registry=r,
         )
         self.observer_up = Gauge("cri_resmgr_observer_up", "1 while the observer is heard of", registry=r)
         self.observer_counts = Gauge(
@@ -80,12 +92,15 @@ class Metrics:
         self.edges = Gauge("cri_resmgr_affinity_edges", "Edges between containers in the graph", registry=r)
         self.plans = Counter(
             "cri_resmgr_plans_total",
-            "Plans of who moves where, by what became of them",
+            "Plans of who moves where, by result: accepted, rejected, failed",
             ["result"],
             registry=r,
         )
         self.moves = Counter(
-            "cri_resmgr_moves_total", "Containers moved towards others, by result", ["result"], registry=r
+            "cri_resmgr_moves_total",
+            "Containers moved towards others, by result: made, refused, taken_back",
+            ["result"],
+            registry=r,
         )
         self.plan_seconds = Histogram(
             "cri_resmgr_plan_seconds", "Time to make a plan", buckets=PLAN_BUCKETS, registry=r
@@ -113,32 +128,40 @@ class Metrics:
         return generate_latest(self.registry).decode()
 
 
+def engine_families() -> tuple[GaugeMetricFamily, ...]:
+    """The gauges that are read from an engine: CPUs, charges, containers, tickets in doubt. Empty."""
+    return (
+        GaugeMetricFamily(
+            "cri_resmgr_cpus",
+            "CPUs by domain and pool: usable, shared, exclusive, reserved",
+            labels=["level", "domain", "pool"],
+        ),
+        GaugeMetricFamily(
+            "cri_resmgr_charged_milli_cpus",
+            "CPU requests charged on the shared CPUs of a domain",
+            labels=["level", "domain"],
+        ),
+        GaugeMetricFamily("cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"]),
+        GaugeMetricFamily("cri_resmgr_tickets_in_doubt", "Creates nobody knows the end of", labels=()),
+    )
+
+
 class _EngineCollector(Collector):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return engine_families()
+
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        cpus = GaugeMetricFamily(
-            "cri_resmgr_cpus", "CPUs by domain and pool", labels=["level", "domain", "pool"]
-        )
-        for pools in domain_pools(self.engine.node):
+        engine = self.engine
+        cpus, charged, containers, in_doubt = families = engine_families()
+        for pools in domain_pools(engine.node):
             for pool, count in pools.counts.items():
                 cpus.add_metric([pools.level, pools.name, pool], count)
-        yield cpus
-        charged = GaugeMetricFamily(
-            "cri_resmgr_charged_milli_cpus", "CPU requests charged", labels=["level", "domain"]
-        )
-        for pools in domain_pools(self.engine.node):
             charged.add_metric([pools.level, pools.name], pools.charged_milli)
-        yield charged
-        stances: dict[str, int] = {}
-        for grant in self.engine.grants.values():
-            stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
-        containers = GaugeMetricFamily(
-            "cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"]
-        )
+        stances = Counted(grant.stance.value for grant in engine.grants.values())
         for stance, count in sorted(stances.items()):
             containers.add_metric([stance], count)
-        yield containers
-        doubt = sum(1 for t in self.engine.tickets.values() if t.in_doubt)
-        yield GaugeMetricFamily("cri_resmgr_tickets_in_doubt", "Creates nobody knows the end of", value=doubt)
+        in_doubt.add_metric([], sum(1 for ticket in engine.tickets.values() if ticket.in_doubt))
+        return families

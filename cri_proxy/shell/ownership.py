@@ -5,6 +5,7 @@ The kernel gives it back when the process ends, however it ends. The file says w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -55,9 +56,11 @@ class Ownership:
             sentence = self._others(descriptor)
             os.close(descriptor)
             return sentence
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "front_end": self._front_end}).encode(), 0)
         self._descriptor, self.problem = descriptor, ""
+        # On a full disk the lock holds as well; who finds it taken is told less.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "front_end": self._front_end}).encode(), 0)
         return ""
 
     def give_up(self) -> None:

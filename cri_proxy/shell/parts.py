@@ -1,10 +1,11 @@
-"""The parts of one daemon that its other parts work with. ``daemon.py`` makes them; nobody else does."""
+"""The parts of one daemon that its other parts work with. ``daemon.py`` has them made; nobody else does."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable
 
 from cri_proxy.core.config import Config
@@ -17,6 +18,7 @@ from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.store import Store
+from cri_proxy.shell.updates import Updates
 
 
 async def _nothing() -> None:
@@ -43,3 +45,25 @@ class Parts:
     events: EventCount
     look: asyncio.Event
     reload: Callable[[], Awaitable[None]] = _nothing
+
+
+def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: Runtime) -> Parts:
+    """The parts as a configuration has them, with nothing read yet."""
+    keeper = Keeper(Store(Path(config["state.directory"])), Updates(runtime, metrics, log), metrics, log)
+    keeper.mode = config["relay.mode"]
+    cgroups = Cgroups(Path(config["topology.cgroup_root"]))
+    look = asyncio.Event()
+    return Parts(
+        config=config,
+        log=log,
+        metrics=metrics,
+        health=health,
+        runtime=runtime,
+        store=keeper.store,
+        keeper=keeper,
+        cgroups=cgroups,
+        machine=MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"])),
+        reconciler=Reconciler(runtime, cgroups, keeper),
+        events=EventCount(look.set),
+        look=look,
+    )

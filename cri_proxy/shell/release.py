@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -21,56 +22,79 @@ from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.quotas import Quotas
 from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.runtime import Runtime, discover, gather_limited
-from cri_proxy.shell.store import Loaded, Store
+from cri_proxy.shell.state_file import Loaded, StateLocked
+from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import AT_A_TIME, Updates
 from policies.cpus import format_cpus
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What there is of a node whose daemon is down."""
+
+    config: Config
+    runtime: Runtime
+    store: Store
+    log: Any
 
 
 async def release(config: Config, container: Optional[str], log: Any) -> dict[str, Any]:
     """Release one container, or (None) all of them, without a daemon; marks them unmanaged in the state file.
 
-    ``problem`` of the result: why the mark could not be kept; a daemon started later then manages them again.
+    The caller owns the node (``Ownership``). ``problem`` of the result: why the mark could not be kept; a daemon
+    started later then manages them again.
 
     :raises NotOne: the name means no container, or several.
+    :raises NoRuntime, NoMachine: there is none.
     :raises grpc.aio.AioRpcError: the runtime does not answer.
     """
     runtime = Runtime(discover(config["relay.runtime_endpoint"]))
     store = Store(Path(config["state.directory"]))
+    node = _Node(config, runtime, store, log)
     try:
-        loaded = store.load()
-        for note in loaded.notes:
-            log.warning(note)
-        cgroups = Cgroups(Path(config["topology.cgroup_root"]))
-        reader = MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"]))
-        for pod in loaded.of("pod").values():
-            reader.note_cgroup(pod.cgroup_parent)
-        host, _ = make_host(config, reader.read())
-        engine = make_engine(config, host)
-        try:
-            restore(engine, loaded, store, read_boot_id())
-        except Exception:
-            # The way back must work with whatever was left behind: all containers are then adopted.
-            log.error("the state makes no sense and is not used", exc_info=True)
-        # The runtime's list comes first: containers without a record are adopted, records of dead ones go.
-        metrics = Metrics("")
-        keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log, engine, mode="observe")
-        await Reconciler(runtime, cgroups, keeper).run()
+        loaded = _load(node)
+        engine = await _engine(node, loaded)
         updates = _release(engine, container)
         results = await gather_limited(AT_A_TIME, [runtime.update(u) for u in updates])
         store.write(engine.drain())
-        _give_back_quotas(config, engine, loaded, store, log)
-        rows = []
-        for update, result in zip(updates, results):
-            if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
-                raise result
-            error = result.details() if isinstance(result, grpc.aio.AioRpcError) else ""
-            place = update.placement
-            row = {"id": update.id, "cpus": format_cpus(place.cpus), "mems": format_cpus(place.mems)}
-            rows.append({**row, "done": not error, "error": error})
+        _give_back_quotas(node, engine, loaded)
+        rows = [_row(update, result) for update, result in zip(updates, results)]
         return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}
     finally:
         store.close()
         await runtime.close()
+
+
+def _load(node: _Node) -> Loaded:
+    try:
+        loaded = node.store.load()
+    except StateLocked as error:
+        loaded = Loaded(notes=(str(error),))
+    for note in loaded.notes:
+        node.log.warning(note)
+    return loaded
+
+
+async def _engine(node: _Node, loaded: Loaded) -> Engine:
+    """An engine that knows what runs."""
+    config = node.config
+    cgroups = Cgroups(Path(config["topology.cgroup_root"]))
+    reader = MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"]))
+    for pod in loaded.of("pod").values():
+        reader.note_cgroup(pod.cgroup_parent)
+    host, _ = make_host(config, reader.read())
+    engine = make_engine(config, host)
+    try:
+        restore(engine, loaded, node.store, read_boot_id())
+    except Exception:
+        # The way back must work with whatever was left behind: all containers are then adopted.
+        node.log.error("the state makes no sense and is not used", exc_info=True)
+    # The runtime's list comes first: containers without a record are adopted, records of dead ones go.
+    metrics = Metrics("")
+    updates = Updates(node.runtime, metrics, node.log)
+    keeper = Keeper(node.store, updates, metrics, node.log, engine, mode="observe")
+    await Reconciler(node.runtime, cgroups, keeper).run()
+    return engine
 
 
 def _release(engine: Engine, container: Optional[str]) -> list[Update]:
@@ -80,11 +104,19 @@ def _release(engine: Engine, container: Optional[str]) -> list[Update]:
     return [u for g in live if (u := engine.release(g.key)) is not None]
 
 
-def _give_back_quotas(config: Config, engine: Engine, loaded: Loaded, store: Store, log: Any) -> None:
+def _give_back_quotas(node: _Node, engine: Engine, loaded: Loaded) -> None:
     """Give the limits of pods back that no released container keeps away any more."""
-    quotas = Quotas(
-        Path(config["topology.cgroup_root"]), log, lambda text: store.write({}, {QUOTAS_KEY: text})
-    )
+    root = Path(node.config["topology.cgroup_root"])
+    quotas = Quotas(root, node.log, lambda text: node.store.write({}, {QUOTAS_KEY: text}))
     if loaded.meta.get(BOOT_KEY) == read_boot_id():
         quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
     quotas.follow(unlimited_pods(engine.around_lifted()), lift=False)
+
+
+def _row(update: Update, result: Any) -> dict[str, Any]:
+    """What came of one update."""
+    if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
+        raise result
+    error = result.details() or result.code().name if isinstance(result, grpc.aio.AioRpcError) else ""
+    cpus, mems = format_cpus(update.placement.cpus), format_cpus(update.placement.mems)
+    return {"id": update.id, "cpus": cpus, "mems": mems, "done": not error, "error": error}

@@ -18,6 +18,7 @@ from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.event_stream import note_event
 from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.runtime import NoRuntime, discover
 from policies.model import Pod
 
 #: How often an engine is tried while there is none, seconds: reading a large sysfs takes some 100 ms.
@@ -26,12 +27,16 @@ RETRY_S = 5.0
 DOUBT_LOOK_S = 1.0
 #: How long a runtime that does not answer as one is left alone, seconds.
 IDENTIFY_AGAIN_S = 1.0
+#: How often a runtime is looked for where none was found, seconds.
+FIND_S = 1.0
+#: How long the runtime may be away before that is a reason, seconds. A restart of it takes one or two.
+ABSENT_S = 5.0
 
 
 class Rounds:
     """Each public coroutine runs until it is cancelled.
 
-    ``bring_up`` tries to get an engine: is there one? ``afterwards`` is called after every round.
+    ``bring_up`` tries to get an engine: is there one? ``afterwards`` is called after every round that did not fail.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class Rounds:
         parts: Parts,
         assembly: Assembly,
         bring_up: Callable[[], Awaitable[bool]],
-        afterwards: Callable[[], None],
+        afterwards: Callable[[], Awaitable[None]],
     ) -> None:
         self._parts = parts
         self._assembly = assembly
@@ -62,11 +67,18 @@ class Rounds:
             notify("WATCHDOG=1")
             await asyncio.sleep(period_s)
 
+    async def find_runtime(self, candidates: tuple[str, ...], found: Callable[[str], None]) -> None:
+        """Where no runtime was found: look until there is one, and tell its path."""
+        while True:
+            await asyncio.sleep(FIND_S)
+            with contextlib.suppress(NoRuntime):
+                return found(discover("", candidates))
+
     async def follow_runtime(self, returned: Callable[[], None]) -> None:
         """Keep the connection trying; when the runtime appears, find out what it is and compare lists."""
         parts, runtime = self._parts, self._parts.runtime
         while True:
-            await runtime.wait_ready()
+            await self._until_connected()
             try:
                 runtime.api = ""
                 await runtime.identify()
@@ -83,6 +95,18 @@ class Rounds:
             await runtime.wait_lost()
             parts.log.warning("the runtime's connection was lost", path=runtime.path)
 
+    async def _until_connected(self) -> None:
+        absent = asyncio.get_running_loop().call_later(ABSENT_S, self._note_absent)
+        try:
+            await self._parts.runtime.wait_ready()
+        finally:
+            absent.cancel()
+
+    def _note_absent(self) -> None:
+        health, path = self._parts.health, self._parts.runtime.path
+        if "runtime" not in health.reasons:  # a sentence that says more
+            health.note("runtime", f"the runtime is not there: nobody accepts connections at {path}")
+
     async def reconcile(self) -> None:
         """Look for exits every poll, at cpusets every interval, at both whenever something has happened."""
         parts, loop = self._parts, asyncio.get_running_loop()
@@ -97,6 +121,7 @@ class Rounds:
                 full_at = loop.time() + parts.config["reconcile.interval"]
             try:
                 await self._reconcile_once(full)
+                await self._afterwards()
             except Exception as error:
                 parts.log.error("a comparison with the runtime failed", exc_info=True)
                 parts.health.note(
@@ -117,11 +142,7 @@ class Rounds:
             keeper.updates.retry()
             await asyncio.to_thread(parts.store.checkpoint)
         if parts.runtime.api and (full or not self._events_read):
-            try:
-                await parts.reconciler.run(with_cpusets=full)
-            except grpc.aio.AioRpcError as error:
-                parts.metrics.resyncs.labels("failed").inc()
-                parts.log.warning("the runtime's list could not be had", error=error.details())
+            await self._compare(full)
         # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.
         newest = next(reversed(tuple(engine.pods.values())), None)
         if newest is not None:
@@ -135,7 +156,19 @@ class Rounds:
                 self._follow_quotas(engine)
                 parts.health.note("invariants", "; ".join(broken_invariants(engine)[:3]))
         parts.health.note("state", parts.store.problem)
-        self._afterwards()
+
+    async def _compare(self, full: bool) -> None:
+        parts = self._parts
+        try:
+            await parts.reconciler.run(with_cpusets=full)
+        except grpc.aio.AioRpcError as error:
+            parts.metrics.resyncs.labels("failed").inc()
+            parts.log.warning("the runtime's list could not be had", error=error.details())
+            # A runtime that is away is another reason than one that is stuck.
+            if parts.runtime.is_connected:
+                parts.health.note("list", f"the runtime does not list its containers: {error.details()}")
+        else:
+            parts.health.note("list", "")
 
     def _follow_quotas(self, engine: Engine) -> None:
         """Lift again what kubelet has limited anew: it writes pods' cgroups itself."""

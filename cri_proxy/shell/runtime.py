@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import stat
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any, Optional
 
 import grpc
@@ -36,20 +38,31 @@ def discover(endpoint: str, candidates: tuple[str, ...] = WELL_KNOWN) -> str:
     :raises NoRuntime: none is configured and none exists.
     """
     if endpoint:
-        return endpoint[len("unix://") :] if endpoint.startswith("unix://") else endpoint
+        return re.sub("^unix:(//)?", "", endpoint)
     for candidate in candidates:
-        if Path(candidate).is_socket():
+        if _is_socket(candidate):
             return candidate
     raise NoRuntime(
         f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint"
     )
 
 
-class Runtime:
-    """One runtime. Shares its channel with the relay: one connection, one view of whether it is there."""
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:  # also what may not be looked at
+        return False
 
-    def __init__(self, path: str) -> None:
+
+class Runtime:
+    """One runtime. Shares its channel with the relay: one connection, one view of whether it is there.
+
+    ``is_guess``: no runtime was found; the path is where most have it.
+    """
+
+    def __init__(self, path: str, is_guess: bool = False) -> None:
         self.path = path
+        self.is_guess = is_guess
         self.channel = open_channel(path)
         self.api = ""
         self.name = ""
@@ -144,6 +157,11 @@ class Runtime:
         linux = linux_delta(update.placement, update.give_back)
         request = cri.UpdateContainerResourcesRequest(container_id=update.id, linux=linux)
         await self.call("UpdateContainerResources", request, cri.UpdateContainerResourcesResponse)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel is."""
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def wait_ready(self) -> None:
         """Return when the channel is connected; keeps it trying."""

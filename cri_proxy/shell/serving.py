@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ START_BEHIND_S = 2.0
 LAST_BYTES_S = 1.0
 #: What a stop of the daemon takes at most besides the calls under way.
 STOP_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def behind(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """A block that begins as soon as ``work`` is done, or it has taken too long; it ends with the work.
+
+    What is waited for is the engine: no create of those that wait since a restart goes unplaced.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=START_BEHIND_S)
+        yield
+        await task
+    finally:
+        task.cancel()
 
 
 class Serving:
@@ -53,18 +69,13 @@ class Serving:
         return problems
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
-        """Serve as soon as ``work`` is done, or it has taken too long; then wait for it.
-
-        What is waited for is the engine: no create of those that wait since a restart goes unplaced.
-        """
-        task = asyncio.ensure_future(work)
-        await asyncio.wait({task}, timeout=START_BEHIND_S)
-        await self._server.start()
-        greeted = greeting.take()
-        for splice in self._splices:
-            splice.start(greeted)
-            greeted = []
-        await task
+        """Serve as soon as ``work`` is done, or it has taken too long; then wait for it."""
+        async with behind(work):
+            await self._server.start()
+            greeted = greeting.take()
+            for splice in self._splices:
+                splice.start(greeted)
+                greeted = []
 
     def _bind(self, path: Path) -> None:
         claim(path)

@@ -50,6 +50,8 @@ class Files:
     overrides: Mapping[str, Any] = ()  # type: ignore[assignment]
     #: What is told in other ways than by files; it counts after config.yaml, and before what is forced.
     told: Callable[[], list[Source]] = list
+    #: What the usual places are below.
+    root: Path = Path("/")
 
     def sources(self) -> list[Source]:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
@@ -64,15 +66,26 @@ class Files:
         """
         paths = self._paths()
         named = [path for path in paths if path.resolve() == Path(source.name)]
-        replaced = named[0] if named else self.config or _existing(CONFIG)
+        replaced = named[0] if named else self.config or self._usual(CONFIG)
         found = [source if path == replaced else read_source(path) for path in paths]
         if replaced is None:  # it comes after the fallback, and before what is forced
             found.insert(len(found) - (self.force is not None), source)
         return [*found, *self._command_line()]
 
     def _paths(self) -> list[Path]:
-        wanted = [self.fallback or _existing(FALLBACK), self.config or _existing(CONFIG), self.force]
+        wanted = [self.fallback or self._usual(FALLBACK), self.config or self._usual(CONFIG), self.force]
         return [path for path in wanted if path is not None]
+
+    def _usual(self, place: Path) -> Optional[Path]:
+        """A usual place, unless nothing is there. Where that may not be told it is something, and reading it fails."""
+        path = self.root / str(place).lstrip("/")
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            pass
+        return path
 
     def _command_line(self) -> list[Source]:
         return [Source("command line", values=dict(self.overrides))] if self.overrides else []
@@ -94,10 +107,6 @@ class Files:
                     setting = Source(entry.origin, values={entry.key: entry.raw})
                     found += [setting] if _is_valid([*found, setting]) else []
         return found
-
-
-def _existing(path: Path) -> Optional[Path]:
-    return path if path.exists() else None
 
 
 def read_source(path: Path) -> Source:

@@ -5,52 +5,51 @@ in the page cache), without an fsync in the path of a pod start. After a power c
 missing; all containers are then gone too, and the boot id sends the records away. Checkpoints, which do
 fsync, run outside the event loop (``checkpoint``).
 
-A file that is corrupt, empty, foreign or from another format is set aside (renamed, never deleted). Without
-a directory that can be written the daemon runs on without durability, says so in its status and keeps
-trying. A file that vanishes under it, or could not be read at its start, is begun anew with all records.
+A file that is corrupt, empty, foreign or from another format is set aside (renamed, never deleted); one that
+another program has open is neither used nor set aside. Without a directory that can be written the daemon runs
+on without durability, says so in its status and keeps trying. A file that vanishes under it, or could not be
+read at its start, is begun anew with all records.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import sqlite3
-import urllib.parse
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from cri_proxy.core.books import HISTORY, JournalKey, JournalValue
-from cri_proxy.core.snapshot import FORMAT, RecordWriter, UnreadableRecord, read_record
+from cri_proxy.core.snapshot import RecordWriter, UnreadableRecord
+from cri_proxy.shell.state_file import (
+    FILE,
+    LOCK_WAIT_S,
+    Loaded,
+    StateLocked,
+    address_of,
+    connect,
+    identity_of,
+    is_environment,
+    is_lock,
+    read_all,
+    read_unwritable,
+)
 
-FILE = "state.db"
-#: Somebody else's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
-LOCK_WAIT_S = 0.1
-#: A change writes whole pages. At SQLite's own 4,096 bytes a create takes three times as much to the log.
-PAGE_BYTES = 1024
+#: How long a lock is waited for at a start: callers wait as long for that (``START_BEHIND_S`` of the relays).
+LOAD_WAIT_S = 2.0
+#: How long after a failure the next write is tried: what waits by then may take some 10 ms to write.
+RETRY_S = 1.0
 
 Journal = Mapping[JournalKey, JournalValue]
-
-
-@dataclass
-class Loaded:
-    """What a state file held, by kind and key, and sentences about what was wrong with it."""
-
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    meta: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def of(self, kind: str) -> dict[str, Any]:
-        """The records of one kind."""
-        return self.records.get(kind, {})
 
 
 class Store:
     """One state file. ``problem`` is "" while changes are durable, else one sentence."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory = directory
         self.path = directory / FILE
         self.problem = ""
@@ -65,24 +64,46 @@ class Store:
         #: Changes that could not be written yet, the last value of each.
         self._pending: dict[JournalKey, JournalValue] = {}
         self._pending_meta: dict[str, str] = {}
+        #: Records that no text can be made of, and why: they are not in the file.
+        self._unwritable: dict[JournalKey, str] = {}
+        #: The keys of all records in the file: what is not among them need not be removed from it.
+        self._stored: set[JournalKey] = set()
+        self._clock = clock
+        self._retry_at_s = 0.0
+        #: Held while the file is read or written; reading may hang with the disk, and is left to another thread.
+        self._in_use = threading.Lock()
 
     # ------------------------------------------------------------------ opening
 
     def load(self) -> Loaded:
-        """Open the file, making it if there is none, and read all of it. Never raises for what it finds."""
-        self.close()
+        """Open the file, making it if there is none, and read all of it. May wait: call it from a thread.
+
+        Changes that are made meanwhile wait. Never raises for anything else that it finds:
+
+        :raises StateLocked: another program has it open; nothing has changed.
+        """
+        with self._in_use:
+            loaded = self._load()
+            self._stored = {(kind, key) for kind, table in loaded.records.items() for key in table}
+            return loaded
+
+    def _load(self) -> Loaded:
+        self._disconnect()
         notes: list[str] = []
         for attempt in range(2):
             try:
-                self._open()
-                loaded = Loaded(*self._read(), tuple(notes))
+                loaded = Loaded(*read_all(self._open(LOAD_WAIT_S)), tuple(notes))
                 self.problem = ""
                 self._begin_anew = False
                 return loaded
             except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError) as error:
-                self.close()
+                self._disconnect()
+                if is_lock(error):
+                    reason = f"{self.path} is locked (fuser {self.path} names who has it open)"
+                    self.problem = f"no container is placed until the state can be read: {reason}"
+                    raise StateLocked(reason) from None
                 problem = self._sentence(error)
-                if _is_environment(error) or attempt:
+                if is_environment(error) or attempt:
                     break
                 try:
                     notes.append(f"{self.path} could not be read ({error}); {self.set_aside()}")
@@ -90,22 +111,9 @@ class Store:
                     problem = self._sentence(obstacle)
                     break
         self.problem = problem
-        records, meta = self._read_only()
+        records, meta = read_unwritable(self.path)
         self._begin_anew = not meta
         return Loaded(records, meta, (*notes, problem))
-
-    def _read_only(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """All that is in a file that cannot be opened to be written; nothing if that cannot be told."""
-        try:
-            if self.path.with_name(f"{FILE}-wal").exists():  # in which the last changes are
-                return {}, {}
-            self._db = sqlite3.connect(_address(self.path, "ro") + "&immutable=1", uri=True)
-            self._tables(self._db)
-            return self._read()
-        except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError):
-            return {}, {}
-        finally:
-            self.close()
 
     def _sentence(self, error: Exception) -> str:
         reason = str(error)
@@ -116,76 +124,21 @@ class Store:
         where = self.directory if isinstance(error, OSError) else self.path
         return f"state is not being kept, so a restart would lose it: {where}: {reason}"
 
-    def _open(self) -> None:
-        """Connect; what was made on the way to a failure is removed again."""
+    def _open(self, wait_s: float) -> sqlite3.Connection:
+        """Connect, waiting that long for a lock; what was made on the way to a failure is removed again."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         existed = self.path.exists()
         try:
-            self._connect(existed)
+            self._db = connect(self.path, wait_s)
         except BaseException:
-            self.close()
             for path in [] if existed else self._files():
                 path.unlink(missing_ok=True)
             raise
+        self._file = identity_of(self.path)
+        return self._db
 
     def _files(self) -> list[Path]:
         return [self.path.with_name(FILE + suffix) for suffix in ("", "-wal", "-shm")]
-
-    def _connect(self, existed: bool) -> None:
-        if existed:
-            if not os.access(self.path, os.R_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            if not self.path.stat().st_size:
-                raise UnreadableRecord("it is empty")
-        db = sqlite3.connect(
-            _address(self.path, "rwc"),
-            uri=True,
-            isolation_level=None,
-            timeout=LOCK_WAIT_S,
-            check_same_thread=False,
-        )
-        self._db = db
-        os.chmod(self.path, 0o600)
-        self._file = _identity(self.path)
-        tables = self._tables(db)
-        if not tables:
-            db.execute(f"PRAGMA page_size={PAGE_BYTES}")
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.execute("PRAGMA wal_autocheckpoint=0")
-        if not tables:
-            db.executescript(
-                "BEGIN IMMEDIATE;"
-                "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
-                "CREATE TABLE records (kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL,"
-                " PRIMARY KEY (kind, key)) WITHOUT ROWID;"
-                f"INSERT INTO meta VALUES ('format', '{FORMAT}');"
-                "COMMIT"
-            )
-
-    def _tables(self, db: sqlite3.Connection) -> set[str]:
-        """What is in a database of ours; nothing in a new one.
-
-        :raises UnreadableRecord: it is somebody else's, or another version's; it must not be changed.
-        """
-        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if tables and not {"meta", "records"} <= tables:
-            raise UnreadableRecord("it is another program's database")
-        row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() if tables else None
-        if tables and (row is None or row[0] != str(FORMAT)):
-            raise UnreadableRecord(f"format {row[0] if row else 'unknown'}, this version reads {FORMAT}")
-        return tables
-
-    def _read(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        assert self._db is not None
-        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if damage != "ok":
-            raise UnreadableRecord(damage)
-        records: dict[str, dict[str, Any]] = {}
-        for kind, key, text in self._db.execute("SELECT kind, key, value FROM records"):
-            records.setdefault(kind, {})[key] = read_record(kind, text)
-        meta = dict(self._db.execute("SELECT key, value FROM meta"))
-        return records, meta
 
     def set_aside(self) -> str:
         """Rename the file out of the way; a phrase that says where to.
@@ -194,11 +147,28 @@ class Store:
 
         :raises OSError: it cannot be renamed; nothing has changed then.
         """
-        self.close()
+        self._disconnect()
         phrase = self._rename()
+        self._forget()
+        return phrase
+
+    def start_over(self) -> Loaded:
+        """Have what was loaded set aside, now or as soon as that works; what to go on with instead."""
+        try:
+            phrase = self.set_aside()
+        except OSError as error:
+            self.problem = self._sentence(error)
+            self._forget()
+            self._begin_anew = True
+            return Loaded(notes=(self.problem,))
+        loaded = self.load()
+        return replace(loaded, notes=(phrase, *loaded.notes))
+
+    def _forget(self) -> None:
+        self._stored.clear()
         self._pending.clear()
         self._pending_meta.clear()
-        return phrase
+        self._unwritable.clear()
 
     def _rename(self) -> str:
         if not self.path.exists():
@@ -214,11 +184,37 @@ class Store:
     # ------------------------------------------------------------------ writing
 
     def write(self, journal: Journal, meta: Optional[Mapping[str, str]] = None) -> bool:
-        """Make changes durable in one transaction. False: they wait in memory for the next call."""
-        self._pending.update(journal)
+        """Make changes durable in one transaction.
+
+        False: they wait in memory for a later call, or there is a record that cannot be written.
+        """
+        for (kind, key), value in journal.items():
+            self._add((kind, key), value)
+            if kind == "record" and value is not None:
+                self._add((kind, str(int(key) - HISTORY)), None)
         self._pending_meta.update(meta or {})
-        if not self._pending and not self._pending_meta:
-            return True
+        if not self.waiting:
+            return not self._unwritable
+        if self._clock() < self._retry_at_s or not self._in_use.acquire(blocking=False):
+            return False
+        try:
+            return self._try_to_write()
+        finally:
+            self._in_use.release()
+
+    @property
+    def waiting(self) -> int:
+        """How many changes wait to be written."""
+        return len(self._pending) + len(self._pending_meta)
+
+    def _add(self, key: JournalKey, value: JournalValue) -> None:
+        """Let one change wait; on a disk that is full for days only what there is to be kept does."""
+        if value is None and key not in self._stored and key not in self._unwritable:
+            self._pending.pop(key, None)
+        else:
+            self._pending[key] = value
+
+    def _try_to_write(self) -> bool:
         try:
             self._reopen()
             self._write_pending()
@@ -227,24 +223,29 @@ class Store:
             if self._db is not None and self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
-            if not _is_environment(error):
-                self.close()
+            if is_environment(error):
+                self._retry_at_s = self._clock() + RETRY_S
+            else:
+                self._disconnect()
                 self._begin_anew = True
             return False
         self.problem = ""
-        return True
+        for (kind, key), why in self._unwritable.items():
+            self.problem = f"{kind} {key} is not being kept in the state, so a restart would lose it: {why}"
+        return not self.problem
 
     def _reopen(self) -> None:
         """Have a connection to the file that is at our path now."""
-        if self._db is not None and _identity(self.path) != self._file:
+        if self._db is not None and identity_of(self.path) != self._file:
             # Removed or replaced under us: what we have written since went nowhere.
-            self.close()
+            self._disconnect()
             self._begin_anew = True
         if self._db is not None:
             return
         if self._begin_anew:
             self._rename()
-        self._open()
+            self._stored.clear()
+        self._open(LOCK_WAIT_S)
         if self._begin_anew:
             records, meta = self.everything()
             self._pending = {**records, **self._pending}
@@ -253,56 +254,54 @@ class Store:
 
     def _write_pending(self) -> None:
         assert self._db is not None
-        changes = self._pending.items()
-        gone = [(kind, key) for (kind, key), value in changes if value is None]
-        kept = [(kind, key, self._writer.text(value)) for (kind, key), value in changes if value is not None]
-        old = [("record", str(int(key) - HISTORY)) for kind, key, _ in kept if kind == "record"]
+        gone, kept = self._texts()
         db = self._db
         db.execute("BEGIN IMMEDIATE")
-        if gone or old:
-            db.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone + old)
+        if gone:
+            db.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone)
         if kept:
             db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", kept)
         if self._pending_meta:
             db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(self._pending_meta.items()))
         db.execute("COMMIT")
+        self._stored.difference_update(gone)
+        self._stored.update([(kind, key) for kind, key, _ in kept])
         self._pending.clear()
         self._pending_meta.clear()
 
+    def _texts(self) -> tuple[list[JournalKey], list[tuple[str, str, str]]]:
+        """What is to be removed, and what to be written."""
+        gone: list[JournalKey] = []
+        kept: list[tuple[str, str, str]] = []
+        for (kind, key), value in self._pending.items():
+            self._unwritable.pop((kind, key), None)
+            try:
+                if value is not None:
+                    kept.append((kind, key, self._writer.text(value)))
+                    continue
+            except Exception as error:  # of one record, which must not keep all others from being written
+                self._unwritable[kind, key] = f"{type(error).__name__}: {error}"
+            gone.append((kind, key))
+        return gone, kept
+
     def checkpoint(self) -> None:
         """Move the WAL into the file. May wait for the disk: call it from a thread."""
-        address = _address(self.path, "rw")  # never makes a file
+        address = address_of(self.path, "rw")  # never makes a file
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
+        """Write what still waits, if that works by now, and let go of the file."""
+        if not self._in_use.acquire(blocking=False):
+            return  # it is being read, on a disk that hangs perhaps
+        try:
+            if self.waiting:
+                self._try_to_write()
+            self._disconnect()
+        finally:
+            self._in_use.release()
+
+    def _disconnect(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
-
-
-def _address(path: Path, mode: str) -> str:
-    """For SQLite: the log's index is in our own memory, not in a file that is mapped.
-
-    Where a file system gives a mapped page its place on the disk late (btrfs, ext4 with small blocks), writing to one
-    on a full disk ends the process (SIGBUS, seen). So no other process can read the file while the daemon runs.
-    """
-    return f"file:{urllib.parse.quote(str(path))}?mode={mode}&vfs=unix-excl"
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """What file a path is; (0, 0) for none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0, 0
-    return status.st_dev, status.st_ino
-
-
-def _is_environment(error: Exception) -> bool:
-    """Errors of the disk or of permissions, which a fresh file would not cure (sqlite.org/rescode.html)."""
-    if isinstance(error, OSError):
-        return True
-    # Not "disk": a corrupt file is "database disk image is malformed".
-    words = ("unable to open", "disk i/o", "is full", "readonly", "permission", "locked")
-    return isinstance(error, sqlite3.Error) and any(word in str(error).lower() for word in words)

@@ -87,7 +87,7 @@ def _read_cpu_sets(base: str, holes: _Holes) -> tuple[frozenset[int], frozenset[
             raise _Hole(f"{base}/online", "is empty")
     except _Hole as hole:
         # An offline CPU has no topology folder.
-        folders = _numbered(base, "cpu")
+        folders = _numbered(base, "cpu", "no CPU is known", holes)
         online = frozenset(cpu for cpu in folders if os.path.isdir(f"{base}/cpu{cpu}/topology")) or folders
         if online:
             holes.note(hole, f"CPUs {format_cpus(online)} are taken to be online")
@@ -183,7 +183,7 @@ class _Nodes:
 
 
 def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) -> _Nodes:
-    folders = _numbered(base, "node")
+    folders = _numbered(base, "node", "the NUMA nodes are not known, one is taken", holes)
     if not folders:
         # A kernel without NUMA: one node that has everything.
         total = _mem_total(_optional_text(f"{proc}/meminfo"))
@@ -252,7 +252,7 @@ def _read_distances(
 
 def _read_devices(base: str, nodes: frozenset[int], holes: _Holes) -> dict[str, int]:
     devices: dict[str, int] = {}
-    for address in sorted(os.listdir(base)) if os.path.isdir(base) else ():
+    for address in sorted(_optional_names(base, "no device is near a node", holes)):
         path = f"{base}/{address}/numa_node"
         try:
             node = _number(path) if os.path.exists(path) else -1
@@ -368,11 +368,20 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _numbered(base: str, prefix: str) -> frozenset[int]:
+def _numbered(base: str, prefix: str, consequence: str, holes: _Holes) -> frozenset[int]:
     """The N of the folders ``prefixN``."""
-    names = os.listdir(base) if os.path.isdir(base) else []
+    names = _optional_names(base, consequence, holes)
     tails = [name[len(prefix) :] for name in names if name.startswith(prefix)]
     return frozenset(int(tail) for tail in tails if _is_number(tail))
+
+
+def _optional_names(folder: str, consequence: str, holes: _Holes) -> list[str]:
+    """What is in a folder that need not exist; one that cannot be listed is a hole."""
+    try:
+        return _names(folder) if os.path.isdir(folder) else []
+    except _Hole as hole:
+        holes.note(hole, consequence)
+        return []
 
 
 def _names(folder: str) -> list[str]:

@@ -16,12 +16,14 @@ DEVICES = (b"/devices/system/cpu/", b"/devices/system/node/", b"/devices/system/
 class TopologyWatch:
     """Calls ``changed`` (in the event loop) when ``signature`` differs from the one before."""
 
-    def __init__(self, signature: Callable[[], str], changed: Callable[[], None], interval_s: float) -> None:
+    def __init__(
+        self, signature: Callable[[], str], changed: Callable[[], object], interval_s: float
+    ) -> None:
         self._signature = signature
         self._changed = changed
         self._interval_s = interval_s
         self._wake = asyncio.Event()
-        self._seen = ""
+        self._seen: Optional[str] = None
 
     def set_interval(self, interval_s: float) -> None:
         """Look this often from now on."""
@@ -38,7 +40,9 @@ class TopologyWatch:
                 stack.enter_context(contextlib.closing(uevents))
                 loop.add_reader(uevents.fileno(), self._uevent, uevents)
                 stack.callback(loop.remove_reader, uevents.fileno())
-            self._seen = await asyncio.to_thread(self._signature)
+            # Begun again after a failure it compares with what it has seen before.
+            if self._seen is None:
+                self._seen = await asyncio.to_thread(self._signature)
             while True:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._interval_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from cri_proxy.core.diagnosis_facts import (
 )
 from cri_proxy.core.diagnosis_node import INTELS, UNITS
 from cri_proxy.core.findings import (
+    DOCUMENTS,
     NOTE,
     OK,
     PROBLEM,
@@ -39,8 +41,10 @@ from cri_proxy.core.findings import (
     worst,
 )
 from cri_proxy.core.kubelet_status import KubeletStatus
+from cri_proxy.core.options import BY_KEY, SECTIONS
 from policies.cpus import parse_cpus
 from policies.topology import Cpu, TopologyData
+from tests.core.configs import RESERVED, read
 from tests.machines import (
     ALL_MACHINES,
     CPULESS_MEMORY_NODE,
@@ -57,9 +61,11 @@ from tests.machines import (
     machine,
 )
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SOCKET = FileFacts("/run/cri-resmgr.sock", "socket", 0o660, 0, 0)
 CONTROL = FileFacts("/run/cri-resmgr/control.sock", "socket", 0o600, 0, 0)
 FOLDER = FileFacts("/var/lib/cri-resmgr", "directory", 0o700, 0, 0)
+STATE_FILE = FileFacts("/var/lib/cri-resmgr/state.db", "file", 0o600, 0, 0)
 RUNTIME_SOCKET = FileFacts("/run/containerd/containerd.sock", "socket", 0o660, 0, 0)
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
@@ -105,7 +111,7 @@ HEALTHY = Facts(
     machine=MachineFacts(machine(HYGON_7285_2S)),
     kernel=KernelFacts("6.1.0", (), "0", "none", "", "boot"),
     cgroups=CgroupFacts("v2", True, "/kubepods.slice", parse_cpus("0-127"), parse_cpus("0-7")),
-    state=StateFacts(FOLDER, 1 << 32, 40960, True, "ok"),
+    state=StateFacts(FOLDER, 1 << 32, 40960, True, "ok", 0.0, STATE_FILE),
     system=SystemFacts(True, HEALTHY_UNITS, ("kubelet", "bash"), (), True, 0),
 )
 
@@ -221,6 +227,7 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "kubelet not restarted": (with_kubelet(points_at_us=False, restart_pending=True), {"kubelet": PROBLEM}),
     "kubelet will leave": (with_kubelet(restart_pending=True), {"kubelet": WARNING}),
     "no kubelet": (with_kubelet(points_at_us=False, pid=None, place="default"), {"kubelet": WARNING}),
+    "kubelet is down": (with_kubelet(pid=None), {"kubelet": WARNING}),
     "kubelet not connected": (with_part("kubelet", connected=False), {"kubelet": WARNING}),
     "kubelet has not called yet": (with_status(last_call_age_s=None), {"kubelet": WARNING}),
     "kubelet has gone silent": (with_status(last_call_age_s=300.0), {"kubelet": WARNING}),
@@ -245,6 +252,10 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "disk nearly full": (with_part("state", free_bytes=20 << 20), {"state-space": WARNING}),
     "disk full": (with_part("state", free_bytes=4096), {"state-space": PROBLEM}),
     "state corrupt": (with_part("state", check="database disk image is malformed"), {"state-file": PROBLEM}),
+    "state file another's": (with_part("state", file=replace(STATE_FILE, uid=5)), {"state-owner": PROBLEM}),
+    "state cannot be checked": (
+        with_part("state", check="", unchecked="No space left on device"), {"state-file": WARNING},
+    ),
     "state huge": (with_part("state", size_bytes=1 << 30), {"state-size": WARNING}),
     "clock set back": (with_part("state", ahead_s=7200.0), {"clock": WARNING}),
     "no boot id": (with_part("kernel", boot_id=""), {"boot-id": WARNING}),
@@ -528,13 +539,44 @@ def test_the_shape_that_is_proposed_has_as_many_cpus_as_there_are() -> None:
 
 
 def test_the_lines_that_are_proposed_are_those_of_the_documentation() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs/vm.md").read_text()
+    text = (REPOSITORY / "docs/vm.md").read_text()
     facts = with_part("machine", data=guest(1, 2, 1, 8, 2), virtual=True)
     [finding] = [f for f in diagnose(facts) if f.check == "cache"]
     topology = next(line.strip() for line in finding.hint.splitlines() if "<topology" in line)
     assert topology in text
     qemu = finding.hint.splitlines()[-1].removeprefix("QEMU: ").split(" -smp ")
     assert qemu[0] in text and f"-smp {qemu[1]}" in text
+
+
+# ---------------------------------------------------------------------- what the hints name
+
+VIRTUAL = with_part("machine", data=guest(1, 1, 1, 16, 2), virtual=True)
+TOLD = {
+    finding.hint
+    for facts in (*(row[0] for table in (WRONG, OTHERWISE, NOTED, CALLS) for row in table.values()), VIRTUAL)
+    for finding in diagnose(facts)
+}
+
+
+def test_each_setting_that_a_hint_names_is_one_of_ours() -> None:
+    sections = "|".join(key for key in SECTIONS if "." not in key)
+    # Not control.sock in the name of a file, nor nri.service in that of a unit.
+    setting = re.compile(rf"(?<![\w./-])(?:{sections})\.\w[\w.]*\w")
+    named = {word for hint in TOLD for word in setting.findall(hint)}
+    assert {"topology.cgroup_root", "relay.runtime_endpoint"} <= named
+    assert {word for word in named if word not in BY_KEY and word not in SECTIONS} == set()
+
+
+def test_each_configuration_that_a_hint_shows_is_valid() -> None:
+    shown = [hint for hint in TOLD if hint.partition(":")[0] in SECTIONS]
+    assert [read(hint, strict=True).config[RESERVED].cpus for hint in shown] == [frozenset((0, 1))]
+
+
+def test_each_page_that_a_hint_names_is_where_packages_put_it() -> None:
+    named = {word for hint in TOLD for word in hint.split() if word.endswith(".md")}
+    assert {Path(word).name for word in named} == {"vm.md", "policies.md"}
+    assert {Path(word).parent for word in named} == {Path(DOCUMENTS)}
+    assert {word for word in named if not (REPOSITORY / "docs" / Path(word).name).exists()} == set()
 
 
 # ---------------------------------------------------------------------- how it is told

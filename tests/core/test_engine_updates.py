@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Life, Move, Plan, Stance, Update
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus, parse_cpus
+from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_FENCE, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology
@@ -176,6 +176,33 @@ def test_release_gives_back_what_the_container_would_have_without_us() -> None:
     grant = engine.grants["app"]
     assert (grant.stance, grant.cpus) == (Stance.RELEASED, parse_cpus("0-7"))
     assert engine.release("app") is None
+
+
+@pytest.mark.parametrize("stance", [Stance.PLACED, Stance.ADOPTED])
+def test_a_release_that_the_runtime_has_not_taken_can_be_repeated(stance: Stance) -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    grant = run(engine, make_container("app", limit=2), "app")
+    if stance is Stance.ADOPTED:
+        home = replace(grant.placement, cpus=NO_CPUS, home=grant.cpus)
+        grant = replace(grant, stance=stance, placement=home, runs_on=grant.cpus)
+        engine.amend(grant)
+    update = engine.release("app")
+    assert update is not None and format_cpus(update.placement.cpus) == "0-7"
+    # What a look at its cgroup makes of the record.
+    engine.amend(replace(engine.grants["app"], runs_on=grant.cpus))
+    assert engine.release("app") == update
+    assert engine.grants["app"].cpus == parse_cpus("0-7")
+    again = engine.release("app")
+    assert again is None or not again.placement.cpus  # a quota may be given back once more
+
+
+def test_a_released_container_that_another_has_pinned_since_is_left_there() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    run(engine, make_container("app", limit=2), "app")
+    engine.release("app")
+    engine.amend(replace(engine.grants["app"], runs_on=parse_cpus("6")))
+    assert engine.release("app") is None
+    assert engine.grants["app"].cpus == {6}
 
 
 def test_release_leaves_mems_alone_where_we_have_not_set_them() -> None:

@@ -21,11 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cri_proxy.arguments import intel_arguments
 from cri_proxy.cli import cli
+from cri_proxy.shell.control import ABSENT_HINT
+from cri_proxy.shell.ownership import Ownership
+from cri_proxy.shell.settings import Files, load
 from cri_proxy.version import VERSION
 from tests.agent import ROOT, Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import ask
+from tests.functional.conftest import ask, until
 from tests.functional.support import (
     compared,
     cpusets,
@@ -130,7 +133,7 @@ def test_the_version_is_told() -> None:
         ("release", "a", "--all"),
         ("config", "check"),
         ("simulate", "x.json"),
-        ("run", "--nonsense"),
+        ("run", "nonsense"),
     ],
     ids=" ".join,
 )
@@ -151,8 +154,7 @@ def test_a_daemon_that_is_not_running_is_one_sentence_and_a_hint(
     result = CliRunner().invoke(cli, ["--control-socket", str(path), *words])
     assert result.exit_code == 1
     assert result.output == (
-        f"cri-resmgr: the daemon is not running: nobody serves {path}\n"
-        "  start it with: systemctl start cri-resource-manager\n"
+        f"cri-resmgr: the daemon is not running: nobody serves {path}\n  {ABSENT_HINT}\n"
     )
 
 
@@ -240,6 +242,61 @@ async def test_a_release_that_the_runtime_refuses_is_not_called_done(
     assert (code, f"{container_id[:13]}: 0-127  NOT DONE: " in out) == (1, True)
     await compared(busy)
     await eventually(lambda: runtime.cpuset(container_id) == "0-127", "the release is tried again")
+
+
+async def test_a_release_without_daemon_that_the_runtime_refuses_is_made_by_the_next(
+    runtime: FakeRuntime, busy: Agent
+) -> None:
+    [container_id] = runtime.containers
+    await busy.kill()
+    runtime.script("UpdateContainerResources", error=(4, "containerd is slow"), times=1)
+    told = []
+    for _ in range(2):
+        code, out, _ = await busy.cli("release", "--all", "--config", str(busy.config_file))
+        told.append((code, runtime.cpuset(container_id), out.splitlines()))
+    assert told == [
+        (
+            1,
+            "0-3,64-67",
+            [f"{container_id[:13]}: 0-127  NOT DONE: containerd is slow", "0 of 1 containers changed"],
+        ),
+        (0, "0-127", [f"{container_id[:13]}: 0-127", "1 of 1 containers changed"]),
+    ]
+    assert (await start(busy))["containers"] == {"released": 1}
+
+
+async def test_a_daemon_that_is_started_during_a_release_passes_bytes_until_that_is_over(
+    runtime: FakeRuntime, busy: Agent
+) -> None:
+    await busy.kill()
+    hold = asyncio.Event()
+    script = runtime.script("UpdateContainerResources", hold=hold)
+    release = asyncio.ensure_future(busy.cli("release", "--all", "--config", str(busy.config_file)))
+    await runtime.wait_until(lambda: script.used == 1)
+    await busy.start()
+    status = await busy.ask("status")
+    assert (status["mode"], "cri-resmgr release" in status["degraded"]["owner"]) == ("off", True)
+    hold.set()
+    code, out, _ = await release
+    assert (code, "1 of 1 containers changed" in out) == (0, True)
+    status = await until(busy, lambda status: not status["degraded"] and "containers" in status)
+    assert (status["containers"], list(busy.state.glob("*.aside-*"))) == ({"released": 1}, [])
+
+
+@pytest.mark.parametrize(
+    "words", [("release", "--all"), ("reset-policy",), ("--reset-policy",)], ids=" ".join
+)
+async def test_beside_an_owner_of_the_node_nothing_is_done_without_the_daemon(
+    runtime: FakeRuntime, busy: Agent, words: tuple[str, ...]
+) -> None:
+    await busy.kill()
+    before = cpusets(runtime)
+    owner = Ownership(load(Files(config=busy.config_file)).config, "proxy")
+    assert owner.take() == ""
+    code, out, error = await busy.cli(*words, "--config", str(busy.config_file))
+    owner.give_up()
+    assert (code, out, "(cri-resmgr run) places containers on this node already" in error) == (1, "", True)
+    assert (cpusets(runtime), list(busy.state.glob("*.aside-*"))) == (before, [])
 
 
 async def test_a_release_without_daemon_and_runtime_is_a_sentence(runtime: FakeRuntime) -> None:
@@ -431,7 +488,7 @@ def test_a_diff_without_a_daemon_is_one_sentence_and_a_hint(tmp_path: Path) -> N
     assert result.exit_code == 1
     assert result.output.splitlines()[1:] == [
         f"cri-resmgr: the daemon is not running: nobody serves {path}",
-        "  start it with: systemctl start cri-resource-manager",
+        f"  {ABSENT_HINT}",
     ]
 
 

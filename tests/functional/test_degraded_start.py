@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from cri_proxy import launcher, passthrough
-from cri_proxy.cli import cli
-from cri_proxy.shell.runtime import WELL_KNOWN
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -136,7 +134,7 @@ async def test_an_empty_sys_passes_bytes_and_recovers_by_itself(runtime: FakeRun
 
 
 async def test_a_file_where_the_state_directory_should_be_costs_only_durability(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+    async with new_agent(runtime, reconcile={"poll": "100ms"}) as agent:
         agent.state.write_text("not a directory")
         status = await start(agent)
         _check_ready_said(agent, f"{agent.state}: it is not a directory")
@@ -230,12 +228,20 @@ async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(
         assert await agent.terminate() == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        ("TypeError('not that version')", "TypeError: not that version"),
+        ("OSError(24, 'Too many open files')", "OSError: [Errno 24] Too many open files"),
+    ],
+    ids=["a bug", "an error of the system"],
+)
 async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_bytes(
-    runtime: FakeRuntime,
+    runtime: FakeRuntime, error: str, sentence: str
 ) -> None:
     async with new_agent(runtime) as agent:
         flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
-        text = "class CollectorRegistry:\n    def __init__(self, **_): raise TypeError('not that version')\n"
+        text = f"class CollectorRegistry:\n    def __init__(self, **_): raise {error}\n"
         names = ["Counter", "Gauge", "Histogram", "generate_latest"]
         text += "".join(f"{name} = None\n" for name in names)
         with broken_module(agent.folder, "prometheus_client", text) as environment:
@@ -243,7 +249,7 @@ async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_byt
             (module / "core.py").write_text("GaugeMetricFamily = None\n")
             (module / "registry.py").write_text("class Collector: pass\n")
             await agent.start(*flags, environment=environment)
-        _check_ready_said(agent, "TypeError: not that version")
+        _check_ready_said(agent, sentence)
         assert "Traceback" in agent.log()
         await _check_a_pod_starts_untouched(agent, runtime)
 
@@ -269,6 +275,44 @@ async def test_strict_exits_where_a_dependency_is_gone(runtime: FakeRuntime) -> 
         assert "ImportError: it is broken" in agent.log()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--fallback-config",), "Option '--fallback-config' requires an argument."),
+        (("extra",), "Got unexpected extra argument (extra)"),
+    ],
+    ids=["a flag without its value", "a word too many"],
+)
+async def test_a_service_whose_command_line_is_wrong_passes_bytes(
+    runtime: FakeRuntime, words: tuple[str, ...], sentence: str
+) -> None:
+    async with new_agent(runtime) as agent:
+        await agent.start("--relay-socket", agent.socket, "--runtime-socket", runtime.socket, *words)
+        _check_ready_said(agent, f"passing bytes only: the command line is wrong: {sentence}")
+        assert "systemctl cat cri-resource-manager" in agent.last_status()
+        await _check_a_pod_starts_untouched(agent, runtime)
+        assert "Traceback" not in agent.log()
+
+
+async def test_a_flag_of_intels_after_run_is_ignored_with_a_warning(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        status = await start(agent, "--metrics-interval", "10s")
+        assert (status["mode"], status["degraded"]) == ("enforce", {})
+        assert "warning: --metrics-interval has no meaning here and is ignored" in agent.log()
+
+
+@pytest.mark.parametrize("words", [("--strict", "extra"), ("extra",)], ids=["strict", "at a terminal"])
+def test_wrong_usage_ends_what_is_strict_or_was_typed(words: tuple[str, ...], tmp_path: Path) -> None:
+    terminal, its_end = os.openpty()
+    with contextlib.closing(os.fdopen(its_end)) as stderr:
+        done = subprocess.run(
+            [sys.executable, "-m", "cri_proxy", "run", "--relay-socket", str(tmp_path / "k.sock"), *words],
+            stderr=subprocess.DEVNULL if "--strict" in words else stderr, timeout=60, check=False,
+        )  # fmt: skip
+    os.close(terminal)
+    assert done.returncode == 2
+
+
 async def test_other_commands_say_what_is_broken_and_serve_nothing(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
         with broken_module(agent.folder, "grpc") as environment:
@@ -279,69 +323,3 @@ async def test_other_commands_say_what_is_broken_and_serve_nothing(runtime: Fake
     assert process.returncode == 1
     sentence = "cri-resmgr: it cannot run: ImportError: it is broken\n  reinstall the package\n"
     assert process.stderr == sentence
-
-
-# ---------------------------------------------------------------------- the launcher
-
-
-@pytest.mark.parametrize("module", [launcher, passthrough])
-def test_the_launcher_is_short_and_needs_the_standard_library_only(module: Any) -> None:
-    source = Path(module.__file__)
-    assert len([line for line in source.read_text().splitlines() if line]) < 100
-    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {source.stem}; print(*sys.modules)"
-    # -S -I: no site-packages, no environment. What is left to import by mistake are its own neighbours.
-    command = [sys.executable, "-S", "-I", "-c", code, str(source.parent)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert {path.stem for path in source.parent.iterdir()} & set(found) - {"__main__"} == {source.stem}
-
-
-def test_the_launcher_knows_every_command_that_serves_nothing() -> None:
-    assert set(cli.list_commands(click.Context(cli))) - {"run"} <= launcher.OTHERS
-
-
-@pytest.mark.parametrize(
-    ("words", "serves"),
-    [
-        ("", True),
-        ("run", True),
-        ("run --config /etc/cri-resmgr/config.yaml", True),
-        ("-relay-socket=/run/a.sock -metrics-interval 10s", True),
-        ("--control-socket /run/c.sock run", True),
-        ("--control-socket /run/c.sock status", False),
-        ("status --json", False),
-        ("run --strict", False),
-        ("-strict", False),
-        ("--help", False),
-        ("run -h", False),
-        ("--reset-policy", False),
-        ("-version", False),
-        ("observer run", False),
-    ],
-)
-def test_only_run_is_taken_over_by_the_launcher(words: str, serves: bool) -> None:
-    assert launcher.is_serving(words.split()) is serves
-
-
-def test_the_launcher_looks_for_the_same_runtimes() -> None:
-    assert passthrough.RUNTIMES == WELL_KNOWN
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", ("/var/run/cri-resmgr.sock", [], WELL_KNOWN[0])),
-        ("--relay-socket /a --runtime-socket unix:///b", ("/a", [], "/b")),
-        ("-relay-socket=/a -runtime-socket=/b", ("/a", [], "/b")),
-        ("--relay-socket /a --relay-socket /c", ("/c", [], WELL_KNOWN[0])),
-    ],
-)
-def test_flags_tell_the_launcher_where_to_serve(words: str, expected: Any, tmp_path: Path) -> None:
-    if any(Path(path).exists() for path in WELL_KNOWN):
-        expected = (*expected[:2], passthrough.endpoints(words.split(), str(tmp_path))[2])
-    assert passthrough.endpoints(words.split(), str(tmp_path)) == expected
-
-
-@pytest.mark.parametrize("text", ["", "[]", '"x"', "{", '{"socket": ""}'])
-def test_a_broken_note_of_endpoints_is_no_harm(text: str, tmp_path: Path) -> None:
-    (tmp_path / "endpoints.json").write_text(text)
-    assert passthrough.endpoints([], str(tmp_path))[0] == "/var/run/cri-resmgr.sock"

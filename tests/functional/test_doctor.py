@@ -11,6 +11,7 @@ from typing import Any
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.shell.control import ABSENT_HINT
 from cri_proxy.shell.kubelet_service import find_kubelet
 from tests.agent import Agent
 from tests.cri_client import CriClient
@@ -107,7 +108,7 @@ async def test_a_daemon_that_is_killed_is_the_first_problem(host: KubeletHost, a
     assert code == 1
     lines = out.splitlines()
     assert "the daemon is not running" in lines[0]
-    assert "           -> start it with: systemctl start cri-resource-manager" in lines
+    assert f"           -> {ABSENT_HINT}" in lines
     _, found = await findings(host, agent)
     assert found["state"]["verdict"] == OK  # what the killed one left is sound
     assert found["runtime"]["verdict"] == OK

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cri_api.control import MAX_REQUEST, ControlError
-from cri_proxy.shell.control import ControlServer, DaemonAbsent, ask
+from cri_proxy.shell.control import ABSENT_HINT, ControlServer, DaemonAbsent, ask
 from cri_proxy.shell.listen import SocketTaken
 
 
@@ -208,7 +208,7 @@ def test_a_daemon_that_is_absent_is_said_with_a_hint(what: str, folder: Path) ->
     with pytest.raises(DaemonAbsent) as caught:
         ask(path, "status")
     assert str(caught.value) == f"the daemon is not running: nobody serves {path}"
-    assert caught.value.hint == "start it with: systemctl start cri-resource-manager"
+    assert caught.value.hint == ABSENT_HINT
 
 
 @pytest.mark.parametrize("reply", [b"", b"hello\n"], ids=["nothing", "no JSON"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import shutil
 import socket
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +21,7 @@ import pytest
 from cri_proxy.core.config import read_config
 from cri_proxy.core.diagnosis_facts import Facts, MachineFacts
 from cri_proxy.core.diagnosis_node import INTELS, UNITS
+from cri_proxy.core.snapshot import FORMAT
 from cri_proxy.shell.examine import examine
 from cri_proxy.shell.examine_host import (
     read_cgroup_facts,
@@ -32,10 +36,12 @@ from cri_proxy.shell.examine_parts import (
     read_config_facts,
     read_daemon_facts,
     read_runtime_facts,
-    read_state_facts,
 )
-from cri_proxy.shell.store import FILE
+from cri_proxy.shell.examine_state import read_state_facts
+from cri_proxy.shell.state_file import FILE
 from policies.cpus import parse_cpus
+from tests.agent import ROOT
+from tests.fake_runtime import FakeRuntime
 from tests.kubelet_trees import CONFIG, KUBEADM
 from tests.machines import VM_NO_CACHE_INFO, machine, write_sysfs
 
@@ -317,14 +323,18 @@ def test_defaults_hang_under_the_root_and_what_is_set_does_not(root: Path) -> No
 # ---------------------------------------------------------------------- state
 
 
-def make_state(
-    folder: Path, tables: str = "CREATE TABLE meta(a); CREATE TABLE records(a);"
-) -> sqlite3.Connection:
+TABLES = "CREATE TABLE meta(key, value); CREATE TABLE records(a);"
+
+
+def make_state(folder: Path, tables: str = TABLES, form: int = FORMAT) -> sqlite3.Connection:
     folder.mkdir(mode=0o700)
     db = sqlite3.connect(folder / FILE, isolation_level=None)
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA wal_autocheckpoint=0")
-    db.executescript(tables + "INSERT INTO meta VALUES (1);" if "meta" in tables else tables)
+    db.executescript(
+        tables + f"INSERT INTO meta VALUES ('format', '{form}');" if "meta" in tables else tables
+    )
+    (folder / FILE).chmod(0o600)
     return db
 
 
@@ -336,7 +346,8 @@ def test_state_in_use_is_checked_beside_its_user(root: Path) -> None:
     db = make_state(root / "state")
     facts = read_state_facts(root / "state", is_up=True)
     db.close()
-    assert (facts.check, facts.writable, facts.directory.mode) == ("ok", True, 0o700)
+    assert (facts.check, facts.unchecked, facts.writable) == ("ok", "", True)
+    assert (facts.directory.mode, facts.file.mode, facts.file.uid) == (0o700, 0o600, os.geteuid())
     assert facts.size_bytes > 0 and facts.free_bytes > 0
 
 
@@ -357,9 +368,7 @@ def test_a_file_that_is_no_database_is_told(root: Path, is_up: bool) -> None:
 
 
 def test_a_damaged_page_is_found(root: Path) -> None:
-    make_state(
-        root / "state", "CREATE TABLE meta(a); CREATE TABLE records(a); CREATE INDEX i ON records(a);"
-    ).close()
+    make_state(root / "state", f"{TABLES} CREATE INDEX i ON records(a);").close()
     file = root / "state" / FILE
     data = bytearray(file.read_bytes())
     data[4096:4196] = b"\xff" * 100
@@ -370,6 +379,57 @@ def test_a_damaged_page_is_found(root: Path) -> None:
 def test_another_programs_database_is_told(root: Path) -> None:
     make_state(root / "state", "CREATE TABLE theirs(a);").close()
     assert read_state_facts(root / "state", is_up=False).check == "it is another program's database"
+
+
+def test_a_file_that_the_daemon_would_not_read_is_told(root: Path) -> None:
+    make_state(root / "later", form=999).close()
+    assert read_state_facts(root / "later", is_up=False).check == f"format 999, this version reads {FORMAT}"
+    write(root, f"empty/{FILE}", "")
+    assert read_state_facts(root / "empty", is_up=False).check == "it is empty"
+
+
+def test_what_cannot_be_copied_costs_the_check_only(root: Path) -> None:
+    (root / "state" / FILE).mkdir(parents=True)
+    facts = read_state_facts(root / "state", is_up=False)
+    assert (facts.check, facts.writable, facts.free_bytes > 0) == ("", True, True)
+    assert "Is a directory" in facts.unchecked
+
+
+#: A state on the disk of /tmp, which is then filled to the last byte.
+FULL = """
+import sys, tempfile
+from pathlib import Path
+from cri_proxy.shell.examine_state import read_state_facts
+from cri_proxy.shell.store import Store
+
+tempfile.tempdir = sys.argv[1]
+folder = Path(sys.argv[1]) / "state"
+store = Store(folder)
+store.load()
+store.write({}, {str(number): "x" * 5000 for number in range(40)})
+store.close()
+with (folder / "filler").open("wb", buffering=0) as filler:
+    try:
+        while filler.write(bytes(512)):
+            pass
+    except OSError:
+        pass
+print(read_state_facts(folder, False).check)
+"""
+
+
+def test_on_a_full_disk_the_file_is_checked_all_the_same(root: Path) -> None:
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare")
+    command = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command, "sh", root, sys.executable, FULL],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 @pytest.mark.parametrize(("name", "kind"), [("absent", ""), ("file", "file")])
@@ -403,6 +463,28 @@ def test_a_runtime_that_hangs_is_a_sentence(root: Path) -> None:
     with listen(root / "run/containerd/containerd.sock"):
         facts = read_runtime_facts(places_of(root), "")
     assert facts.problem.endswith("has not answered within 1 s")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (None, "has not answered within 1 s"),
+        ((13, "its database is stuck"), "does not answer: its database is stuck"),
+    ],
+    ids=["hangs", "fails"],
+)
+async def test_a_runtime_that_only_says_who_it_is_is_a_problem(
+    root: Path, error: Optional[tuple[int, str]], words: str
+) -> None:
+    runtime = FakeRuntime(root / "r.sock")
+    await runtime.start()
+    try:
+        runtime.script("ListContainers", error=error, hold=None if error else asyncio.Event())
+        facts = await asyncio.to_thread(read_runtime_facts, places_of(root), str(runtime.socket))
+    finally:
+        await runtime.stop()
+    assert facts.problem == f"ListContainers of the runtime at {runtime.socket} {words}"
+    assert facts.name == "containerd"
 
 
 @pytest.mark.parametrize(("kind", "words"), [("", "is not there"), ("file", "is a file")])
@@ -454,6 +536,25 @@ def test_a_systemctl_that_hangs_is_named(root: Path) -> None:
     hanging.chmod(0o755)
     facts = examine(root=root, systemctl=str(hanging))
     assert facts.failures == {"units": "this could not be found out: systemctl has not ended within 4 s"}
+
+
+def test_a_configuration_that_hangs_is_said_and_the_rest_is_there(root: Path) -> None:
+    write_sysfs(VM_NO_CACHE_INFO, root)
+    file = root / "etc/cri-resmgr/config.yaml"
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)  # nobody will ever write
+    try:
+        facts = examine(root=root)
+    finally:
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # the thread ends
+    assert facts.failures == {"configuration": "this could not be found out within 5 s: something hangs"}
+    assert facts.config is None
+    assert None not in (facts.daemon, facts.runtime, facts.machine, facts.state)
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_taken_for_one_that_is_not_there(root: Path) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        read_file_facts(root / ("x" * 300))
 
 
 def test_what_hangs_is_left_behind_and_said(root: Path) -> None:

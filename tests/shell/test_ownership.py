@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from cri_proxy.core.config import Config, Source, read_config
 from cri_proxy.shell.ownership import Ownership
+from tests.agent import ROOT
 
 
 @pytest.fixture
@@ -48,6 +51,29 @@ def test_after_the_first_the_second_has_it(owner: Ownership, config: Config) -> 
     assert second.take() == ""
     assert json.loads(owner.path.read_text()) == {"pid": os.getpid(), "front_end": "standalone"}
     second.give_up()
+
+
+#: Takes the lock twice where no file may grow; prints what it was told, and what is left of the file.
+NO_ROOM = """
+import resource, signal, sys
+from cri_proxy.shell.ownership import Ownership
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+config = {"control.socket": sys.argv[1] + "/control.sock"}
+owner = Ownership(config, "proxy")
+print([owner.take(), owner.take()], owner.is_held, repr(owner.problem), owner.path.stat().st_size)
+print(Ownership(config, "proxy").take())
+"""
+
+
+def test_on_a_full_disk_the_lock_is_had_all_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_ROOM, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    assert first == "['', ''] True '' 0"
+    assert second.startswith("another process places containers on this node already")
 
 
 @pytest.mark.parametrize(

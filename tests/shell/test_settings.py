@@ -113,6 +113,21 @@ def test_a_named_file_that_cannot_be_read_is_an_error(what: str, tmp_path: Path,
     assert caught.value.errors[0].startswith(f"{path}: cannot be read: ")
 
 
+def test_usual_places_where_nothing_is_are_passed_over(tmp_path: Path) -> None:
+    assert Files(root=tmp_path).sources() == []
+    (tmp_path / "etc").write_text("not a folder")
+    assert Files(root=tmp_path).sources() == []
+
+
+def test_a_usual_place_that_may_not_be_looked_at_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
+    # Root may look everywhere, so this stands for a folder that may not be searched.
+    root = tmp_path / ("x" * 300)
+    with pytest.raises(BadConfig) as caught:
+        load(Files(root=root))
+    assert caught.value.errors == (f"{root}/etc/cri-resmgr/fallback.cfg: cannot be read: File name too long",)
+    assert load_or_last(Files(root=root, overrides={"state.directory": str(tmp_path)})).is_default
+
+
 # ---------------------------------------------------------------------- the last that loaded
 
 

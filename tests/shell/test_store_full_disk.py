@@ -14,7 +14,7 @@ from tests.agent import ROOT
 
 #: The disk is filled while the file is open, then with it closed; each time something is written, then there is room.
 FILLED = """
-import sys
+import itertools, sys
 from pathlib import Path
 from cri_proxy.shell.store import Store
 
@@ -31,7 +31,7 @@ def fill():
                 size //= 2
 
 
-store = Store(disk / "state")
+store = Store(disk / "state", itertools.count().__next__)
 store.load()
 assert store.write({}, {"before": "1"}), store.problem
 fill()
@@ -43,7 +43,7 @@ assert store.write({}, {"after": "1"}), store.problem
 store.close()
 
 fill()
-again = Store(disk / "state")
+again = Store(disk / "state", itertools.count().__next__)
 loaded = again.load()
 fill()
 again.write({}, {"while full": "x" * 5000})
@@ -56,12 +56,12 @@ assert {"before", "after", "while full", "at last", *changes} <= set(Store(disk 
 
 #: Without a free inode the file of the log cannot be made.
 NO_INODE = """
-import sys
+import itertools, sys
 from pathlib import Path
 from cri_proxy.shell.store import Store
 
 disk = Path(sys.argv[1])
-store = Store(disk / "state")
+store = Store(disk / "state", itertools.count().__next__)
 store.load()
 assert store.write({}, {"kept": "1"}), store.problem
 store.close()
@@ -72,7 +72,7 @@ try:
         made[-1].touch()
 except OSError:
     pass
-again = Store(disk / "state")
+again = Store(disk / "state", itertools.count().__next__)
 loaded = again.load()
 assert loaded.meta.get("kept") == "1", loaded
 assert not again.write({}, {"waits": "1"}) and "unable to open" in again.problem

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ from cri_proxy.shell.sysfs import SysfsError, read_signature, read_sysfs
 from policies.cpus import parse_cpus
 from policies.topology import Cpu, Topology, TopologyData, remember
 from policies.topology_json import read_topology, write_topology
+from tests.agent import ROOT
 from tests.machines import (
     ALL_MACHINES,
     BIG_1024,
@@ -336,6 +339,42 @@ def test_an_unreadable_file_is_a_hole_and_no_end(folder: Path) -> None:
     reading = read_sysfs(sys, folder / "proc")
     assert reading.data.cpus[5].l3 is None
     assert reading.warnings == (f"{path} cannot be read (Is a directory); CPU 5: the L3 is not known.",)
+
+
+#: Reads a machine as the daemon's unit does: root's files, and no right to what its owner has closed.
+READER = """
+import sys
+from pathlib import Path
+from cri_proxy.shell.sysfs import read_sysfs
+
+reading = read_sysfs(Path(sys.argv[1]), Path(sys.argv[2]))
+nodes = sorted({cpu.numa for cpu in reading.data.cpus})
+print(nodes, len(reading.data.devices), *reading.warnings, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("closed", "nodes", "consequence"),
+    [
+        ("devices/system/node", "[0]", "the NUMA nodes are not known, one is taken."),
+        ("bus/pci/devices", "[0, 1]", "no device is near a node."),
+    ],
+    ids=["nodes", "devices"],
+)
+def test_a_folder_that_may_not_be_listed_costs_what_is_in_it(
+    closed: str, nodes: str, consequence: str, folder: Path
+) -> None:
+    root = write_sysfs(replace(machine(UNEVEN_CCX), devices={"0000:41:00.0": 1}), folder)
+    (root / closed).chmod(0)
+    command = [sys.executable, "-c", READER, str(root), str(folder / "proc")]
+    if os.getuid() == 0:
+        command = ["setpriv", "--bounding-set", "-all", "--no-new-privs", *command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    (root / closed).chmod(0o755)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [nodes, "0"]
+    assert f"{root / closed} cannot be read (Permission denied); {consequence}" in lines[2:]
 
 
 def test_an_online_cpu_without_a_folder_is_still_a_cpu(folder: Path) -> None:

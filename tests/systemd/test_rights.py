@@ -69,7 +69,7 @@ async def test_it_places_plans_and_keeps_its_state(runtime: FakeRuntime) -> None
 async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(
     runtime: FakeRuntime,
 ) -> None:
-    async with new_agent(runtime) as agent:
+    async with new_agent(runtime, reconcile={"poll": "100ms"}) as agent:
         agent.state.mkdir(mode=0o700)
         os.chown(agent.state, 1234, 1234)
         await agent.start(command=as_the_unit())
@@ -88,6 +88,27 @@ async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(
         assert (await until(agent, lambda status: resyncs(status) > 0))["containers"] == {"placed": 2}
 
 
+async def test_a_state_directory_that_is_closed_under_it_is_used_again_once_it_may(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime, reconcile={"poll": "100ms"}) as agent:
+        await agent.start(command=as_the_unit())
+        agent.state.chmod(0)
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        assert runtime.cpuset(container_id) != ""
+        status = await until(agent, lambda status: "state" in status["degraded"])
+        assert f"{agent.state}: Permission denied" in status["degraded"]["state"]
+        agent.state.chmod(0o700)
+        await until(agent, lambda status: not status["degraded"])
+        await agent.kill()
+        (agent.state / "state.db").chmod(0)  # which a start puts right: it is ours
+        await agent.start(command=as_the_unit())
+        status = await until(agent, lambda status: resyncs(status) > 0)
+        assert (status["containers"], status["degraded"]) == ({"placed": 1}, {})
+        assert not list(agent.state.glob("*.aside-*"))
+
+
 async def test_a_configuration_that_may_not_be_read_is_said_and_read_once_it_may(
     runtime: FakeRuntime,
 ) -> None:
@@ -102,3 +123,12 @@ async def test_a_configuration_that_may_not_be_read_is_said_and_read_once_it_may
         os.chown(agent.config_file, 0, 0)
         agent.reload()
         await until(agent, lambda status: "config" not in status["degraded"])
+
+
+async def test_on_cri_o_it_makes_the_socket_by_which_kubelet_knows_that(folder: Path) -> None:
+    async with FakeRuntime(str(folder / "crio.sock")) as runtime, new_agent(runtime) as agent:
+        await agent.start(command=as_the_unit())
+        by_name = str(agent.folder / "run/crio/crio.sock")
+        assert by_name in (await ask(agent, "status"))["sockets"]
+        async with CriClient(by_name) as client:
+            await run_pod_with(client, "web", cpu_limit=8000)

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.vm.guest.installation import SERVICE, SOCKET_UNIT, STATE, run, unit
-from tests.vm.guest.node import RUNTIME, Node, until, until_served
+from tests.vm.guest.installation import CONFIG, SERVICE, SOCKET_UNIT, STATE, run, unit
+from tests.vm.guest.node import RUNTIME, Node, Running, until, until_served
 from tests.vm.guest.placement import ladder
 from tests.vm.guest.restarts import a_new_container_is_placed, residents, until_all_are_known
 
@@ -21,6 +21,7 @@ TOO_LITTLE = "MemoryMax=4M"
 CONTAINERD = "containerd.service"
 #: Room for the state of some containers, and soon full.
 SMALL_DISK = "size=4m,mode=0700"
+NUMA_NODES = Path("/sys/devices/system/node")
 
 
 async def a_daemon_out_of_memory_is_back_when_there_is_some(node: Node) -> None:
@@ -67,6 +68,57 @@ async def a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one(node: Node)
     await a_new_container_is_placed(node)
 
 
+async def wrong_permissions_stop_no_pod_and_are_said(node: Node) -> None:
+    """The daemon is root without root's rights: what its owner has closed it may not read, at a start or later."""
+    made = await residents(node)
+    before, mode, aside = node.places(made), CONFIG.stat().st_mode, _set_aside()
+    CONFIG.chmod(0)
+    try:
+        run("systemctl", "restart", SERVICE)
+        await _goes_on_and_says(node, made, str(CONFIG))
+    finally:
+        CONFIG.chmod(mode)
+    run("systemctl", "reload", SERVICE)
+    await _until_all_is_well(node)
+    STATE.chmod(0)
+    try:
+        await _goes_on_and_says(node, made, f"{STATE}: Permission denied")
+    finally:
+        STATE.chmod(0o700)
+    await _until_all_is_well(node)
+    # At a start systemd puts the folder right, and the daemon its file.
+    (STATE / "state.db").chmod(0)
+    STATE.chmod(0)
+    run("systemctl", "restart", SERVICE)
+    await until_all_are_known(node, made)
+    await _until_all_is_well(node)
+    assert STATE.stat().st_mode & 0o777 == 0o700
+    assert _set_aside() == aside
+    assert node.places(made) == before
+
+
+async def a_sysfs_without_numa_nodes_moves_nobody_and_is_said(node: Node) -> None:
+    """All memory would be taken to be in one node. Pods run unplaced until the nodes are shown again."""
+    made = await residents(node)
+    before = node.places(made)
+    run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+    run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(NUMA_NODES))
+    try:
+        run("systemctl", "start", SOCKET_UNIT, SERVICE)
+        await until_served(node.kubelet)
+        said = await _until_said(f"{NUMA_NODES} names no NUMA node")
+        print(said)
+        free = await node.run("without-nodes", pod=await node.shared_pod(), cpu_limit=1000)
+        assert node.cpus(free) == f"0-{node.shape.cpus - 1}"
+        assert node.places(made) == before
+    finally:
+        run("umount", str(NUMA_NODES))
+    await _until_all_is_well(node)
+    await until_all_are_known(node, made)
+    assert node.places(made) == before
+    await a_new_container_is_placed(node)
+
+
 async def a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room(node: Node) -> None:
     """The daemon starts on it, so not even its log has room; the journal says what is lost, and of which file."""
     made = await residents(node)
@@ -81,14 +133,13 @@ async def a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room(node: Node
         made.append(await node.run("on-a-full-disk", pod=await node.shared_pod(), cpu_limit=1000))
         assert node.cpus(made[-1]) in ladder(node.shape, 1)[1]
         before.append(node.place(made[-1]))
-        said = await until(lambda: unit(SERVICE)["StatusText"], lambda text: "full" in text)
+        said = await _until_said("full")
         assert f"{STATE}/state.db" in said, said
-        assert said.partition(": ")[2] in _journal()
         print(said)
         assert node.places(made) == before
     finally:
         filler.unlink()
-    await until(lambda: node.ask("status")["degraded"], lambda degraded: not degraded)
+    await _until_all_is_well(node)
     run("systemctl", "restart", SERVICE)
     await until_all_are_known(node, made)
     assert node.places(made) == before
@@ -109,6 +160,34 @@ def _fill(folder: Path) -> Path:
         while file.write(b"x" * 512):
             pass
     return filler
+
+
+async def _goes_on_and_says(node: Node, made: list[Running], words: str) -> None:
+    """Places are kept and given, and systemd's status names what is wrong."""
+    before = node.places(made)
+    await until_served(node.kubelet)
+    await until_all_are_known(node, made)
+    await a_new_container_is_placed(node)
+    print(await _until_said(words))
+    assert node.places(made) == before
+
+
+async def _until_said(words: str) -> str:
+    """The unit's status line once it has these words; the journal has it too."""
+    said: str = await until(lambda: unit(SERVICE)["StatusText"], lambda text: words in text)
+    reasons = said.partition(": ")[2].split("; ")
+    assert any(words in reason and reason in _journal() for reason in reasons), said
+    return said
+
+
+def _set_aside() -> list[str]:
+    return sorted(path.name for path in STATE.glob("*.aside-*"))
+
+
+async def _until_all_is_well(node: Node) -> None:
+    await until(
+        lambda: node.ask("status"), lambda status: not status["degraded"] and status["mode"] == "enforce"
+    )
 
 
 def _journal() -> str:

@@ -48,6 +48,8 @@ _LIFE: tuple[Check, ...] = (
     load.an_upgrade_under_load_fails_no_call_and_moves_nobody,
     faults.a_boot_without_a_runtime_is_a_node_as_soon_as_there_is_one,
     faults.a_daemon_out_of_memory_is_back_when_there_is_some,
+    faults.wrong_permissions_stop_no_pod_and_are_said,
+    faults.a_sysfs_without_numa_nodes_moves_nobody_and_is_said,
     faults.a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room,
 )
 _REMOVAL: tuple[Check, ...] = (

@@ -1,0 +1,69 @@
+"""What commands do by themselves while the daemon is down: give containers back, set the state aside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from cri_proxy.cli_answers import fail
+from cri_proxy.core.config import Config
+from cri_proxy.core.report import NotOne
+from cri_proxy.shell import settings
+from cri_proxy.shell.ownership import Ownership
+from cri_proxy.shell.runtime import NoRuntime
+from cri_proxy.shell.store import Store
+
+
+def daemons_config(config_file: Optional[Path]) -> Config:
+    """The configuration of the daemon that is down; ``config_file``: if it is not in its place."""
+    given: Optional[Path] = click.get_current_context().find_root().obj
+    overrides = {} if given is None else {"control.socket": str(given)}
+    return settings.load_or_last(settings.Files(config=config_file, overrides=overrides)).config
+
+
+def set_state_aside(config: Config, command: str) -> str:
+    """Rename the state file; a phrase that says where to. ``command``: whose work that is. Ends where it fails."""
+    with _owning(config, command):
+        try:
+            return Store(Path(config["state.directory"])).set_aside()
+        except OSError as error:
+            fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
+
+
+def release_offline(container: Optional[str], config_file: Optional[Path]) -> Any:
+    """Release one container, or (None) all, straight at the runtime. Ends where it fails."""
+    import grpc
+
+    from cri_proxy.shell import logs
+    from cri_proxy.shell.machine import NoMachine
+    from cri_proxy.shell.release import release
+
+    click.echo("the daemon is not running: asking the runtime directly", err=True)
+    config = daemons_config(config_file)
+    try:
+        with _owning(config, "cri-resmgr release"):
+            return asyncio.run(release(config, container, logs.set_up("warning", "console")))
+    except (NotOne, NoRuntime, NoMachine) as error:
+        fail(str(error))
+    except grpc.aio.AioRpcError as error:
+        fail(f"the runtime does not answer: {error.details()}")
+
+
+@contextlib.contextmanager
+def _owning(config: Config, command: str) -> Iterator[None]:
+    """A daemon that is started meanwhile passes bytes until this is over. Ends where somebody places already."""
+    ownership = Ownership(config, command)
+    owner = ownership.take()
+    if owner:
+        fail(owner)
+    if ownership.problem:
+        click.echo(f"warning: {ownership.problem}", err=True)
+    try:
+        yield
+    finally:
+        ownership.give_up()
