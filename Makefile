@@ -95,8 +95,9 @@ bench-affinity: setup ## Plans against the optimum and others, their time, and h
 	$(BIN)/python -c "import scipy" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m bench.affinity
 
-docs: setup ## Write docs/configuration.md from the option table
+docs: setup ## Write docs/configuration.md and docs/metrics.md from the tables of options and metrics
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md
+	$(BIN)/python -m cri_proxy.shell.metrics_docs > docs/metrics.md
 
 packages: deb rpm ## Both packages, in dist/
 
