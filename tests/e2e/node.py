@@ -176,5 +176,16 @@ async def remove_all_pods(client: CriClient) -> None:
 
 
 async def _remove_pod(client: CriClient, pod_id: str) -> None:
+    """As kubelet does, again and again: a start whose caller is gone goes on in the runtime, which refuses meanwhile."""
     await client.stop_pod(pod_id)
-    await client.remove_pod(pod_id)
+
+    async def is_removed() -> bool:
+        try:
+            await client.remove_pod(pod_id)
+        except grpc.aio.AioRpcError as error:
+            if "starting state" not in (error.details() or ""):
+                raise
+            return False
+        return True
+
+    await until(is_removed)
