@@ -11,7 +11,7 @@ import click
 from cri_proxy.cli_answers import json_option, print_json
 from cri_proxy.core.diagnosis import diagnose
 from cri_proxy.core.findings import PROBLEM, findings_document, findings_text, worst
-from cri_proxy.shell.examine import examine
+from cri_proxy.shell.examine import EXAMINE_S, examine
 
 _path = click.Path(path_type=Path)
 
@@ -24,15 +24,28 @@ _path = click.Path(path_type=Path)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Our configuration, if it is not in its place.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=EXAMINE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="What has not been found out by then hangs; more for a machine under load.",
+)
 @click.option("--root", type=_path, default=Path("/"), hidden=True, help="The host's files are under this.")
 @click.option("--proc", type=_path, hidden=True, help="Where processes are.")
 @click.option("--systemctl", default="systemctl", hidden=True, help="The command that tells of units.")
 def doctor(
-    as_json: bool, config_file: Optional[Path], root: Path, proc: Optional[Path], systemctl: str
+    as_json: bool,
+    config_file: Optional[Path],
+    timeout: float,
+    root: Path,
+    proc: Optional[Path],
+    systemctl: str,
 ) -> None:
     """Check this node: us, the runtime, kubelet, the machine. Changes nothing. Exit code 1: there is a problem."""
     control: Optional[Path] = click.get_current_context().find_root().obj
-    findings = diagnose(examine(config_file, control, root, proc, systemctl))
+    findings = diagnose(examine(config_file, control, root, proc, systemctl, timeout))
     if as_json:
         print_json(findings_document(findings))
     else:

@@ -53,13 +53,14 @@ class _Examination:
 
     parts: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    limit_s: float = EXAMINE_S
 
     def attempt(self, topic: str, reader: Callable[[], Part]) -> Optional[Part]:
         """Read something now; whatever goes wrong is kept as a sentence."""
         try:
             return reader()
         except _Hangs:
-            self.failures[topic] = f"this could not be found out within {EXAMINE_S:.0f} s: something hangs"
+            self.failures[topic] = f"this could not be found out within {self.limit_s:g} s: something hangs"
         except subprocess.TimeoutExpired as error:
             program = Path(error.cmd[0]).name
             reason = f"{program} has not ended within {error.timeout:g} s"
@@ -105,12 +106,16 @@ def examine(
     root: Path = Path("/"),
     proc: Optional[Path] = None,
     systemctl: str = "systemctl",
+    limit_s: float = EXAMINE_S,
 ) -> Facts:
-    """Read everything. ``root``, ``proc`` (processes) and ``systemctl`` are for tests; ``control``: the daemon's."""
-    found = _Examination()
+    """Read everything, at most this long. ``root``, ``proc`` (processes) and ``systemctl`` are for tests.
+
+    ``control``: the daemon's socket, if it is not where the configuration has it.
+    """
+    found = _Examination(limit_s=limit_s)
     # 1. Where everything is; by the defaults, if the configuration cannot be read.
     reading = _beside(lambda: read_config_facts(find_files(root, config_file)))
-    until_s = time.monotonic() + EXAMINE_S
+    until_s = time.monotonic() + limit_s
     configured = found.attempt("configuration", partial(_result, reading, until_s))
     config_facts, config = configured or (None, read_config([]).config)
     places = Places(root, proc or root / "proc", config, control or Path("."))
@@ -119,7 +124,7 @@ def examine(
     # 2. What may hang is read beside.
     readers = _readers(places, systemctl)
     started = {name: (topic, _beside(reader)) for name, (topic, reader) in readers.items()}
-    until_s = time.monotonic() + EXAMINE_S
+    until_s = time.monotonic() + limit_s
     # 3. The daemon, and what depends on whether it answers; all of these have timeouts, but for the state's disk.
     status = _examine_daemon(found, places, config_facts)
     state = _beside(lambda: read_state_facts(places.at("state.directory"), status is not None))

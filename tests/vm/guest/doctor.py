@@ -27,6 +27,8 @@ _RIGHT = {
 }
 #: It gives the runtime a second, which under emulation may be too little while others use the CPUs.
 TRIES = 3
+#: Reading all of it takes half a second, and twenty times as long under emulation.
+PATIENCE_S = "30"
 
 
 async def doctor_says_that_all_of_the_host_is_shown(node: Node) -> None:
@@ -56,7 +58,7 @@ async def doctor_names_what_is_not_shown(node: Node) -> None:
 def _findings() -> list[dict[str, Any]]:
     """All it says, once it finds no problem but that no kubelet runs here."""
     for _ in range(TRIES):
-        done = run("cri-resmgr", "doctor", "--json", check=False)
+        done = run("cri-resmgr", "doctor", "--json", "--timeout", PATIENCE_S, check=False)
         assert done.stdout, done.stderr
         if "has not answered within" not in done.stdout:
             break
