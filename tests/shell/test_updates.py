@@ -8,6 +8,7 @@ from typing import Any, Optional
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 import structlog
 
 from cri_proxy.core.grants import Update
@@ -46,8 +47,9 @@ def runtime() -> Runtime:
     return Runtime()
 
 
-@pytest.fixture
-def updates(runtime: Any) -> Updates:
+@pytest_asyncio.fixture
+async def updates(runtime: Any) -> Updates:
+    """Made in a loop: before Python 3.10 its gate belongs to the one it is made in."""
     return Updates(runtime, Metrics("test"), structlog.get_logger())
 
 
