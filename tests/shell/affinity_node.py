@@ -182,9 +182,6 @@ class Node:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
         await self.affinity.close()
         await self.parts.keeper.updates.close()
         self.parts.store.close()

@@ -29,9 +29,8 @@ async def client(runtime: FakeRuntime) -> AsyncIterator[CriClient]:
 
 @pytest_asyncio.fixture
 async def node(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Node]:
-    node = Node(runtime, tmp_path)
-    yield node
-    await node.close()
+    async with Node(runtime, tmp_path) as node:
+        yield node
 
 
 # ---------------------------------------------------------------------- by itself
@@ -108,8 +107,7 @@ async def test_nothing_moves_by_itself(
     runtime: FakeRuntime, client: CriClient, tmp_path: Path,
     config: dict[str, Any], mode: str, frozen: str, by_hand: bool, reason: str,
 ) -> None:  # fmt: skip
-    node = Node(runtime, tmp_path, config)
-    try:
+    async with Node(runtime, tmp_path, config) as node:
         await apart(node, client, "web", "db")
         node.talk(("web", "db"), frozen=frozen)
         node.parts.keeper.mode = mode
@@ -118,8 +116,6 @@ async def test_nothing_moves_by_itself(
         assert not runtime.calls_of("UpdateContainerResources")
         assert node.affinity.planner.pid is None, "no process for nothing"
         assert node.affinity.status()["rebalance"] == f"containers are not moved: {reason}"
-    finally:
-        await node.close()
 
 
 async def test_where_nobody_talks_no_planner_is_started(node: Node, client: CriClient) -> None:
@@ -131,8 +127,7 @@ async def test_where_nobody_talks_no_planner_is_started(node: Node, client: CriC
 async def test_the_rest_of_a_plan_follows_as_tokens_come(
     runtime: FakeRuntime, client: CriClient, tmp_path: Path
 ) -> None:
-    node = Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}})
-    try:
+    async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}}) as node:
         names = ["a", "b", "c", "d", "e", "f"]
         await apart(node, client, *names)
         pairs = [("a", "b"), ("c", "d"), ("e", "f")]
@@ -145,8 +140,6 @@ async def test_the_rest_of_a_plan_follows_as_tokens_come(
             node.now_s += 60
         assert moved == [1, 2, 3]
         assert 'cri_resmgr_plans_total{result="accepted"} 1.0' in node.parts.metrics.text(), "weighed once"
-    finally:
-        await node.close()
 
 
 async def test_a_planner_that_fails_is_a_warning_and_nothing_else(node: Node, client: CriClient) -> None:
@@ -271,15 +264,12 @@ async def test_a_dry_run_shows_the_moves_and_makes_none(node: Node, client: CriC
 async def test_whoever_asks_gets_all_moves_at_once(
     runtime: FakeRuntime, client: CriClient, tmp_path: Path
 ) -> None:
-    node = Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1, "rebalance": "manual"}})
-    try:
+    async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1, "rebalance": "manual"}}) as node:
         await apart(node, client, "a", "b", "c", "d", "e", "f")
         node.talk(("a", "b"), ("c", "d"), ("e", "f"))
         document = await node.affinity.rebalance(dry_run=False)
         assert (document["moved"], document["failed"]) == (3, [])
         assert all(node.together(*pair) for pair in ("ab", "cd", "ef"))
-    finally:
-        await node.close()
 
 
 async def test_an_old_picture_is_planned_by_if_a_person_asks_and_it_is_said(
