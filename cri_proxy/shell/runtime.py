@@ -38,13 +38,18 @@ def discover(endpoint: str, candidates: tuple[str, ...] = WELL_KNOWN) -> str:
     :raises NoRuntime: none is configured and none exists.
     """
     if endpoint:
-        return re.sub("^unix:(//)?", "", endpoint)
+        return path_of(endpoint)
     for candidate in candidates:
         if _is_socket(candidate):
             return candidate
     raise NoRuntime(
         f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint"
     )
+
+
+def path_of(endpoint: str) -> str:
+    """The socket's path in an endpoint as kubelet takes it: with ``unix://``, with ``unix:``, or the path alone."""
+    return re.sub("^unix:(//)?", "", endpoint)
 
 
 def _is_socket(path: str) -> bool:
