@@ -199,8 +199,7 @@ class Link:
 
     def tick(self, now_s: float) -> None:
         """Time passes."""
-        end = self.connection or self.local
-        if end is not None and not end.has_begun and now_s > self._since_s + SILENT_S:
+        if not self.has_begun and now_s > self._since_s + SILENT_S:
             self.close()
         if self.runtime.is_full and self.client.is_deserted:
             self.abort()
@@ -237,6 +236,12 @@ class Link:
         return {} if self.connection is None else self.connection.methods
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the client has said that it speaks HTTP/2."""
+        end = self.connection or self.local
+        return end is not None and end.has_begun
+
+    @property
     def is_busy(self) -> bool:
         """Whether the client waits for the end of a call, or for bytes of it."""
         is_busy = self.connection is not None and self.connection.is_busy
@@ -259,6 +264,7 @@ class Link:
         """Close, after what is still to be written; the client may go first."""
         if self._is_closing:
             return
+        self._guarded(lambda connection: connection.conclude())
         self._is_closing = True
         self.runtime.close()
         self.client.read(True)  # else its own end would not be seen

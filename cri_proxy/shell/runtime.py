@@ -200,4 +200,8 @@ async def gather_limited(limit: int, jobs: list[Any]) -> list[Any]:
         async with gate:
             return await job
 
-    return await asyncio.gather(*[one(job) for job in jobs], return_exceptions=True)
+    try:
+        return await asyncio.gather(*[one(job) for job in jobs], return_exceptions=True)
+    finally:
+        for job in jobs:  # those that were cancelled before their turn
+            job.close()

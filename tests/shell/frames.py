@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from cri_proxy.core.http2.frames import HEAD, HEAD_BYTES, PREFACE, write_settings
+from cri_proxy.core.http2.frames import HEAD, HEAD_BYTES, PING, PREFACE, write_settings
+from cri_proxy.core.http2.wire import PING_MARK
 from cri_proxy.core.interception import End, Forward, Outcome, intercepted
 from cri_proxy.shell.frame_link import Link
 from cri_proxy.shell.frame_relay import FrameRelay
@@ -114,9 +115,14 @@ class Raw:
     @classmethod
     async def connect(cls, relay: FrameRelay, *frames: bytes) -> Raw:
         """A client with a large window, and what it says first."""
-        raw = cls(*await asyncio.open_unix_connection(str(relay.sockets[0])))
+        raw = await cls.silent(relay)
         raw.write(PREFACE + write_settings((4, 2**31 - 1)), *frames)
         return raw
+
+    @classmethod
+    async def silent(cls, relay: FrameRelay) -> Raw:
+        """A client that has said nothing yet."""
+        return cls(*await asyncio.open_unix_connection(str(relay.sockets[0])))
 
     def write(self, *frames: bytes) -> None:
         self.writer.write(b"".join(frames))
@@ -128,6 +134,12 @@ class Raw:
             found = written(head + await soon(self.reader.readexactly(HEAD.unpack(head)[0] >> 8)))[0]
             if found.kind in kinds:
                 return found
+
+    async def ping_of_ours(self) -> bytes:
+        """The next PING that is the relay's own; the runtime's pass here, too."""
+        while not (payload := (await self.frame(PING)).payload).startswith(PING_MARK):
+            pass
+        return payload
 
     async def close(self) -> None:
         self.writer.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cri_proxy.core.http2.frames import ANY_STREAM, DATA, GOAWAY, HEADERS, PING, PREFACE
+from cri_proxy.core.http2.frames import ANY_STREAM, DATA, GOAWAY, HEADERS, PING, PREFACE, write_settings
 from cri_proxy.core.http2.local import NO_RUNTIME
 from cri_proxy.core.interception import End
 from cri_proxy.shell.frame_relay import ACCEPTING, MAX_LINKS, REACHING, FrameRelay
@@ -148,7 +148,7 @@ async def test_a_runtime_that_cannot_be_connected_to_is_not_said_to_be_away(
 # ---------------------------------------------------------------------- stopping
 
 
-async def test_a_farewell_is_in_two_steps_and_a_call_that_crosses_the_first_is_served(
+async def test_a_call_that_crosses_the_farewell_is_served_and_the_client_is_told_which_were(
     runtime: FakeRuntime, relay: FrameRelay
 ) -> None:
     hold = asyncio.Event()
@@ -157,13 +157,31 @@ async def test_a_farewell_is_in_two_steps_and_a_call_that_crosses_the_first_is_s
     await soon(runtime.wait_for_call("Version"))
     closing = asyncio.ensure_future(relay.close(HANG_S))
     assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == ANY_STREAM
-    asked = (await client.frame(PING)).payload
-    # It has not read that yet, and begins another call.
-    client.write(request(UNKNOWN, 3), ping(asked, is_answer=True))
-    assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == 3
+    # It answers, and begins another call that it had in hand.
+    client.write(ping(await client.ping_of_ours(), is_answer=True), request(UNKNOWN, 3))
+    client.write(ping(await client.ping_of_ours(), is_answer=True))
     assert (await client.frame(DATA)).stream == 3 and not closing.done()
     hold.set()
     assert (await client.frame(DATA)).stream == 1
+    assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == 3
+    await client.close()
+    await soon(closing)
+
+
+async def test_who_has_just_connected_is_told_to_come_again(runtime: FakeRuntime, relay: FrameRelay) -> None:
+    client = await Raw.silent(relay)
+    await links_of(relay, 1)
+    closing = asyncio.ensure_future(relay.close(HANG_S))
+    assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == ANY_STREAM
+    client.write(PREFACE + write_settings(), request(UNKNOWN, 1))
+    served = []
+    while (frame := await client.frame(PING, DATA, GOAWAY)).kind != GOAWAY:
+        if frame.kind == PING:
+            client.write(ping(frame.payload, is_answer=True))
+        else:
+            served.append(frame.stream)
+    assert served == [1]
+    assert int.from_bytes(frame.payload[:4], "big") == 1
     await client.close()
     await soon(closing)
 

@@ -154,7 +154,7 @@ class RelayedConnection:
                 wire.to_client.append(self._trailers(stream, UNAVAILABLE, RUNTIME_GONE, ()))
             wire.forget(stream)
         self._greet()
-        wire.to_client.append(write_goaway(min(wire.last_stream, wire.served_to), Error.NO_ERROR))
+        wire.to_client.append(self._last_goaway(Error.NO_ERROR))
         wire.to_runtime.clear()
         wire.events.append(Closing(RUNTIME_GONE))
 
@@ -249,19 +249,27 @@ class RelayedConnection:
     # ------------------------------------------------------------------ the end
 
     def say_farewell(self) -> None:
-        """Ask the client for no new calls here. ``FarewellRead`` comes when it has read that (RFC 9113, 6.8)."""
+        """Ask the client for no new calls here. ``FarewellRead`` comes when it has read that (RFC 9113, 6.8).
+
+        That takes two pings: grpc's C core writes the answer to one before the calls that it began before it.
+        """
         wire = self._wire
-        if self._is_over or not self.has_begun:
-            wire.events.append(FarewellRead())
-            return
 
         def read() -> None:
-            wire.served_to = min(wire.served_to, wire.last_stream)
-            wire.to_client.append(write_goaway(wire.served_to, Error.NO_ERROR))
             wire.events.append(FarewellRead())
 
+        if self._is_over:
+            read()
+            return
+        self._greet()
         wire.to_client.append(write_goaway(wire.served_to, Error.NO_ERROR))
-        wire.to_client.append(wire.ping_client(read))
+        wire.to_client.append(wire.ping_client(lambda: wire.to_client.append(wire.ping_client(read))))
+
+    def conclude(self) -> None:
+        """Nothing more is read: the client is told which of its calls were, so it may repeat the others."""
+        if not self._is_over:
+            self._is_over = True
+            self._wire.to_client.append(self._last_goaway(Error.NO_ERROR))
 
     def stop_call(self, stream_id: int, code: int, details: str) -> None:
         """End a call under way with a status of ours."""
@@ -289,10 +297,14 @@ class RelayedConnection:
             self._wire.to_runtime.append(PREFACE)
         return data[missing:]
 
+    def _last_goaway(self, code: Error, why: str = "") -> bytes:
+        return write_goaway(min(self._wire.last_stream, self._wire.served_to), code, why)
+
     def _greet(self) -> None:
         """What the client gets is HTTP/2, also if the runtime has said nothing."""
         if not self._wire.is_greeted:
             self._wire.is_greeted = True
+            self._requests.own_settings += 1
             self._wire.to_client.insert(0, write_settings())
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -308,7 +320,6 @@ class RelayedConnection:
         self._end_all(UNAVAILABLE, f"the connection was closed: {doubt}")
         wire = self._wire
         self._greet()
-        goaway = write_goaway(min(wire.last_stream, wire.served_to), doubt.code, str(doubt))
-        wire.to_client.append(goaway)
+        wire.to_client.append(self._last_goaway(doubt.code, str(doubt)))
         wire.to_runtime.append(write_goaway(0, doubt.code, str(doubt)))
         wire.events.append(Closing(str(doubt), is_doubt=True))

@@ -51,7 +51,7 @@ class Requests:
         self._wire = wire
         self._open_call = open_call
         #: SETTINGS of ours that the client has not confirmed; they come before the runtime's.
-        self._own_settings = own_settings
+        self.own_settings = own_settings
         self._handlers: dict[int, Callable[[Frame], Optional[bytes]]] = {
             DATA: self._data,
             HEADERS: self._headers,
@@ -216,8 +216,8 @@ class Requests:
     def _settings(self, frame: Frame) -> Optional[bytes]:
         wire = self._wire
         if frame.flags & ACK:
-            if self._own_settings:
-                self._own_settings -= 1
+            if self.own_settings:
+                self.own_settings -= 1
                 return b""
             # What it allows comes behind it.
             self.pipe.flush(frame)

@@ -14,7 +14,8 @@ from cri_proxy.core.interception import End
 MAX_HELD_BYTES = 64 << 20
 CLIENT_GONE = "the client went away"
 
-_PING_MARK = b"cri>"
+#: What the payload of our own pings begins with.
+PING_MARK = b"cri>"
 
 
 class Wire:
@@ -80,7 +81,7 @@ class Wire:
     def ping_client(self, answered: Callable[[], None]) -> bytes:
         """A PING for the client; ``answered`` is called when all that was sent before has been read."""
         self._pinged += 1
-        payload = _PING_MARK + self._pinged.to_bytes(4, "big")
+        payload = PING_MARK + self._pinged.to_bytes(4, "big")
         self._pings[payload] = answered
         return write_frame(PING, 0, 0, payload)
 

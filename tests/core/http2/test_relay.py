@@ -248,30 +248,55 @@ def test_goaway_of_the_client_passes_and_ends_nothing() -> None:
     assert set(relay.methods) == {1}
 
 
-def test_a_farewell_is_in_two_steps_and_ends_no_call() -> None:
+def test_a_farewell_is_read_when_two_pings_are_answered_and_ends_no_call() -> None:
     relay, _ = hand_made(headers(1, OTHER_BLOCK))
     relay.say_farewell()
-    [first, (_, _, _, payload)] = written(b"".join(relay.to_client))[-2:]
-    assert first[3] == (0x7FFFFFFF).to_bytes(4, "big") + bytes(4) and relay.take_events() == []
-    # A call that was on its way is served, and counted.
-    relay.from_client(headers(3, OTHER_BLOCK) + ping(payload, is_answer=True), 0.0)
+    [goodbye, (_, _, _, first)] = written(b"".join(relay.to_client))[-2:]
+    assert goodbye[3] == (0x7FFFFFFF).to_bytes(4, "big") + bytes(4)
+    # grpc's C core answers a ping before it sends the calls it had begun: they are served, and counted.
+    relay.from_client(ping(first, is_answer=True), 0.0)
+    assert relay.take_events() == []
+    relay.from_client(headers(3, OTHER_BLOCK), 0.0)
+    [(kind, _, _, second)] = written(b"".join(relay.to_client))[-1:]
+    assert kind == PING and second != first
+    relay.from_client(ping(second, is_answer=True), 0.0)
     assert relay.take_events() == [FarewellRead()] and set(relay.methods) == {1, 3}
-    # A server's own that follows may not be larger.
-    relay.from_runtime(goaway(0x7FFFFFFF), 0.0)
+    relay.from_client(headers(5, OTHER_BLOCK), 0.0)  # late as it is
     relay.from_runtime(headers(1, b"\x88", end=True), 0.0)
-    assert goaways(b"".join(relay.to_client)) == [(0x7FFFFFFF, 0), (3, 0)] and set(relay.methods) == {3}
+    assert goaways(b"".join(relay.to_client)) == [(0x7FFFFFFF, 0)] and set(relay.methods) == {3, 5}
+    relay.conclude()
+    relay.from_client(headers(7, OTHER_BLOCK), 0.0)
+    relay.conclude()  # again: nothing
+    assert goaways(b"".join(relay.to_client)) == [(0x7FFFFFFF, 0), (5, 0)] and set(relay.methods) == {3, 5}
+
+
+def test_the_last_number_of_a_farewell_is_not_larger_than_the_runtimes() -> None:
+    relay, _ = hand_made(headers(1, OTHER_BLOCK))
+    relay.say_farewell()
+    relay.from_runtime(goaway(1), 0.0)
+    relay.from_client(headers(3, OTHER_BLOCK), 0.0)
+    relay.conclude()
+    assert goaways(b"".join(relay.to_client)) == [(0x7FFFFFFF, 0), (1, 0), (1, 0)]
 
 
 def test_nothing_reaches_a_client_before_the_runtimes_settings() -> None:
     relay = RelayedConnection(lambda method: method)
-    block = headers(1)
-    relay.from_client(PREFACE + write_settings() + block + data(1, HOLDS), 0.0)
-    relay.say_farewell()
+    relay.from_client(PREFACE + write_settings() + headers(1) + data(1, HOLDS), 0.0)
     assert relay.to_client == []
     relay.from_runtime(write_settings((3, 100)) + CONFIRMED, 0.0)
     kinds = [(kind, flags) for kind, flags, _, _ in written(b"".join(relay.to_client))]
     assert kinds[0] == (SETTINGS, 0) and kinds[-1] == (SETTINGS, ACK)
-    assert {kind for kind, _ in kinds} == {SETTINGS, WINDOW_UPDATE, GOAWAY, PING}
+    assert {kind for kind, _ in kinds} == {SETTINGS, WINDOW_UPDATE}
+
+
+def test_a_farewell_before_the_runtime_has_said_anything_begins_with_settings_of_ours() -> None:
+    relay = RelayedConnection(lambda method: method)
+    relay.say_farewell()
+    assert [kind for kind, _, _, _ in written(b"".join(relay.to_client))] == [SETTINGS, GOAWAY, PING]
+    # The runtime's follow; it gets the confirmation that is for them, and no other.
+    relay.from_runtime(write_settings((3, 100)), 0.0)
+    relay.from_client(PREFACE + write_settings() + CONFIRMED + CONFIRMED, 0.0)
+    assert b"".join(relay.to_runtime) == PREFACE + write_settings() + CONFIRMED
 
 
 def test_a_runtime_that_goes_before_it_has_said_anything_is_spoken_for() -> None:

@@ -57,9 +57,10 @@ _NETWORK = {
 
 #: Kubelet's (remote_runtime.go): it waits longer for a connection than the tests' client, whose daemons are near.
 #: For the answer to one it waits 5 s (minConnectionTimeout), and emulation is twenty times slower than a node.
+#: Calls that no server has begun are made again, as grpc-go does: a client may read that a connection ends
+#: between choosing it for a call and sending that.
 _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100_000),
-    ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 3000),
     ("grpc.use_local_subchannel_pool", 1),
