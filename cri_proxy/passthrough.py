@@ -29,7 +29,7 @@ def endpoints(argv, state=STATE):
     found = next((path for path in RUNTIMES if os.path.exists(path)), RUNTIMES[0])
     runtime = _flag(argv, "runtime-socket") or known.get("runtime") or found
     main = _flag(argv, "relay-socket") or known.get("socket") or SOCKET
-    return main, known.get("extra_sockets", []), runtime.replace("unix://", "", 1)
+    return main, known.get("extra_sockets", []), "/" + runtime.replace("unix:", "", 1).lstrip("/")
 
 
 def _flag(argv, name):

@@ -31,6 +31,7 @@ def test_the_launcher_looks_for_the_same_runtimes() -> None:
         ("", ("/var/run/cri-resmgr.sock", [], WELL_KNOWN[0])),
         ("--relay-socket /a --runtime-socket unix:///b", ("/a", [], "/b")),
         ("-relay-socket=/a -runtime-socket=/b", ("/a", [], "/b")),
+        ("--relay-socket /a --runtime-socket unix:/b", ("/a", [], "/b")),
         ("--relay-socket /a --relay-socket /c", ("/c", [], WELL_KNOWN[0])),
     ],
 )
