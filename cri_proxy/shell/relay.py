@@ -16,6 +16,7 @@ from typing import Any, Callable, Optional, Union
 import grpc
 
 from cri_proxy.core.interception import (
+    INTERNAL,
     UNAVAILABLE,
     Answer,
     AnswerFailed,
@@ -64,7 +65,6 @@ _LOOK_S = 0.01
 #: Words by which grpc says that a call never left this process.
 _NEVER_SENT = ("failed to connect", "connections to all backends failing", "empty address list")
 
-INTERNAL = 13
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 

@@ -12,7 +12,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import UnreadableRequest, parse
 from cri_proxy.core.hiding import Hidden
-from cri_proxy.core.interception import End, Forward, Interception, Outcome, Refuse
+from cri_proxy.core.interception import NOT_FOUND, End, Forward, Interception, Outcome, Refuse
 from cri_proxy.core.nri.life import Due, Life
 from cri_proxy.core.nri.view import view_resources
 from cri_proxy.shell.nri.host import NriHost, PluginRefused
@@ -21,9 +21,6 @@ from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.teller import Teller
 from cri_proxy.shell.nri.upstream import Upstream
 from cri_proxy.shell.nri.world import World
-
-#: gRPC's code.
-NOT_FOUND = 5
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,20 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import parse
 from cri_proxy.core.hiding import container_key
-from cri_proxy.core.interception import Answer, AnswerFailed, Forward, Interception, Outcome, Refuse
+from cri_proxy.core.interception import (
+    NOT_FOUND,
+    Answer,
+    AnswerFailed,
+    Forward,
+    Interception,
+    Outcome,
+    Refuse,
+)
 from cri_proxy.core.nri.apply import Applied
 from cri_proxy.core.nri.life import Due
 from cri_proxy.core.nri.view import view_container, view_resources
 from cri_proxy.shell.interceptor import CreateContainer
-from cri_proxy.shell.nri.calls import NOT_FOUND, HostedCall, Parties
+from cri_proxy.shell.nri.calls import HostedCall, Parties
 from cri_proxy.shell.nri.expression import Expression
 from cri_proxy.shell.nri.host import Merged, PluginRefused
 from cri_proxy.shell.nri.leftovers import UNKNOWN

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.cri import UnreadableRequest
+from cri_proxy.core.interception import FAILED_PRECONDITION, INTERNAL
 from cri_proxy.core.nri.events import event_name, may_update_unasked, subscription
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.nri.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
@@ -25,8 +26,6 @@ from policies.model import BudgetSpent, PlacementRefused
 
 #: The NRI that cri_api/nri_v1alpha1.proto is of; hosts before 0.12 are not told by it, and do not mind.
 NRI_VERSION = "v0.12.2"
-#: gRPC's numbers for what a create or an update is refused with.
-FAILED_PRECONDITION, INTERNAL = 9, 13
 #: What the library for plugins waits for the answer to RegisterPlugin (pkg/stub), seconds.
 REGISTER_S = 5.0
 #: How long a host may take from there until it synchronizes: it does so with one plugin after the other.
