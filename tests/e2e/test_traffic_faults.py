@@ -79,12 +79,14 @@ async def test_a_kernel_that_refuses_programs_is_said_and_the_next_way_is_taken(
     traffic_pods: Pods, make_observer: Callable[..., Observer]
 ) -> None:
     observer = make_observer(provider="auto")
+    made = await traffic_pods.run("client")
     await observer.start(sys.executable, "-c", WITHOUT_BPF)
     status = (await observer.graph()).status
     assert status.provider in ("sock_diag", "declared")
     assert any("ebpf" in sentence.lower() for sentence in status.refused), status.refused
-    # It goes on, and pods start as ever; what nobody looks at is no sample, but containers are known.
-    made = await traffic_pods.run("client")
+    # It goes on, and pods start as ever; what nobody looks at is no sample, but containers are known. Nobody sees
+    # that there are new ones: the runtime is asked at first, and then once a minute.
+    await traffic_pods.run("other")
     graph = await until(observer.graph, lambda graph: made.id in {one.id for one in graph.endpoints})
     assert graph.status.provider == status.provider
     assert await observer.terminate() == 0
