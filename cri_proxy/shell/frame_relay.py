@@ -198,12 +198,9 @@ class FrameRelay:
         await asyncio.gather(*self._joining)
         for link in list(self._links):
             link.say_farewell()
-        # A client that is slow to read it may have begun another call; one that never does costs the drain's time,
-        # and one that has said nothing at all not as much.
-        told_s = asyncio.get_running_loop().time()
+        # Not longer: others wait at the socket meanwhile, and kubelet for 5 s at most until a connection is answered.
         await self._until(lambda link: link.has_read_farewell, FAREWELL_S)
-        await self._until(lambda link: link.has_read_farewell or not link.has_begun, drain_s - FAREWELL_S)
-        await self._drain(drain_s - (asyncio.get_running_loop().time() - told_s))
+        await self._drain(drain_s)
         await self._until(lambda link: not link.is_busy, LAST_BYTES_S)
         for link in list(self._links):
             link.close()

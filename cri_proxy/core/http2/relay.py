@@ -251,19 +251,16 @@ class RelayedConnection:
     def say_farewell(self) -> None:
         """Ask the client for no new calls here. ``FarewellRead`` comes when it has read that (RFC 9113, 6.8).
 
-        That takes two pings: grpc's C core writes the answer to one before the calls that it began before it.
+        Calls may follow all the same: grpc's C core writes the answer to a ping before calls that it had begun. They
+        are served until ``conclude``. (It does not answer a second ping on a connection that had no calls.)
         """
         wire = self._wire
-
-        def read() -> None:
-            wire.events.append(FarewellRead())
-
         if self._is_over:
-            read()
+            wire.events.append(FarewellRead())
             return
         self._greet()
         wire.to_client.append(write_goaway(wire.served_to, Error.NO_ERROR))
-        wire.to_client.append(wire.ping_client(lambda: wire.to_client.append(wire.ping_client(read))))
+        wire.to_client.append(wire.ping_client(lambda: wire.events.append(FarewellRead())))
 
     def conclude(self) -> None:
         """Nothing more is read: the client is told which of its calls were, so it may repeat the others."""
