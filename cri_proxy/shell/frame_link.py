@@ -199,7 +199,8 @@ class Link:
 
     def tick(self, now_s: float) -> None:
         """Time passes."""
-        if not self.has_begun and now_s > self._since_s + SILENT_S:
+        end = self.connection or self.local
+        if end is not None and not end.has_begun and now_s > self._since_s + SILENT_S:
             self.close()
         if self.runtime.is_full and self.client.is_deserted:
             self.abort()
@@ -234,12 +235,6 @@ class Link:
     def methods(self) -> dict[int, str]:
         """The calls under way, by stream."""
         return {} if self.connection is None else self.connection.methods
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the client has said that it speaks HTTP/2."""
-        end = self.connection or self.local
-        return end is not None and end.has_begun
 
     @property
     def is_busy(self) -> bool:
