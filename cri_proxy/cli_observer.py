@@ -15,7 +15,7 @@ from cri_proxy.arguments import configured
 from cri_proxy.core.affinity_settings import graph_settings
 from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.shell import settings
-from cri_proxy.shell.runtime import WELL_KNOWN, path_of
+from cri_proxy.shell.runtime import WELL_KNOWN
 
 #: Options of the observer by ours; those of its graph beside them.
 _OPTIONS = {
@@ -113,7 +113,7 @@ def _document(files: settings.Files) -> dict[str, Any]:
 
 def observer_options(config: Config) -> dict[str, Any]:
     """What the observer is told of a configuration (``bpf.options.Options``)."""
-    path = path_of(config["relay.runtime_endpoint"])
+    path = str(config["relay.runtime_endpoint"])
     return {
         **{name: config[key] for name, key in _OPTIONS.items()},
         **asdict(graph_settings(config)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import stat
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Optional
@@ -38,18 +37,13 @@ def discover(endpoint: str, candidates: tuple[str, ...] = WELL_KNOWN) -> str:
     :raises NoRuntime: none is configured and none exists.
     """
     if endpoint:
-        return path_of(endpoint)
+        return endpoint
     for candidate in candidates:
         if _is_socket(candidate):
             return candidate
     raise NoRuntime(
         f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint"
     )
-
-
-def path_of(endpoint: str) -> str:
-    """The socket's path in an endpoint as kubelet takes it: with ``unix://``, with ``unix:``, or the path alone."""
-    return re.sub("^unix:(//)?", "", endpoint)
 
 
 def _is_socket(path: str) -> bool:
