@@ -209,7 +209,8 @@ class Owning:
         whole = container.resources.milli_request // 1000
         survey = node.survey(fence.cpus)
         rooms = [(survey.share_nano([i]), i) for i, cpus in enumerate(survey.cpus) if len(cpus) > whole]
-        if container.qos is not Qos.GUARANTEED or not whole or not rooms or not node.shared - node.reserved:
+        shares = container.qos is not Qos.GUARANTEED or container.wishes.ownership == "shared"
+        if shares or not whole or not rooms or not node.shared - node.reserved:
             return self._shared.place(node, container, fence, affinity, near)
         leaf = survey.cpus[min(rooms)[1]]
         own = frozenset(sorted(leaf)[:whole])

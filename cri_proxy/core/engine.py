@@ -265,14 +265,19 @@ class Engine:
         return ()
 
     @_transition
-    def remove(self, container_id: str) -> tuple[Update, ...]:
-        """The container is gone from the runtime: this attempt's place is free, no other's."""
+    def remove(self, container_id: str, outcome: str = "") -> tuple[Update, ...]:
+        """The container is gone from the runtime, or will never run: this attempt's place is free, no other's.
+
+        ``outcome``: what is remembered of it where that is news.
+        """
         grant = self.books.grants.get(container_id)
         if grant is None:
             self.books.drop_replaced(lambda g: g.key == container_id)
         if grant is None or grant.life is Life.CREATING:
             return ()
         self.books.drop(container_id)
+        if outcome:
+            self.books.outcome(container_id, outcome)
         return refresh(self.books)
 
     @_transition

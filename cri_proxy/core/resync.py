@@ -6,7 +6,7 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Optional
 
@@ -35,8 +35,9 @@ class Resync:
     cancelled: tuple[str, ...] = ()
 
 
-def unknown_ids(engine: Engine, seen: Iterable[Seen]) -> tuple[str, ...]:
+def unknown_ids(engine: Engine, seen: Collection[Seen]) -> tuple[str, ...]:
     """Containers that ``resync`` will want the details of: alive, not in the records and not on their way."""
+    dead = _never_run(engine, seen, _latest_attempts(seen))
     flying = _names_of_tickets(engine, in_doubt=False) | _names_of_tickets(engine, in_doubt=True)
     # The attempt before of a container on its way: until that is there, its place may have to be put back.
     aside = {g.key for t in engine.tickets.values() for g in t.replaces}
@@ -46,8 +47,39 @@ def unknown_ids(engine: Engine, seen: Iterable[Seen]) -> tuple[str, ...]:
         if not s.exited
         and s.id not in engine.grants
         and s.id not in aside
+        and s.id not in dead
         and (s.pod_uid, s.name, s.attempt) not in flying
     )
+
+
+def _latest_attempts(seen: Collection[Seen]) -> dict[tuple[str, str], int]:
+    """The last attempt in the list, by pod uid and name, of every container of which one was not started."""
+    names = {(s.pod_uid, s.name) for s in seen if not (s.running or s.exited)}
+    latest: dict[tuple[str, str], int] = {}
+    for s in seen if names else ():
+        if (name := (s.pod_uid, s.name)) in names:
+            latest[name] = max(s.attempt, latest.get(name, 0))
+    return latest
+
+
+def _never_run(
+    engine: Engine, items: Iterable[Seen], latest: Mapping[tuple[str, str], int]
+) -> frozenset[str]:
+    """Containers that were created and will never be started: kubelet has gone on to a later attempt of the same.
+
+    It does so when it never gets the reply of a create; what it has asked for anew has the place. One in the records
+    gives way to a later attempt that exists; one that is not known also to one that is on its way.
+    """
+    dead = set()
+    for s in items:
+        if s.running or s.exited:
+            continue
+        name, is_known = (s.pod_uid, s.name), s.id in engine.grants
+        grants = [engine.grants[key] for key in engine.books.names.get(name, ())]
+        attempts = [g.container.attempt for g in grants if not (is_known and g.life is Life.CREATING)]
+        if max([latest.get(name, 0), *attempts]) > s.attempt:
+            dead.add(s.id)
+    return frozenset(dead)
 
 
 @dataclass(frozen=True)
@@ -87,13 +119,19 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
         for g in engine.grants.values()
         if g.life is not Life.CREATING and g.key not in seen and g.since_s < listing.listed_at_s
     ]
+    latest = _latest_attempts(seen.values())
+    never_run = sorted(_never_run(engine, seen.values(), latest))
+    removed += [key for key in never_run if key in engine.grants and engine.grants[key].life is Life.CREATED]
     for key in removed:
-        updates += engine.remove(key)
+        updates += engine.remove(key, "never started: there is a later attempt" if key in never_run else "")
     yield Resync(tuple(updates), removed=tuple(removed), bound=tuple(bound), cancelled=tuple(cancelled))
     told = {u.id for u in updates}
-    items = list(seen.values())
+    # What looks exclusive to one that runs is not exclusive to one that was only created.
+    items = sorted(seen.values(), key=lambda s: not (s.running or s.exited))
     for start in range(0, len(items), SLICE):
-        part = _follow_all(engine, items[start : start + SLICE], listing, now_s, told)
+        slice_ = items[start : start + SLICE]
+        dead = _never_run(engine, slice_, latest)
+        part = _follow_all(engine, [s for s in slice_ if s.id not in dead], listing, now_s, told)
         told |= {u.id for u in part.updates}
         yield part
 
@@ -301,5 +339,7 @@ def _looks_exclusive(container: Container, item: Seen, listing: Mapping[str, See
     whole = container.qos is Qos.GUARANTEED and request > 0 and request % 1000 == 0
     if not whole or not item.cpus or len(item.cpus) * 1000 != request:
         return False
-    others = (s for s in listing.values() if s.id != item.id and not s.exited and s.cpus)
+    # One that was created and not started is on its CPUs by name only.
+    rivals = (s for s in listing.values() if s.running or not item.running)
+    others = (s for s in rivals if s.id != item.id and not s.exited and s.cpus)
     return all(item.cpus.isdisjoint(s.cpus or NO_CPUS) for s in others)

@@ -264,20 +264,27 @@ def _settle_adopted(books: Books, grant: Grant, barred: frozenset[int], own: fro
         runs_on = grant.runs_on if cpus == grant.runs_on & online else cpus
         books.put(replace(now, stance=Stance.ADOPTED, runs_on=runs_on, why=why))
         return
-    anew = _place_anew(books, grant)
+    # What was adopted takes no CPUs from others: it has none of its own unless it had some.
+    anew = _place_anew(books, grant, may_own=bool(first.exclusive))
     if anew is not None and anew.placement.cpus:
         books.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
     elif grant.stance is Stance.ADOPTED:
         _leave_untouched(books, grant, first)
 
 
-def _place_anew(books: Books, grant: Grant) -> Optional[Decision]:
-    """Where the policy would put a container that is in the books now, near its memory; None if it will not."""
+def _place_anew(books: Books, grant: Grant, may_own: bool = True) -> Optional[Decision]:
+    """Where the policy would put a container that is in the books now, near its memory; None if it will not.
+
+    ``may_own``: it may take CPUs for itself.
+    """
     was = (grant.placement.home or (grant.displaced.home if grant.displaced else NO_CPUS)) or None
+    container = grant.container
+    if not may_own:
+        container = replace(container, wishes=replace(container.wishes, ownership="shared"))
     with books.without([grant.key]):
         try:
             return books.policy.place(
-                books.node, grant.container, grant.fence, books.pull(grant.container, grant.key), was
+                books.node, container, grant.fence, books.pull(grant.container, grant.key), was
             )
         except (PlacementRefused, BudgetSpent):
             return None

@@ -308,6 +308,106 @@ def test_kubelet_has_the_last_word_over_what_looked_exclusive() -> None:
     assert broken_invariants(engine) == []
 
 
+# ---------------------------------------------------------------------- adoption takes nothing from others
+
+OWN = make_container("own", limit=2, qos=Qos.GUARANTEED)
+
+
+def owning() -> Engine:
+    return engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
+
+
+def with_shared(engine: Engine) -> Seen:
+    """A container that shares all CPUs that are left."""
+    grant = run(engine, make_container("wide"), "wide", 1.0)
+    return seen("wide", grant.container, format_cpus(grant.cpus))
+
+
+@pytest.mark.parametrize("state", ["running", "created"])
+def test_what_is_found_on_cpus_of_another_gets_none_of_its_own(state: str) -> None:
+    engine = owning()
+    taken = format_cpus(run(engine, OWN, "own").cpus)
+    wide, stranger = with_shared(engine), make_container("stranger", limit=2, qos=Qos.GUARANTEED)
+    there = [seen("own", OWN, taken), wide, seen("found", stranger, taken, state=state)]
+    result = look(engine, *there, details={"found": stranger})
+    assert told(result) == {"found": format_cpus(engine.grants["wide"].cpus)}
+    grant = engine.grants["found"]
+    assert (grant.exclusive, engine.node.exclusive) == (frozenset(), engine.grants["own"].exclusive)
+    # Nor later, when the CPUs it shares go to others.
+    for name in ("more", "most"):
+        run(engine, make_container(name, limit=2, qos=Qos.GUARANTEED), name, 2.0)
+    assert not engine.grants["found"].exclusive and broken_invariants(engine) == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_without_records_cpus_are_exclusive_to_the_one_that_runs_on_them(order: int) -> None:
+    engine = owning()
+    created, everywhere = make_container("other", limit=2, qos=Qos.GUARANTEED), make_container("b")
+    items = [seen("created", created, "2-3", state="created"), seen("own", OWN, "2-3")][::order]
+    details = {"created": created, "own": OWN, "b": everywhere}
+    result = look(engine, *items, seen("b", everywhere, "0-1,4-7"), details=details)
+    assert {key: format_cpus(g.exclusive) for key, g in engine.grants.items()} == {
+        "own": "2-3", "created": "", "b": "",
+    }  # fmt: skip
+    assert "own" not in told(result) and "b" not in told(result)
+
+
+# ---------------------------------------------------------------------- attempts that never ran
+
+
+@pytest.mark.parametrize("later", ["created", "running", "exited"])
+def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_listed(later: str) -> None:
+    engine = owning()
+    items = [seen("a0", OWN, state="created"), seen("a1", again(OWN, 1), state=later)]
+    assert unknown_ids(engine, items) == (() if later == "exited" else ("a1",))
+    assert unknown_ids(engine, items[:1]) == ("a0",)
+    # It was asked about before the later one came.
+    look(engine, *items, details={"a0": OWN})
+    assert "a0" not in engine.grants
+
+
+@pytest.mark.parametrize("end", ["on its way", "in doubt", "created", "held"])
+def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_recorded(end: str) -> None:
+    engine = owning()
+    ticket = engine.admit(again(OWN, 1), NO_FENCE, 1.0).ticket
+    if end == "in doubt":
+        engine.doubt(ticket)
+    elif end != "on its way":
+        engine.bind(ticket, "a1", 1.0)
+    if end == "held":
+        engine.exited("a1", 1, 2.0)
+    assert unknown_ids(engine, [seen("a0", OWN, state="created")]) == ()
+    assert unknown_ids(engine, [seen("a0", OWN)]) == ("a0",)
+    other = replace(OWN, name="other")
+    assert unknown_ids(engine, [seen("other", other, state="created")]) == ("other",)
+
+
+def test_the_record_of_an_attempt_that_never_ran_ends_with_a_later_one() -> None:
+    engine = owning()
+    wide = with_shared(engine)
+    engine.bind(engine.admit(OWN, NO_FENCE, 2.0).ticket, "a0", 2.0)
+    taken = format_cpus(engine.grants["a0"].cpus)
+    # The later one was created while we were away.
+    last = again(OWN, 1)
+    items = [seen("a0", OWN, taken, state="created"), seen("a1", last, taken), replace(wide, cpus=None)]
+    result = look(engine, *items, details={"a1": last})
+    assert (result.removed, result.adopted, told(result)) == (("a0",), ("a1",), {})
+    assert format_cpus(engine.grants["a1"].exclusive) == taken
+    assert (
+        next(r for r in engine.history if r.id == "a0").outcome == "never started: there is a later attempt"
+    )
+
+
+def test_but_not_while_the_later_one_may_still_fail() -> None:
+    engine = owning()
+    first, second = (engine.admit(c, NO_FENCE, 0.0).ticket for c in (OWN, again(OWN, 1)))
+    engine.bind(first, "a0", 1.0)
+    cpus = format_cpus(engine.grants["a0"].cpus)
+    assert look(engine, seen("a0", OWN, cpus, state="created")) == Resync()
+    engine.cancel(second, 2.0)
+    assert look(engine, seen("a0", OWN, cpus, state="created")) == Resync()
+
+
 # ---------------------------------------------------------------------- rule 10: drift
 
 
