@@ -172,7 +172,10 @@ class Admission:
 
 @dataclass(frozen=True)
 class Seen:
-    """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty."""
+    """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty.
+
+    ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells.
+    """
 
     id: str
     sandbox_id: str
@@ -184,6 +187,7 @@ class Seen:
     exit_code: Optional[int] = None
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
+    inherited: frozenset[int] = NO_CPUS
 
 
 @dataclass(frozen=True)

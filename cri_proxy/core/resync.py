@@ -255,12 +255,13 @@ def _check_cpuset(
     if grant is None or grant.life is Life.HELD or item.cpus is None:
         return ()
     online = engine.host.topology.online
-    cpus = item.cpus or engine.host.parent_cpus or engine.host.usable
+    cpus = _runs_on(engine, item)
     ours = _set_by_us(grant, online)
     if ours is None:
         return _follow_others(engine, grant, cpus)
     same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
-    if cpus & online == ours.cpus & online and same_mems:
+    # An empty one is inherited, or of nobody: ours is gone, also where as many CPUs come down from above.
+    if item.cpus and cpus & online == ours.cpus & online and same_mems:
         return ()
     recent = grant.repairs if grant.repairs and now_s - grant.repairs[-1] <= DRIFT_WINDOW_S else ()
     if len(recent) >= FLIPS:
@@ -272,6 +273,11 @@ def _check_cpuset(
     if any(update.id == grant.key for update in updates):  # its place is another one from now on
         return updates
     return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
+
+
+def _runs_on(engine: Engine, item: Seen) -> frozenset[int]:
+    """The CPUs of a container, whose cpuset may be empty."""
+    return item.cpus or item.inherited or engine.host.parent_cpus or engine.host.usable
 
 
 def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
@@ -301,7 +307,7 @@ def _adoption(
     engine: Engine, item: Seen, container: Container, now_s: float, listing: Mapping[str, Seen]
 ) -> Grant:
     """The record of a container that runs without one: it keeps what it has."""
-    cpus = item.cpus or engine.host.parent_cpus or engine.host.usable
+    cpus = _runs_on(engine, item)
     grant = Grant(
         key=item.id,
         container=container,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from policies.cpus import BadCpuList, parse_cpus
+from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
 KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")
@@ -14,10 +14,14 @@ KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice
 
 @dataclass(frozen=True)
 class Cpusets:
-    """CPUs and memory nodes of one cgroup. An empty set = the file is empty: inherited."""
+    """CPUs and memory nodes of one cgroup. An empty set = the file is empty: inherited on v2, and none on v1.
+
+    ``inherited``: on v2 the CPUs that a cgroup without any of its own runs on.
+    """
 
     cpus: frozenset[int]
     mems: frozenset[int]
+    inherited: frozenset[int] = NO_CPUS
 
 
 class Cgroups:
@@ -68,11 +72,30 @@ class Cgroups:
                 return path
         return None
 
+    def of_container(self, pid: int, container_id: str) -> Optional[str]:
+        """The cgroup that belongs to a container, from its first process. None if that is in none with its id.
+
+        A container may move its processes into children of its cgroup, and their cpusets say nothing: the path ends
+        with the component that has the id. crun before 1.11 writes under systemd to a child of that alone.
+        """
+        path = self.of_process(pid) or ""
+        parts = path.split("/")
+        end = next((i for i, part in enumerate(parts, 1) if container_id in part), 0)
+        if not end:
+            return None
+        own, child = "/".join(parts[:end]), "/".join(parts[: end + 1])
+        found, of_child = self.configured(own), self.configured(child)
+        is_childs = found is not None and not found.cpus and of_child is not None and of_child.cpus
+        return child if is_childs else own
+
     def configured(self, path: str) -> Optional[Cpusets]:
         """What was written to a cgroup's cpuset files. None if it is gone or has no cpuset controller."""
         folder = self.base / path.lstrip("/")
         cpus, mems = _read(folder / "cpuset.cpus"), _read(folder / "cpuset.mems")
-        return None if cpus is None or mems is None else Cpusets(cpus, mems)
+        if cpus is None or mems is None:
+            return None
+        inherited = None if cpus or self.is_v1 else _read(folder / "cpuset.cpus.effective")
+        return Cpusets(cpus, mems, inherited or NO_CPUS)
 
 
 def _read(path: Path) -> Optional[frozenset[int]]:

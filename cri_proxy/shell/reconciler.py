@@ -158,16 +158,14 @@ class Reconciler:
         linux = linux_resources(status, info)
         self._remember_cgroup(container_id, info)
         path = self._paths.get(container_id)
-        sets = (self._cgroups.configured(path) if path else None) or _told_cpusets(linux)
-        if sets is not None:
-            seen[container_id] = replace(seen[container_id], cpus=sets.cpus, mems=sets.mems or None)
-        item = seen[container_id]
+        found = self._cgroups.configured(path) if path else None
+        item = seen[container_id] = _with_cpusets(seen[container_id], found, linux)
         return Arrival(
             container_id,
             self._container(pod, status, linux),
             read_fence(linux),
             uses_of(status, info),
-            item.cpus,
+            item.inherited or item.cpus,
             item.mems,
             status.started_at if item.running else 0,
             item.running,
@@ -234,27 +232,27 @@ class Reconciler:
             if not isinstance(got, BaseException):
                 resources[container_id] = linux_resources(*got)
         for item in live:
-            sets = found.get(item.id) or _told_cpusets(resources.get(item.id))
-            if sets is not None:
-                seen[item.id] = replace(item, cpus=sets.cpus, mems=sets.mems or None)
+            seen[item.id] = _with_cpusets(item, found.get(item.id), resources.get(item.id))
 
     def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
         pid = info.get("pid")
         if pid == 0:
             return  # created, not started: it has no cgroup yet
-        path = self._cgroups.of_process(pid) if isinstance(pid, int) and pid > 0 else None
-        # A path that has no cpuset files of its own is of no use (and a fake runtime's pid may be anybody's).
-        self._paths[container_id] = path if path is not None and container_id in path else None
+        # One without its id is of no use (and a fake runtime's pid may be anybody's).
+        path = self._cgroups.of_container(pid, container_id) if isinstance(pid, int) and pid > 0 else None
+        self._paths[container_id] = path
 
 
-def _told_cpusets(linux: Optional[cri.LinuxContainerResources]) -> Optional[Cpusets]:
-    """The cpuset as the runtime remembers it; None if it does not, or has none."""
+def _with_cpusets(item: Seen, found: Optional[Cpusets], linux: Optional[cri.LinuxContainerResources]) -> Seen:
+    """With the cpuset of its cgroup, else as the runtime remembers it; as it is if that does not, or has none."""
+    if found is not None:
+        return replace(item, cpus=found.cpus, mems=found.mems, inherited=found.inherited)
     if linux is None or not linux.cpuset_cpus:
-        return None
-    try:
-        return Cpusets(parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems))
-    except BadCpuList:
-        return None
+        return item
+    with contextlib.suppress(BadCpuList):
+        cpus, mems = parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems)
+        return replace(item, cpus=cpus, mems=mems or None)
+    return item
 
 
 def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.LinuxContainerResources:

@@ -198,6 +198,15 @@ def test_without_a_cpuset_it_runs_on_all_that_its_parent_has(cpus: Optional[str]
     assert format_cpus(adopted(engine, APP, cpus).cpus) == "0-6"
 
 
+def test_what_it_inherits_is_what_its_own_cgroup_says_and_not_what_kubelets_has() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    item = replace(seen("found", APP, ""), inherited=parse_cpus("4-5"))
+    look(engine, item, details={"found": APP})
+    assert format_cpus(engine.grants["found"].cpus) == "4-5"
+    look(engine, replace(item, inherited=parse_cpus("4-6")))
+    assert format_cpus(engine.grants["found"].cpus) == "4-6"
+
+
 def test_an_adopted_container_gives_way_to_grants_and_gets_its_cpus_back() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     adopted(engine, APP, "")
@@ -440,6 +449,12 @@ def test_rule_10_both_cpus_and_mems_can_drift(
     run(engine, container, "app")
     result = look(engine, seen("app", container, cpus, mems))
     assert bool(result.drifted) is drifted
+
+
+def test_rule_10_an_empty_cpuset_is_drift_where_we_had_set_one_also_with_the_same_cpus_from_above() -> None:
+    engine = with_app()
+    item = replace(seen("app", APP, ""), inherited=engine.grants["app"].cpus)
+    assert told(look(engine, item)) == {"app": "0-3"}
 
 
 def test_rule_10_mems_that_we_have_not_set_cannot_drift() -> None:

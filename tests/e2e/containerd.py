@@ -197,6 +197,20 @@ class Containerd:
         folder, _ = self._cgroup_of(container_id, "cpuset")
         (folder / "cpuset.cpus").write_text(cpus)
 
+    def nest(self, container_id: str) -> Path:
+        """Have a container move its processes into a child of its cgroup; returns its own one's folder."""
+        folder, is_v1 = self._cgroup_of(container_id, "cpuset")
+        child = folder / "init"
+        child.mkdir()
+        if is_v1:
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (child / name).write_text((folder / name).read_text())
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (child / "cgroup.procs").write_text(pid)
+        if not is_v1:
+            (folder / "cgroup.subtree_control").write_text("+cpuset")
+        return folder
+
     def quota_of(self, container_id: str) -> int:
         """Microseconds of CPU time a period in the container's cgroup; -1: no limit."""
         folder, is_v1 = self._cgroup_of(container_id, "cpu")

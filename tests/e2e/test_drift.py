@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.e2e.node import Node, Running, until
@@ -33,6 +35,22 @@ async def test_a_cpuset_that_was_changed_past_us_is_repaired(looking_node: Node)
     await until_it_is_on(node, made, "0")
     status = await node.ask("status")
     assert status["counters"]["cri_resmgr_drift_total{result=repaired}"] == 1
+
+
+async def test_a_container_that_has_moved_into_a_child_of_its_cgroup_is_looked_at_in_its_own(
+    looking_node: Node,
+) -> None:
+    node = looking_node
+    made = await node.run("p", **SMALL)
+    cgroup = node.containerd.nest(made.id)
+    # Only a daemon that has not looked yet learns where its process is.
+    await node.agent.kill()
+    await node.agent.start()
+    await node.until_runtime_is_known()
+    (cgroup / "cpuset.cpus").write_text("0-1")
+    row = await node.until_known(made, cpus="0")
+    await until(lambda: asyncio.to_thread((cgroup / "cpuset.cpus").read_text), lambda cpus: cpus == "0\n")
+    assert row["stance"] == "placed"
 
 
 async def test_whoever_insists_has_the_container(looking_node: Node) -> None:

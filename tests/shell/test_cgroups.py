@@ -9,7 +9,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.shell.cgroups import KUBEPODS, Cgroups, Cpusets
-from policies.cpus import parse_cpus
+from policies.cpus import NO_CPUS, parse_cpus
 
 POD = "/kubepods/burstable/pod1"
 TREES = ("v1", "v2", "hybrid")
@@ -108,6 +108,13 @@ def test_configured_is_what_was_written_and_no_ancestors(
     assert tree.configured(path) == (None if expected is None else cpusets(*expected))
 
 
+@pytest.mark.parametrize(("kind", "inherited"), [("v1", ""), ("v2", "2-7"), ("hybrid", "")])
+def test_an_empty_cpuset_is_inherited_on_v2_alone(kind: str, inherited: str, tmp_path: Path) -> None:
+    tree = make_tree(kind, tmp_path, {POD: ("2-7", "0")})
+    (tree.base / POD.lstrip("/") / "cpuset.cpus").write_text("\n")
+    assert tree.configured(POD) == Cpusets(NO_CPUS, parse_cpus("0"), parse_cpus(inherited))
+
+
 def test_a_file_that_holds_no_cpu_list_counts_as_none(tmp_path: Path) -> None:
     assert make_tree("v2", tmp_path, {"/kubepods": ("all", "0")}).configured("/kubepods") is None
 
@@ -145,6 +152,46 @@ def test_a_process_is_in_the_cgroup_of_the_hierarchy_with_cpusets(case: str, tmp
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "cgroup").write_text(text)
     assert tree.of_process(7) == expected
+
+
+ID = "6b0f8a1c"
+SCOPE = f"/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope"
+CRUN = f"/kubepods.slice/kubepods-pod1.slice/crio-{ID}.scope"
+#: Where its first process is, what is configured from the container's cgroup on down, and which is the container's.
+CONTAINERS: dict[str, tuple[str, Mapping[str, str], Optional[str]]] = {
+    "cgroupfs driver": (f"{POD}/{ID}", {f"{POD}/{ID}": "4-5"}, f"{POD}/{ID}"),
+    "systemd driver": (SCOPE, {SCOPE: "4-5"}, SCOPE),
+    "moved into a child": (f"{SCOPE}/init", {SCOPE: "4-5", f"{SCOPE}/init": ""}, SCOPE),
+    "moved far down": (f"{POD}/{ID}/a/b", {f"{POD}/{ID}": "4-5", f"{POD}/{ID}/a": ""}, f"{POD}/{ID}"),
+    "a child with a cpuset of its own": (f"{SCOPE}/init", {SCOPE: "4-5", f"{SCOPE}/init": "4"}, SCOPE),
+    "a child without the controller": (f"{SCOPE}/init", {SCOPE: ""}, SCOPE),
+    "nothing is set": (f"{SCOPE}/init", {SCOPE: "", f"{SCOPE}/init": ""}, SCOPE),
+    "crun": (f"{CRUN}/container", {CRUN: "4-5", f"{CRUN}/container": "4-5"}, CRUN),
+    "crun before 1.11": (f"{CRUN}/container", {CRUN: "", f"{CRUN}/container": "4-5"}, f"{CRUN}/container"),
+    "the same, and moved into a child": (
+        f"{CRUN}/container/init",
+        {CRUN: "", f"{CRUN}/container": "4-5", f"{CRUN}/container/init": ""},
+        f"{CRUN}/container",
+    ),
+    "its id again further down": (f"{POD}/{ID}/docker/{ID}", {f"{POD}/{ID}": "4-5"}, f"{POD}/{ID}"),
+    "another's": (f"{POD}/0815", {f"{POD}/0815": "4-5"}, None),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("case", CONTAINERS)
+def test_a_containers_cgroup_is_the_one_with_its_id_wherever_its_process_has_gone(
+    case: str, kind: str, tmp_path: Path
+) -> None:
+    process, configured, expected = CONTAINERS[case]
+    tree = make_tree(kind, tmp_path, {path: (cpus, "0") for path, cpus in configured.items()})
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text(f"4:cpuset:{process}\n0::{process}\n")
+    assert tree.of_container(7, ID) == expected
+
+
+def test_a_container_whose_process_is_gone_has_no_cgroup(tmp_path: Path) -> None:
+    assert make_tree("v2", tmp_path, {}).of_container(7, ID) is None
 
 
 def test_a_process_that_is_gone_has_no_cgroup(tmp_path: Path) -> None:

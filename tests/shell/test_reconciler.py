@@ -22,6 +22,7 @@ from cri_proxy.shell.reconciler import Reconciler, uses_of
 from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
+from policies.cpus import format_cpus
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
 from tests.scenes import topology
@@ -81,7 +82,8 @@ class Found:
         config = read_config([Source("test", values={})]).config
         host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))
         self.engine = self.keeper.engine = make_engine(config, host)
-        self.reconciler = Reconciler(self.client, Cgroups(folder / "cgroup"), self.keeper)
+        self.cgroups = Cgroups(folder / "cgroup", folder / "proc")
+        self.reconciler = Reconciler(self.client, self.cgroups, self.keeper)
         self.good, self.odd = self._add("good"), self._add("odd")
 
     def _add(self, name: str) -> str:
@@ -91,6 +93,20 @@ class Found:
         )
         app = cri.ContainerConfig(metadata=cri.ContainerMetadata(name="app"))
         return self.runtime.add_container(self.runtime.add_pod(config), app)
+
+    def process(self, container_id: str, path: str) -> None:
+        """Where the kernel says that the container's first process is (cgroup v2)."""
+        folder = self.cgroups.proc / str(self.runtime.containers[container_id].pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup").write_text(f"0::{path}\n")
+
+    def cgroup(self, path: str, cpus: str, effective: str) -> None:
+        """A cgroup with a cpuset."""
+        folder = self.cgroups.base / path.lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, text, now in (("cpus", cpus, effective), ("mems", "", "0")):
+            (folder / f"cpuset.{kind}").write_text(text + "\n")
+            (folder / f"cpuset.{kind}.effective").write_text(now + "\n")
 
     def tell(self, method: str, reply: Any) -> None:
         """What the runtime says of the odd one from now on."""
@@ -127,3 +143,37 @@ async def test_a_container_that_cannot_be_understood_does_not_keep_others_from_b
     found.tell("ContainerStatus", cri.ContainerStatusResponse(status=status, info={"info": json.dumps(info)}))
     await found.reconciler.run()
     assert found.good in found.engine.grants and len(found.engine.pods) == 2
+
+
+# ---------------------------------------------------------------------- containers that nest
+
+POD_GROUP = "/kubepods.slice/kubepods-podx.slice"
+
+
+async def test_what_a_container_does_below_its_cgroup_is_no_drift(found: Found) -> None:
+    own = f"{POD_GROUP}/cri-containerd-{found.good}.scope"
+    found.process(found.good, f"{own}/init")
+    found.cgroup(own, "2-3", "2-3")
+    found.cgroup(f"{own}/init", "", "2-3")
+    await found.reconciler.run()
+    assert format_cpus(found.engine.grants[found.good].cpus) == "2-3"
+    found.engine.manage(found.good)
+    place = format_cpus(found.engine.grants[found.good].placement.cpus)
+    for _ in range(4):
+        found.cgroup(own, place, place)
+        result = await found.reconciler.run()
+        assert (result.drifted, result.foreign) == ((), ())
+    assert found.reconciler.cgroup_of(found.good) == own
+
+
+async def test_a_cpuset_that_was_emptied_is_drift_and_one_that_never_was_is_inherited(found: Found) -> None:
+    good, odd = (f"{POD_GROUP}/cri-containerd-{key}.scope" for key in (found.good, found.odd))
+    found.process(found.good, f"{good}/init")
+    found.process(found.odd, odd)
+    found.cgroup(good, "", "4-7")
+    found.cgroup(odd, "", "4-7")
+    await found.reconciler.run()
+    assert {format_cpus(grant.cpus) for grant in found.engine.grants.values()} == {"4-7"}
+    found.engine.manage(found.good)
+    result = await found.reconciler.run()
+    assert (result.drifted, result.foreign) == ((found.good,), ())
