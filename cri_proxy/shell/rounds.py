@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable
-from typing import Callable
+from typing import Callable, Optional
 
 import grpc
 
@@ -23,7 +23,8 @@ from policies.model import Pod
 
 #: How often an engine is tried while there is none, seconds: reading a large sysfs takes some 100 ms.
 RETRY_S = 5.0
-#: How long after a create was left in doubt the runtime is asked, seconds.
+#: How long after a create was left in doubt the runtime is asked, seconds; after twice as long each time it has not
+#: told what became of it.
 DOUBT_LOOK_S = 1.0
 #: How long a runtime that does not answer as one is left alone, seconds.
 IDENTIFY_AGAIN_S = 1.0
@@ -31,6 +32,48 @@ IDENTIFY_AGAIN_S = 1.0
 FIND_S = 1.0
 #: How long the runtime may be away before that is a reason, seconds. A restart of it takes one or two.
 ABSENT_S = 5.0
+
+
+class Looks:
+    """When the runtime is looked at for what is left open: a moment later, then after growing pauses, until it is settled.
+
+    ``loop``: whose clock is used; the running one by default.
+    """
+
+    def __init__(self, look: Callable[[], None], loop: Optional[asyncio.AbstractEventLoop] = None) -> None:
+        self._look = look
+        self._loop = loop
+        self._pause_s = DOUBT_LOOK_S
+        self._timer: Optional[asyncio.TimerHandle] = None
+
+    def soon(self) -> None:
+        """Something was left open just now."""
+        self._pause_s = DOUBT_LOOK_S
+        self._set_timer()
+
+    def compared(self, is_settled: bool, longest_s: float) -> None:
+        """A round is over: it has left nothing open, or there is another look ``longest_s`` later at most."""
+        self._pause_s = min(self._pause_s, longest_s)
+        if not is_settled:
+            self._set_timer()
+            return
+        self._pause_s = DOUBT_LOOK_S
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        loop, timer = self._loop or asyncio.get_running_loop(), self._timer
+        if timer is not None:
+            if timer.when() <= loop.time() + self._pause_s:
+                return
+            timer.cancel()
+        self._timer = loop.call_later(self._pause_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._pause_s *= 2
+        self._look()
 
 
 class Rounds:
@@ -50,10 +93,11 @@ class Rounds:
         self._assembly = assembly
         self._bring_up = bring_up
         self._afterwards = afterwards
+        self._looks = Looks(parts.look.set)
 
     def look_soon(self) -> None:
         """A create was left in doubt: the runtime usually knows a moment later."""
-        asyncio.get_running_loop().call_later(DOUBT_LOOK_S, self._parts.look.set)
+        self._looks.soon()
 
     async def note_pod(self, pod: Pod) -> None:
         """A pod tells where kubelet's cgroup is: what that allows must be known before its first container."""
@@ -119,8 +163,9 @@ class Rounds:
             parts.look.clear()
             if full:
                 full_at = loop.time() + parts.config["reconcile.interval"]
+            is_settled = False
             try:
-                await self._reconcile_once(full)
+                is_settled = await self._reconcile_once(full)
                 await self._afterwards()
             except Exception as error:
                 parts.log.error("a comparison with the runtime failed", exc_info=True)
@@ -129,20 +174,22 @@ class Rounds:
                 )
             else:
                 parts.health.note("reconcile", "")
+            self._looks.compared(is_settled, parts.config["reconcile.interval"])
 
-    async def _reconcile_once(self, full: bool) -> None:
-        parts, keeper = self._parts, self._parts.keeper
+    async def _reconcile_once(self, full: bool) -> bool:
+        """One round; returns whether it has left nothing open that another look could settle."""
+        parts, keeper, is_compared = self._parts, self._parts.keeper, True
         if keeper.engine is None and not await self._bring_up():
-            return
+            return True
         engine = keeper.active()
         if engine is None:
-            return
+            return True
         if full:
             await self._assembly.follow_machine()
             keeper.updates.retry()
             await asyncio.to_thread(parts.store.checkpoint)
         if parts.runtime.api and (full or not self._events_read):
-            await self._compare(full)
+            is_compared = await self._compare(full)
         # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.
         newest = next(reversed(tuple(engine.pods.values())), None)
         if newest is not None:
@@ -156,8 +203,12 @@ class Rounds:
                 self._follow_quotas(engine)
                 parts.health.note("invariants", "; ".join(broken_invariants(engine)[:3]))
         parts.health.note("state", parts.store.problem)
+        # A runtime that is away is looked at when it is back.
+        doubts = engine is not None and any(ticket.in_doubt for ticket in engine.tickets.values())
+        return not parts.runtime.is_connected or (is_compared and not doubts)
 
-    async def _compare(self, full: bool) -> None:
+    async def _compare(self, full: bool) -> bool:
+        """Whether the runtime's list could be had."""
         parts = self._parts
         try:
             await parts.reconciler.run(with_cpusets=full)
@@ -167,8 +218,9 @@ class Rounds:
             # A runtime that is away is another reason than one that is stuck.
             if parts.runtime.is_connected:
                 parts.health.note("list", f"the runtime does not list its containers: {error.details()}")
-        else:
-            parts.health.note("list", "")
+            return False
+        parts.health.note("list", "")
+        return True
 
     def _follow_quotas(self, engine: Engine) -> None:
         """Lift again what kubelet has limited anew: it writes pods' cgroups itself."""

@@ -19,6 +19,7 @@ from tests.functional.conftest import (
     charged_milli,
     cpus_of,
     create_exclusive,
+    failures,
     resync,
     resyncs,
     rows,
@@ -107,6 +108,7 @@ async def test_creates_whose_clients_go_away_lose_no_cpu(
     runtime.script("CreateContainer", hold=asyncio.Event())
     creating = [asyncio.ensure_future(client.create(pod, f"app-{n}", **SIZE)) for n, pod in enumerate(pods)]
     await runtime.wait_for_call("CreateContainer", 20)
+    await runtime.wait_until(lambda: len(runtime.containers) == 10)
     for task in creating:
         task.cancel()
     await runtime.wait_until(
@@ -143,10 +145,29 @@ async def test_a_create_in_doubt_is_looked_for_without_being_asked(
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", act_before_error=True, then_hang=True)
     creating = asyncio.ensure_future(client.create(pod, "app", **SIZE))
-    await runtime.wait_for_call("CreateContainer")
+    # Not for the call: a client that goes away while its request is still read has asked for nothing.
+    await runtime.wait_until(lambda: bool(runtime.containers))
     creating.cancel()
     found = await until(agent, lambda rows: [row["state"] for row in rows] == ["created"], "placements")
     assert [row["id"] for row in found] == list(runtime.containers)
+
+
+async def test_a_create_that_the_runtime_has_not_begun_is_looked_for_again_until_it_has(
+    runtime: FakeRuntime, agent: Agent, client: CriClient
+) -> None:
+    pod, other = await client.run_pod("web"), CriClient(runtime.socket)
+    runtime.script("CreateContainer", error=(grpc.StatusCode.DEADLINE_EXCEEDED, "slow"), times=1)
+    assert await hurried(client, pod, "app", 60_000) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    # The first look comes too early; the list cannot be had at the next one.
+    before = resyncs(await ask(agent, "status"))
+    status = await until(agent, lambda status: resyncs(status) > before)
+    assert status["in_doubt"] == 1
+    runtime.script("ListContainers", error=(grpc.StatusCode.UNKNOWN, "busy"), times=1)
+    async with other:
+        created = await other.create(pod, "app", **SIZE)
+    found = await until(agent, lambda rows: [row["id"] for row in rows] == [created], "placements")
+    assert found[0]["state"] == "created"
+    assert failures(await ask(agent, "status")) == 1
 
 
 async def test_a_connection_that_breaks_during_creates_loses_no_cpu(
@@ -157,6 +178,7 @@ async def test_a_connection_that_breaks_during_creates_loses_no_cpu(
     runtime.script("CreateContainer", hold=asyncio.Event(), times=5)
     creating = [asyncio.ensure_future(hurried(client, p, f"app-{n}", 60_000)) for n, p in enumerate(pods)]
     await runtime.wait_for_call("CreateContainer", 10)
+    await runtime.wait_until(lambda: len(runtime.containers) == 5)
     before = resyncs(await ask(agent, "status"))
     await runtime.stop()
     assert set(await asyncio.wait_for(asyncio.gather(*creating), HANG_S)) <= {1, 14}
@@ -220,7 +242,7 @@ async def test_a_daemon_killed_during_a_create_finds_the_container_after_its_sta
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=1)
     creating = asyncio.ensure_future(hurried(client, pod, "app", 60_000))
-    await runtime.wait_for_call("CreateContainer")
+    await runtime.wait_until(lambda: bool(runtime.containers))
     await agent.kill()
     assert await creating == grpc.StatusCode.UNAVAILABLE.value[0]
     await agent.start()
