@@ -255,6 +255,9 @@ def check_containers(facts: Facts) -> Iterator[Finding]:
                       "stop it, then: cri-resmgr adopt CONTAINER")  # fmt: skip
     yield from _named(status["unusable_fences"], "fence", "the caller's cpuset holds no usable CPU for {}",
                       "cri-resmgr explain CONTAINER")  # fmt: skip
+    sentence = "cpusets bind nothing of {}: the processes run outside of the containers' cgroups"
+    yield from _named(list(status.get("not_bound", ())), "not-bound", sentence,
+                      "name the handler of such a runtime in placement.unmanaged_handlers")  # fmt: skip
     yield from _named(status["distrusted"], "distrusted", "failed to start where it was placed, so left alone: {}",
                       "compare cri-resmgr topology with lscpu")  # fmt: skip
     if status["in_doubt"]:

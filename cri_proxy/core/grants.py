@@ -50,7 +50,8 @@ class Grant:
 
     ``runs_on`` is where it runs when that is not ``placement.cpus`` (any stance but PLACED).
     ``displaced``: the placement it had before its CPUs went away, to go back to when they return.
-    ``repairs`` are the times at which drift was repaired.
+    ``repairs`` are the times at which drift was repaired. ``runs_in``: the cgroup that its processes run in where
+    that is not its own, whose cpuset then binds nothing; "" = its own.
     """
 
     key: str
@@ -66,6 +67,7 @@ class Grant:
     displaced: Optional[Placement] = None
     repairs: tuple[float, ...] = ()
     why: str = ""
+    runs_in: str = ""
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -174,7 +176,8 @@ class Admission:
 class Seen:
     """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty.
 
-    ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells.
+    ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells. ``runs_in``: as in its grant;
+    None = not looked up.
     """
 
     id: str
@@ -188,6 +191,7 @@ class Seen:
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
     inherited: frozenset[int] = NO_CPUS
+    runs_in: Optional[str] = None
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def placement_row(grant: Grant) -> dict[str, Any]:
         "cpu_request_milli": container.resources.milli_request,
         "cpu_limit_milli": container.resources.milli_limit,
         "why": grant.why,
+        "runs_in": grant.runs_in,
     }
 
 
@@ -84,7 +85,7 @@ _COLUMNS = (
     ("MEMS", "mems"),
     ("REQUEST", "_request"),
     ("LIMIT", "_limit"),
-    ("MANAGED", "stance"),
+    ("MANAGED", "_managed"),
 )
 
 
@@ -96,6 +97,7 @@ def placements_text(rows: Iterable[dict[str, Any]]) -> str:
         shown["_path"] = f"{row['namespace']}/{row['pod']}/{row['container']}"
         shown["_request"] = f"{row['cpu_request_milli']}m"
         shown["_limit"] = "-" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
+        shown["_managed"] = row["stance"] + (", not bound" if row.get("runs_in") else "")
         lines.append([str(shown[key]) or "-" for _, key in _COLUMNS])
     if len(lines) == 1:
         return "no containers"
@@ -170,6 +172,10 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
     return row
 
 
+def _not_bound(runs_in: str) -> str:
+    return f"its processes run in {runs_in}, outside of its own cgroup, and no cpuset of ours reaches them"
+
+
 def history_row(record: Record) -> dict[str, Any]:
     """One past decision."""
     return {
@@ -201,6 +207,8 @@ def explain_text(document: dict[str, Any]) -> str:
             f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}"
         )
         lines.append(f"  why: {row['why']}")
+        if row.get("runs_in"):
+            lines.append(f"  not bound: {_not_bound(row['runs_in'])}")
         if row["fence_cpus"] is not None:
             lines.append(f"  the caller's own cpuset: {row['fence_cpus']}")
         for domain in row["domains"]:
@@ -269,6 +277,8 @@ def status_text(document: dict[str, Any]) -> str:
             lines.append(f"  foreign    {path}: another writer keeps changing its cpuset")
         for path in document["unusable_fences"]:
             lines.append(f"  untouched  {path}: the caller's cpuset holds no usable CPU")
+        for path, runs_in in document.get("not_bound", {}).items():
+            lines.append(f"  not bound  {path}: {_not_bound(runs_in)}")
         for who in document["distrusted"]:
             lines.append(f"  untouched  {who} (pod uid/container): failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]

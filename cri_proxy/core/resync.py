@@ -145,7 +145,7 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
     for item in items:
         found: tuple[Update, ...] = ()
         if item.id in engine.grants:
-            found = _follow(engine, item, now_s, listing.listed_at_s)
+            found = _follow(engine, item, now_s, listing.listed_at_s) + _note_where(engine, item)
             # What a container runs on says nothing while it is being told to run elsewhere.
             in_motion = item.id in listing.unsettled or item.id in told or item.id in resizing
             if not in_motion and (not listing.then or _unchanged(engine, item.id, listing.then)):
@@ -247,6 +247,14 @@ def _follow(engine: Engine, item: Seen, now_s: float, listed_at_s: float) -> tup
     return ()
 
 
+def _note_where(engine: Engine, item: Seen) -> tuple[Update, ...]:
+    """Remember whether what we set binds the container's processes at all."""
+    grant = engine.grants.get(item.id)
+    if grant is None or item.runs_in is None or item.runs_in == grant.runs_in:
+        return ()
+    return engine.amend(replace(grant, runs_in=item.runs_in))
+
+
 def _check_cpuset(
     engine: Engine, item: Seen, now_s: float, drifted: list[str], foreign: list[str]
 ) -> tuple[Update, ...]:
@@ -259,6 +267,8 @@ def _check_cpuset(
     ours = _set_by_us(grant, online)
     if ours is None:
         return _follow_others(engine, grant, cpus)
+    if item.runs_in:  # it is not its own cgroup that says where it runs
+        return ()
     same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
     # An empty one is inherited, or of nobody: ours is gone, also where as many CPUs come down from above.
     if item.cpus and cpus & online == ours.cpus & online and same_mems:
@@ -317,6 +327,7 @@ def _adoption(
         runs_on=cpus,
         since_s=now_s,
         why=opted_out(engine.books, container),
+        runs_in=item.runs_in or "",
     )
     if grant.why:
         return grant

@@ -57,6 +57,7 @@ class RecordWriter:
             "exit_code": grant.exit_code,
             "repairs": grant.repairs,
             "why": grant.why,
+            "runs_in": grant.runs_in,
         }
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
@@ -251,6 +252,7 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
         displaced=None if displaced is None else read_placement(displaced),
         repairs=tuple(document["repairs"]),
         why=document["why"],
+        runs_in=document.get("runs_in", ""),
     )
 
 

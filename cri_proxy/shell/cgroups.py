@@ -88,6 +88,26 @@ class Cgroups:
         is_childs = found is not None and not found.cpus and of_child is not None and of_child.cpus
         return child if is_childs else own
 
+    def is_populated(self, path: str) -> bool:
+        """Whether a process runs in a cgroup or in any below it."""
+        folder = self.base / path.lstrip("/")
+        try:
+            if not self.is_v1:
+                return "populated 1" in (folder / "cgroup.events").read_text().splitlines()
+            return any(procs.read_text().strip() for procs in folder.rglob("cgroup.procs"))
+        except OSError:  # it is gone, or what was below it
+            return False
+
+    def outside(self, pid: int, own: str) -> Optional[str]:
+        """The cgroup of a container's first process if nothing runs in ``own``, the container's; "" if something does.
+
+        A sandboxed runtime runs all containers of a pod in one process, and their own cgroups are empty or not there.
+        None if nothing can be said: the process is gone, or no cgroups of this pod are here.
+        """
+        if self.is_populated(own):
+            return ""
+        return self.of_process(pid) if (self.base / own.lstrip("/")).parent.is_dir() else None
+
     def configured(self, path: str) -> Optional[Cpusets]:
         """What was written to a cgroup's cpuset files. None if it is gone or has no cpuset controller."""
         folder = self.base / path.lstrip("/")

@@ -240,6 +240,11 @@ def engine_status(engine: Engine, policy: str) -> dict[str, Any]:
         "in_doubt": sum(1 for t in engine.tickets.values() if t.in_doubt),
         "foreign": [g.container.path for g in engine.grants.values() if g.stance is Stance.FOREIGN],
         "unusable_fences": unusable,
+        "not_bound": {
+            g.container.path: g.runs_in
+            for g in engine.grants.values()
+            if g.stance is Stance.PLACED and g.runs_in
+        },
         "distrusted": [f"{uid}/{name}" for uid, name in engine.distrusted],
         "invariants": broken_invariants(engine),
         "domains": domain_rows(engine.node),

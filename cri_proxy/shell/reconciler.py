@@ -16,12 +16,13 @@ from cri_proxy.core.cri import UnreadableRequest, read_fence, read_pod, read_qos
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Seen, Stance
 from cri_proxy.core.hints import Use, read_uses
+from cri_proxy.core.quota import pod_cgroup
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.runtime import Runtime, gather_limited
-from policies.cpus import BadCpuList, parse_cpus
+from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod
 
 AT_A_TIME = 8
@@ -47,6 +48,8 @@ class Reconciler:
         self.welcome: Welcome = adopt_all
         #: The cgroup of each container, looked up once; None: it has none that can be read.
         self._paths: dict[str, Optional[str]] = {}
+        #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
+        self._outside: dict[str, tuple[int, str]] = {}
         #: Sandboxes the last list did not name, and those that cannot be understood.
         self._missing: set[str] = set()
         self._refused: set[str] = set()
@@ -92,6 +95,7 @@ class Reconciler:
                 await asyncio.sleep(0)
             self._keeper.metrics.resyncs.labels("ok").inc()
             self._paths = {key: path for key, path in self._paths.items() if key in seen}
+            self._outside = {key: where for key, where in self._outside.items() if key in seen}
             return merged(parts)
 
     def _tell(self, result: Resync) -> None:
@@ -157,9 +161,7 @@ class Reconciler:
         status, info = got
         linux = linux_resources(status, info)
         self._remember_cgroup(container_id, info)
-        path = self._paths.get(container_id)
-        found = self._cgroups.configured(path) if path else None
-        item = seen[container_id] = _with_cpusets(seen[container_id], found, linux)
+        item = seen[container_id] = _with_cpusets(seen[container_id], *self._look_at(container_id), linux)
         return Arrival(
             container_id,
             self._container(pod, status, linux),
@@ -221,32 +223,47 @@ class Reconciler:
             if not isinstance(got, BaseException):
                 self._remember_cgroup(container_id, got[1])
                 resources[container_id] = linux_resources(*got)
-        paths = {s.id: path for s in live if (path := self._paths.get(s.id)) is not None}
         # Hundreds of small files: read outside the event loop.
-        found = await asyncio.to_thread(
-            lambda: {key: self._cgroups.configured(path) for key, path in paths.items()}
-        )
-        lacking = [s.id for s in live if found.get(s.id) is None and s.id not in resources]
+        found = await asyncio.to_thread(lambda: {s.id: self._look_at(s.id) for s in live})
+        lacking = [s.id for s in live if found[s.id][0] is None and s.id not in resources]
         statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in lacking])
         for container_id, got in zip(lacking, statuses):
             if not isinstance(got, BaseException):
                 resources[container_id] = linux_resources(*got)
         for item in live:
-            seen[item.id] = _with_cpusets(item, found.get(item.id), resources.get(item.id))
+            seen[item.id] = _with_cpusets(item, *found[item.id], resources.get(item.id))
 
     def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
         pid = info.get("pid")
         if pid == 0:
             return  # created, not started: it has no cgroup yet
-        # One without its id is of no use (and a fake runtime's pid may be anybody's).
-        path = self._cgroups.of_container(pid, container_id) if isinstance(pid, int) and pid > 0 else None
-        self._paths[container_id] = path
+        self._paths[container_id] = None
+        if isinstance(pid, int) and pid > 0:
+            # One without its id is of no use (and a fake runtime's pid may be anybody's).
+            self._paths[container_id] = self._cgroups.of_container(pid, container_id)
+            own = declared_cgroup(info)
+            if self._paths[container_id] is None and container_id in own:
+                self._outside[container_id] = (pid, own)
+
+    def _look_at(self, container_id: str) -> tuple[Optional[Cpusets], Optional[str]]:
+        """The cpuset of a container as its cgroup has it, and ``Seen.runs_in``; each None if it is not known."""
+        path = self._paths.get(container_id)
+        if path is None and container_id in self._outside:
+            pid, own = self._outside[container_id]
+            where = self._cgroups.outside(pid, own)
+            if where:
+                allowed = self._cgroups.effective(where)
+                return Cpusets(NO_CPUS, NO_CPUS, allowed.cpus if allowed else NO_CPUS), where
+            path = own if where == "" else None
+        return (None, None) if path is None else (self._cgroups.configured(path), "")
 
 
-def _with_cpusets(item: Seen, found: Optional[Cpusets], linux: Optional[cri.LinuxContainerResources]) -> Seen:
+def _with_cpusets(
+    item: Seen, found: Optional[Cpusets], runs_in: Optional[str], linux: Optional[cri.LinuxContainerResources]
+) -> Seen:
     """With the cpuset of its cgroup, else as the runtime remembers it; as it is if that does not, or has none."""
     if found is not None:
-        return replace(item, cpus=found.cpus, mems=found.mems, inherited=found.inherited)
+        return replace(item, cpus=found.cpus, mems=found.mems, inherited=found.inherited, runs_in=runs_in)
     if linux is None or not linux.cpuset_cpus:
         return item
     with contextlib.suppress(BadCpuList):
@@ -274,6 +291,20 @@ def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.Li
         )
     except (AttributeError, TypeError, ValueError):
         return cri.LinuxContainerResources()
+
+
+def declared_cgroup(info: Mapping[str, Any]) -> str:
+    """The cgroup that a container was to have, by the OCI spec in the verbose information; "" if that does not say.
+
+    ``SLICE:PREFIX:ID`` (systemd driver) is a scope below a slice.
+    """
+    spec = info.get("runtimeSpec")
+    linux = spec.get("linux") if isinstance(spec, dict) else None
+    path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+    if not isinstance(path, str):
+        return ""
+    parts = path.split(":")
+    return path if len(parts) != 3 else f"/{pod_cgroup(parts[0])}/{parts[1]}-{parts[2]}.scope"
 
 
 def uses_of(status: cri.ContainerStatus, info: dict[str, Any]) -> tuple[Use, ...]:

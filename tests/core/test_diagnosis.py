@@ -214,6 +214,7 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
         with_status(counters={"cri_resmgr_failed_open_total{reason=bug}": 2.0}), {"failed-open": WARNING},
     ),
     "foreign": (with_status(foreign=["a/b/c"]), {"foreign": WARNING}),
+    "not bound": (with_status(not_bound={"a/b/c": "/kubepods/podx"}), {"not-bound": WARNING}),
     "fence": (with_status(unusable_fences=["a/b/c"]), {"fence": WARNING}),
     "distrusted": (with_status(distrusted=["uid/c"]), {"distrusted": WARNING}),
     "updates wait": (with_status(updates_waiting=3), {"updates": WARNING}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ def test_the_table_has_a_line_for_each_container(engine: Engine) -> None:
     assert [line.split()[0] for line in lines] == ["default/db/app", "default/db/late", "default/web/app"]
     assert lines[2].split()[-3:] == ["1000m", "2000m", "placed"]
     assert lines[0].split()[-3:] == ["0m", "-", "placed"]
+
+
+def test_a_container_outside_of_its_cgroup_is_told_apart(engine: Engine) -> None:
+    engine.amend(replace(engine.grants["ab2"], runs_in="/kubepods/podx/sandbox"))
+    lines = placements_text(placement_rows(engine)).splitlines()
+    assert [line.endswith("placed, not bound") for line in lines[1:]] == [True, False, False]
+    document = explain(engine, "db/app")
+    assert document is not None
+    said = "  not bound: its processes run in /kubepods/podx/sandbox, outside of its own cgroup"
+    assert said in explain_text(document)
 
 
 def test_an_empty_table_says_so() -> None:
@@ -176,6 +187,7 @@ PLACING = {
     "unusable_fences": ["default/db/app"],
     "distrusted": ["uid/app"],
     "invariants": ["a sentence"],
+    "not_bound": {"default/vm/app": "/kubepods/podx/sandbox"},
 }
 LINES = {
     "at rest": ({}, "cri-resmgr 1: mode enforce"),
@@ -194,6 +206,11 @@ LINES = {
     "no containers": ({**PLACING, "containers": {}}, "  containers none; 1 places held, 0 creates in doubt"),
     "foreign": (PLACING, "  foreign    default/web/app: another writer keeps changing its cpuset"),
     "fences": (PLACING, "  untouched  default/db/app: the caller's cpuset holds no usable CPU"),
+    "not bound": (
+        PLACING,
+        "  not bound  default/vm/app: its processes run in /kubepods/podx/sandbox, outside of its own cgroup,"
+        " and no cpuset of ours reaches them",
+    ),
     "broken": (PLACING, "  BROKEN     a sentence"),
     "warning": ({"warnings": ["careful"]}, "  warning    careful"),
     "hosted plugins": (

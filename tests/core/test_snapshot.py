@@ -42,6 +42,7 @@ GRANT = Grant(
     displaced=Placement(level="numa"),
     repairs=(1.25, 2.0),
     why="because",
+    runs_in="/kubepods/pod1/sandbox",
 )
 BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
 INNER = Ticket("ticket-1", TicketKind.CREATE, "ticket-1", 1.0, replaces=(BARE,))

@@ -211,6 +211,18 @@ class Containerd:
             (folder / "cgroup.subtree_control").write_text("+cpuset")
         return folder
 
+    def sandbox(self, container_id: str) -> str:
+        """Put a container's processes where a sandboxed runtime has them: beside its cgroup. Returns the path of that."""
+        folder, is_v1 = self._cgroup_of(container_id, "cpuset")
+        beside = folder.with_name("sandbox")
+        beside.mkdir()
+        if is_v1:
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (beside / name).write_text((folder.parent / name).read_text())
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (beside / "cgroup.procs").write_text(pid)
+        return self._place_of(container_id, "cpuset")[1]
+
     def quota_of(self, container_id: str) -> int:
         """Microseconds of CPU time a period in the container's cgroup; -1: no limit."""
         folder, is_v1 = self._cgroup_of(container_id, "cpu")
@@ -229,12 +241,17 @@ class Containerd:
 
     def _cgroup_of(self, container_id: str, controller: str) -> tuple[Path, bool]:
         """The container's cgroup in the hierarchy that has a controller, and whether that is v1."""
+        root, path, is_v1 = self._place_of(container_id, controller)
+        return root / path.lstrip("/"), is_v1
+
+    def _place_of(self, container_id: str, controller: str) -> tuple[Path, str, bool]:
+        """The same with the mount and the path in it apart."""
         lines = Path(f"/proc/{self.pid_of(container_id)}/cgroup").read_text().splitlines()
         paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
         in_v1 = next((controllers for controllers in paths if controller in controllers.split(",")), "")
         mounts = cgroup_mounts()
         root = next(root for root, names in mounts if (controller in names if in_v1 else not names))
-        return root / paths[in_v1].lstrip("/"), in_v1 != ""
+        return root, paths[in_v1], in_v1 != ""
 
     def allowed_of(self, container_id: str) -> tuple[str, str]:
         """CPUs and memory nodes the container's first process may use."""

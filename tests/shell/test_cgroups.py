@@ -194,5 +194,46 @@ def test_a_container_whose_process_is_gone_has_no_cgroup(tmp_path: Path) -> None
     assert make_tree("v2", tmp_path, {}).of_container(7, ID) is None
 
 
+# ---------------------------------------------------------------------- whether it binds anything
+
+
+def populate(tree: Cgroups, path: str, processes: str) -> None:
+    """Processes of a cgroup itself; on v2 its ancestors tell of them, too."""
+    folder = tree.base / path.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cgroup.procs").write_text(processes)
+    if not tree.is_v1:
+        for each in (folder, *folder.parents):
+            if tree.base in each.parents:
+                (each / "cgroup.events").write_text(f"populated {int(bool(processes))}\nfrozen 0\n")
+
+
+#: Where the first process is, where any others are; what there is to say of it.
+WHEREABOUTS: dict[str, tuple[str, Mapping[str, str], Optional[str]]] = {
+    "in the pod's cgroup, as a sandbox": (POD, {f"{POD}/{ID}": "", POD: "7\n"}, POD),
+    "beside an own cgroup that was not made": (f"{POD}/sandbox", {f"{POD}/sandbox": "7\n"}, f"{POD}/sandbox"),
+    "its own processes are deeper": (POD, {f"{POD}/{ID}": "", f"{POD}/{ID}/docker/1": "9\n"}, ""),
+    "where no pod is": ("/elsewhere", {}, None),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("case", WHEREABOUTS)
+def test_a_cgroup_that_no_process_is_in_or_below_binds_nothing(case: str, kind: str, tmp_path: Path) -> None:
+    process, populated, expected = WHEREABOUTS[case]
+    tree = make_tree(kind, tmp_path, {"/": ("0-7", "0")})
+    for path, processes in populated.items():
+        populate(tree, path, processes)
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text(f"4:cpuset:{process}\n0::{process}\n")
+    assert tree.outside(7, f"{POD}/{ID}") == expected
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_of_a_process_that_is_gone_nothing_is_said(kind: str, tmp_path: Path) -> None:
+    tree = make_tree(kind, tmp_path, {POD: ("0-7", "0")})
+    assert tree.outside(7, f"{POD}/{ID}") is None
+
+
 def test_a_process_that_is_gone_has_no_cgroup(tmp_path: Path) -> None:
     assert make_tree("v2", tmp_path, {}).of_process(7) is None

@@ -15,10 +15,12 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.assemble import Machine, make_engine, make_host
 from cri_proxy.core.config import read_config
 from cri_proxy.core.config_text import Source
+from cri_proxy.core.report import placement_row
 from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.shell.commands import engine_status
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.reconciler import Reconciler, uses_of
+from cri_proxy.shell.reconciler import Reconciler, declared_cgroup, uses_of
 from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
@@ -145,6 +147,24 @@ async def test_a_container_that_cannot_be_understood_does_not_keep_others_from_b
     assert found.good in found.engine.grants and len(found.engine.pods) == 2
 
 
+DECLARED: dict[str, tuple[Any, str]] = {
+    "cgroupfs driver": ({"linux": {"cgroupsPath": "/kubepods/podx/6b0f"}}, "/kubepods/podx/6b0f"),
+    "systemd driver": (
+        {"linux": {"cgroupsPath": "kubepods-podx.slice:cri-containerd:6b0f"}},
+        "/kubepods.slice/kubepods-podx.slice/cri-containerd-6b0f.scope",
+    ),
+    "no specification": (None, ""),
+    "a specification that is a text": ("none", ""),
+    "resources alone": ({"linux": {"resources": {}}}, ""),
+    "a path that is a number": ({"linux": {"cgroupsPath": 3}}, ""),
+}
+
+
+@pytest.mark.parametrize(("spec", "path"), DECLARED.values(), ids=DECLARED)
+def test_the_specification_says_which_cgroup_a_container_was_to_have(spec: Any, path: str) -> None:
+    assert declared_cgroup({"runtimeSpec": spec}) == path
+
+
 # ---------------------------------------------------------------------- containers that nest
 
 POD_GROUP = "/kubepods.slice/kubepods-podx.slice"
@@ -177,3 +197,32 @@ async def test_a_cpuset_that_was_emptied_is_drift_and_one_that_never_was_is_inhe
     found.engine.manage(found.good)
     result = await found.reconciler.run()
     assert (result.drifted, result.foreign) == ((found.good,), ())
+
+
+# ---------------------------------------------------------------------- containers in a sandbox of their pod
+
+
+async def test_a_container_whose_processes_are_outside_of_its_cgroup_is_said_to_be_bound_by_nothing(
+    found: Found,
+) -> None:
+    sandbox, own = f"{POD_GROUP}/sandbox", f"{POD_GROUP}/cri-containerd-{found.odd}.scope"
+    specification = {"linux": {"cgroupsPath": f"kubepods-podx.slice:cri-containerd:{found.odd}"}}
+    info = {"pid": found.runtime.containers[found.odd].pid, "runtimeSpec": specification}
+    status = cri.ContainerStatus(id=found.odd, metadata=cri.ContainerMetadata(name="app"))
+    found.tell("ContainerStatus", cri.ContainerStatusResponse(status=status, info={"info": json.dumps(info)}))
+    found.process(found.odd, sandbox)
+    found.cgroup(sandbox, "", "0-15")
+    found.cgroup(own, "", "0-15")
+    # Adopted it is charged where it runs; placed nothing is repaired that cannot be.
+    await found.reconciler.run()
+    grant = found.engine.grants[found.odd]
+    assert (grant.runs_in, format_cpus(grant.cpus)) == (sandbox, "0-15")
+    found.engine.manage(found.odd)
+    for _ in range(4):
+        assert (await found.reconciler.run()).drifted == ()
+    assert placement_row(found.engine.grants[found.odd])["runs_in"] == sandbox
+    assert list(engine_status(found.engine, "hygon")["not_bound"]) == ["ns/odd/app"]
+    # Its runtime may put them there yet.
+    (found.cgroups.base / own.lstrip("/") / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert (await found.reconciler.run()).drifted == (found.odd,)
+    assert found.engine.grants[found.odd].runs_in == ""
