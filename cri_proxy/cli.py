@@ -209,6 +209,18 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
     show_document(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")
 
 
+@cli.command()
+@json_option
+def acknowledge(as_json: bool) -> None:
+    """Take a state that was lost and rebuilt out of the reasons in `status`: it was seen."""
+    show_document(ask_daemon("acknowledge"), as_json, _acknowledged_text)
+
+
+def _acknowledged_text(document: Mapping[str, str]) -> str:
+    lost = document["acknowledged"]
+    return f"acknowledged: {lost}" if lost else "no state was lost"
+
+
 # ---------------------------------------------------------------------- without the daemon
 
 

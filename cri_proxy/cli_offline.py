@@ -30,9 +30,14 @@ def set_state_aside(config: Config, command: str) -> str:
     """Rename the state file; a phrase that says where to. ``command``: whose work that is. Ends where it fails."""
     with _owning(config, command):
         try:
-            return Store(Path(config["state.directory"])).set_aside()
+            store = Store(Path(config["state.directory"]))
+            phrase = store.set_aside()
         except OSError as error:
             fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
+        if store.directory.exists():
+            store.load()  # an empty one in its place: the next daemon would take none for lost
+            store.close()
+        return phrase
 
 
 def release_offline(container: Optional[str], config_file: Optional[Path]) -> Any:

@@ -33,7 +33,7 @@ from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process, Runtime
 from cri_proxy.core.simulated_observer import SimulatedObserver, rebalance
-from cri_proxy.core.snapshot import UnreadableRecord, read_record, write_record
+from cri_proxy.core.snapshot import read_records, write_record
 from policies.model import BudgetSpent, PlacementRefused, Pod
 from policies.topology import Topology, TopologyData
 
@@ -295,18 +295,12 @@ class SimulatedShell:
 
         Returns what became of the file, and what the first look found.
         """
-        if state == "lost":
+        if state != "kept":
             self._store.clear()
-        if state == "corrupt":
-            self._store = {key: text[:-1] for key, text in self._store.items()} or {("grant", ""): ""}
         self.engine = make_engine(self.config, self._host())
         self.observer.tell(self.engine)
-        told = f"the state was {state}"
-        try:
-            self.send(self._restore(self.engine))
-        except UnreadableRecord as error:
-            told = f"the state was set aside: {error}"
-            self._store.clear()
+        told = "the state was set aside: it was corrupt" if state == "corrupt" else f"the state was {state}"
+        self.send(self._restore(self.engine))
         # The numbers of tickets begin anew.
         for process in self.runtime.containers.values():
             process.ticket = process.ticket if process.ticket in self.engine.tickets else ""
@@ -314,9 +308,7 @@ class SimulatedShell:
 
     def _restore(self, engine: Engine) -> tuple[Update, ...]:
         """Put the records into an engine, in the daemon's order."""
-        found: dict[str, dict[str, Any]] = {}
-        for (kind, key), text in self._store.items():
-            found.setdefault(kind, {})[key] = read_record(kind, text)
+        found = read_records((kind, key, text) for (kind, key), text in self._store.items()).records
         distrusted: dict[tuple[str, str], float] = {}
         for key, until_s in found.get("distrust", {}).items():
             uid, _, name = key.partition("\n")

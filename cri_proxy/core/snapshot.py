@@ -1,15 +1,16 @@
 """The engine's records as JSON texts, one record a text: what the state file keeps, readable by a person.
 
-Sets are CPU lists (``0-3,8``). A text that cannot be read back raises ``UnreadableRecord``; the caller sets
-the state aside.
+Sets are CPU lists (``0-3,8``). Records are read one by one: what a later version has added to one (fields, and
+items at the end of a list that goes by position) is left out, and a text that cannot be read costs no other record.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Callable, Optional
+from dataclasses import dataclass, field, fields
+from functools import cache, lru_cache
+from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.engine import Engine
@@ -18,8 +19,10 @@ from cri_proxy.core.wishes import understood
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 
-#: Grows when an older daemon could not read what this one writes.
+#: Grows when an older daemon would take what this one writes for something else. It reads what it can of it all the same.
 FORMAT = 1
+#: As many of the records that cannot be read are named in the sentence about them.
+NAMED = 5
 #: Of as many containers the text is kept, about a kilobyte each: a record is written four times within seconds.
 CONTAINERS_KEPT = 256
 
@@ -113,12 +116,46 @@ def write_record(value: JournalValue) -> str:
 def read_record(kind: str, text: str) -> Any:
     """The value of a text by ``write_record``; ``kind``: grant, ticket, pod, record or distrust.
 
-    :raises UnreadableRecord: not written by this version.
+    :raises UnreadableRecord: it is none, or one of which a later version has changed more than it has added.
     """
     try:
         return _READERS[kind](json.loads(text))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise UnreadableRecord(f"{kind} record {text[:80]!r}: {type(error).__name__} {error}") from None
+
+
+@dataclass
+class Read:
+    """What was read of many texts: values by kind and key; why others are ``dropped``; and the keys of ``unknown`` kinds."""
+
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dropped: dict[JournalKey, str] = field(default_factory=dict)
+    unknown: tuple[JournalKey, ...] = ()
+
+    def sentence(self, where: str) -> str:
+        """What is lost with the records that could not be read; "" if all could be."""
+        if not self.dropped:
+            return ""
+        of = len(self.dropped) + sum(map(len, self.records.values()))
+        named = ", ".join(f"{kind} {key}".replace("\n", "/") for kind, key in list(self.dropped)[:NAMED])
+        more = f" and {len(self.dropped) - NAMED} more" if len(self.dropped) > NAMED else ""
+        first = next(iter(self.dropped.values()))
+        return f"{len(self.dropped)} of {of} records in {where} could not be read: {named}{more} ({first})"
+
+
+def read_records(texts: Iterable[tuple[str, str, str]]) -> Read:
+    """The values of many texts, each with its kind and key."""
+    read, unknown = Read(), []
+    for kind, key, text in texts:
+        if kind not in _READERS:
+            unknown.append((kind, key))
+            continue
+        try:
+            read.records.setdefault(kind, {})[key] = read_record(kind, text)
+        except UnreadableRecord as error:
+            read.dropped[kind, key] = str(error)
+    read.unknown = tuple(unknown)
+    return read
 
 
 def everything(engine: Engine) -> dict[JournalKey, JournalValue]:
@@ -155,13 +192,13 @@ def _placement(placement: Placement) -> str:
 
 
 def read_placement(document: Mapping[str, Any]) -> Placement:
-    return Placement(
+    placement = Placement(
         parse_cpus(document["cpus"]),
         parse_cpus(document["mems"]),
         parse_cpus(document["exclusive"]),
         document["level"],
         parse_cpus(document["home"]),
-        tuple((int(node), int(size)) for node, size in document["memory"]),
+        tuple((int(node), int(size)) for node, size, *_ in document["memory"]),
         # What the first version did not write.
         document.get("group", ""),
         tuple(parse_cpus(cpus) for cpus in document.get("grown", ())),
@@ -169,6 +206,7 @@ def read_placement(document: Mapping[str, Any]) -> Placement:
         bool(document.get("one_thread", False)),
         bool(document.get("lift_quota", False)),
     )
+    return _checked(placement)
 
 
 def _write_pod(pod: Pod) -> dict[str, Any]:
@@ -188,8 +226,8 @@ def _write_pod(pod: Pod) -> dict[str, Any]:
 
 def _read_pod(document: Mapping[str, Any]) -> Pod:
     size = document["size"]
-    fields = {key: document[key] for key in document if key != "size"}
-    return Pod(**fields, size=None if size is None else PodSize(*size))
+    read = None if size is None else _checked(PodSize(*size[: len(fields(PodSize))]))
+    return _checked(Pod(**{**_known(Pod, document), "size": read}))
 
 
 def _write_container(container: Container) -> dict[str, Any]:
@@ -218,13 +256,15 @@ def _read_container(document: Mapping[str, Any]) -> Container:
         document["name"],
         int(document["attempt"]),
         Qos(document["qos"]),
-        Resources(*document["resources"]),
+        _checked(Resources(*document["resources"][: len(fields(Resources))])),
         document["labels"],
         document["annotations"],
-        hints=tuple(Hint(kind, path, parse_cpus(nodes)) for kind, path, nodes in document.get("hints", ())),
+        hints=tuple(
+            Hint(kind, path, parse_cpus(nodes)) for kind, path, nodes, *_ in document.get("hints", ())
+        ),
     )
     # What they ask is read again: a newer version may understand more of it.
-    return understood(container)
+    return understood(_checked(container))
 
 
 def _write_set(cpus: Optional[frozenset[int]]) -> Optional[str]:
@@ -237,8 +277,8 @@ def _read_set(text: Optional[str]) -> Optional[frozenset[int]]:
 
 def _read_grant(document: Mapping[str, Any]) -> Grant:
     displaced = document["displaced"]
-    cpus, mems = document["fence"]
-    return Grant(
+    cpus, mems, *_ = document["fence"]
+    grant = Grant(
         key=document["key"],
         container=_read_container(document["container"]),
         placement=read_placement(document["placement"]),
@@ -250,14 +290,15 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
         hold_until_s=float(document["hold_until_s"]),
         exit_code=document["exit_code"],
         displaced=None if displaced is None else read_placement(displaced),
-        repairs=tuple(document["repairs"]),
+        repairs=tuple(float(at_s) for at_s in document["repairs"]),
         why=document["why"],
         runs_in=document.get("runs_in", ""),
     )
+    return _checked(grant)
 
 
 def _read_ticket(document: Mapping[str, Any]) -> Ticket:
-    return Ticket(
+    ticket = Ticket(
         document["id"],
         TicketKind(document["kind"]),
         document["key"],
@@ -267,19 +308,59 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
         bool(document["in_doubt"]),
         tuple(_read_grant(grant) for grant in document["replaces"]),
         tuple(_read_ticket(t) for t in document["replaced_tickets"]),
-        tuple((key, read_placement(was), read_placement(now)) for key, was, now in document.get("moved", ())),
+        tuple(
+            (key, read_placement(was), read_placement(now)) for key, was, now, *_ in document.get("moved", ())
+        ),
         Stance(document["found"]) if document.get("found") else None,
         tuple(_read_waiting(document.get("owed_quota", ()), *entry) for entry in document.get("waiting", ())),
     )
+    return _checked(ticket)
 
 
-def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = "") -> Waiting:
+def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = "", *_: Any) -> Waiting:
     # The memory nodes are what the first version did not write.
     return Waiting(key, parse_cpus(cpus), parse_cpus(mems), key in owed_quota)
 
 
 def _read_history(document: Mapping[str, Any]) -> Record:
-    return Record(**{**document, "placement": read_placement(document["placement"])})
+    placement = read_placement(document["placement"])
+    return _checked(Record(**{**_known(Record, document), "placement": placement}))
+
+
+def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a document this version has fields for."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}
+
+
+#: What JSON must have for a field of these types; the others are made by their readers.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "Optional[int]": (int, type(None)),
+    "Mapping[str, str]": (dict,),
+}
+_Value = TypeVar("_Value")
+
+
+@cache
+def _plain_fields(kind: Any) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    return tuple((one.name, _TYPES[str(one.type)]) for one in fields(kind) if str(one.type) in _TYPES)
+
+
+def _checked(value: _Value) -> _Value:
+    """The value, if its plain fields have the types they are declared with.
+
+    :raises TypeError: they have not.
+    """
+    kind: Any = type(value)
+    for name, types in _plain_fields(kind):
+        found = getattr(value, name)
+        texts = found.values() if isinstance(found, dict) else ()
+        if type(found) not in types or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"{name} is {found!r:.40}")
+    return value
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {

@@ -7,7 +7,7 @@ Reading state and machine runs in a thread; between two such reads every change 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,6 +19,7 @@ from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host
 from cri_proxy.core.snapshot import everything
 from cri_proxy.shell.devices import Devices
+from cri_proxy.shell.keeper import MODES
 from cri_proxy.shell.machine import NoMachine
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.quotas import Quotas
@@ -30,6 +31,8 @@ BOOT_KEY, HASH_KEY = "boot_id", "topology"
 MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
 #: The limits of pods that were lifted.
 QUOTAS_KEY = "quotas"
+#: What of the state was lost, until that is acknowledged.
+LOST_KEY = "lost"
 
 
 class Assembly:
@@ -102,6 +105,8 @@ class Assembly:
         for note in loaded.notes:
             if note != parts.store.problem:  # which is told until it is over
                 parts.log.warning(note)
+        for kind, _ in loaded.dropped:
+            parts.metrics.state_dropped.labels(kind).inc()
         parts.health.note("state", parts.store.problem)
         return loaded
 
@@ -121,7 +126,21 @@ class Assembly:
             parts.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
             engine = make_engine(parts.config, host)
         self._restore_mode(loaded.meta)
+        self._tell_lost([loaded.meta.get(LOST_KEY, ""), loaded.lost])
         return engine, updates
+
+    def _tell_lost(self, sentences: Iterable[str]) -> None:
+        """What was lost is a reason, over restarts too, until ``acknowledge``."""
+        lost = self._meta[LOST_KEY] = "; ".join(dict.fromkeys(filter(None, sentences)))
+        hint = "what runs was adopted as it is (cri-resmgr placements); seen? cri-resmgr acknowledge"
+        self._parts.health.note("lost state", lost and f"{lost}; {hint}")
+
+    def acknowledge(self) -> str:
+        """Take what was lost out of the reasons; the sentence about it, "" if there was none."""
+        lost = self._meta.get(LOST_KEY, "")
+        self._tell_lost([])
+        self._parts.store.write({}, {LOST_KEY: ""})
+        return lost
 
     def _recall_quotas(self, meta: Mapping[str, str]) -> None:
         # Another boot's cgroups are gone.
@@ -221,7 +240,7 @@ class Assembly:
 
     def _restore_mode(self, meta: Mapping[str, str]) -> None:
         mode, configured = meta.get(MODE_KEY, ""), self._parts.config["relay.mode"]
-        if MODE_KEY in self._meta or not mode or meta.get(CONFIGURED_KEY, configured) != configured:
+        if MODE_KEY in self._meta or mode not in MODES or meta.get(CONFIGURED_KEY, configured) != configured:
             return
         self._meta.update({MODE_KEY: mode, CONFIGURED_KEY: configured})
         self._parts.keeper.mode = mode
@@ -231,7 +250,8 @@ def restore(engine: Engine, loaded: Loaded, store: Store, boot_id: str) -> tuple
     """Put the records of an earlier daemon into the engine, unless they are of another boot."""
     if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
         # Every container of that boot is dead; what runs now is adopted by the first resync.
-        store.write({(kind, key): None for kind, found in loaded.records.items() for key in found})
+        known = [(kind, key) for kind, found in loaded.records.items() for key in found]
+        store.write(dict.fromkeys([*known, *loaded.unknown]))
         return ()
     # Where a key has two halves they are on two lines.
     distrusted: dict[Any, Any] = {tuple(key.split("\n", 1)): s for key, s in loaded.of("distrust").items()}

@@ -53,6 +53,7 @@ class Commands:
             "config": self.config,
             "config-diff": self.config_diff,
             "reset-policy": self.reset_policy,
+            "acknowledge": self.acknowledge,
             **AffinityCommands(self._daemon).table(),
         }
 
@@ -186,6 +187,10 @@ class Commands:
             updates = self._manage_all(engine, adopted)
         result = await self._carry_out(updates, len(engine.grants))
         return {**result, "state": phrase, "adopted": len(engine.grants)}
+
+    async def acknowledge(self, arguments: dict[str, Any]) -> Any:
+        """The loss of records was seen: it is no reason any more."""
+        return {"acknowledged": self._daemon.assembly.acknowledge()}
 
     def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[Update]:
         updates: dict[str, Update] = {}

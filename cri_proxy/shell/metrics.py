@@ -70,6 +70,12 @@ class Metrics:
             "Changes that could not be made durable at once",
             registry=r,
         )
+        self.state_dropped = Counter(
+            "cri_resmgr_state_records_dropped_total",
+            "Records of the state file that could not be read at the start, by kind",
+            ["kind"],
+            registry=r,
+        )
         self.start_failures = Counter(
             "cri_resmgr_start_failures_total",
             "Starts that failed for placed containers, by what is done with the next create: placed, untouched",

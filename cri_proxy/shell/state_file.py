@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cri_proxy.core.snapshot import FORMAT, UnreadableRecord, read_record
+from cri_proxy.core.books import JournalKey
+from cri_proxy.core.snapshot import FORMAT, UnreadableRecord, read_records
 
 FILE = "state.db"
 #: Somebody else's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
@@ -24,11 +25,18 @@ Records = dict[str, dict[str, Any]]
 
 @dataclass
 class Loaded:
-    """What a state file held, by kind and key, and sentences about what was wrong with it."""
+    """What a state file held, by kind and key, and sentences about what was wrong with it.
+
+    ``dropped``: the records that could not be read, and why. ``unknown``: keys of kinds that a later version writes; they
+    stay in the file. ``lost``: a sentence about what there should have been and is not; "" if nothing is missing.
+    """
 
     records: Records = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    dropped: dict[JournalKey, str] = field(default_factory=dict)
+    unknown: tuple[JournalKey, ...] = ()
+    lost: str = ""
 
     def of(self, kind: str) -> dict[str, Any]:
         """The records of one kind."""
@@ -79,43 +87,62 @@ def connect(path: Path, wait_s: float) -> sqlite3.Connection:
 
 
 def read_tables(db: sqlite3.Connection) -> set[str]:
-    """The tables of a database of ours; none in a new one.
+    """The tables of a database of ours, whatever version it is of; none in a new one.
 
-    :raises UnreadableRecord: it is somebody else's, or another version's; it must not be changed.
+    :raises UnreadableRecord: it is somebody else's; it must not be changed.
     """
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"meta", "records"} <= tables:
         raise UnreadableRecord("it is another program's database")
-    row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() if tables else None
-    if tables and (row is None or row[0] != str(FORMAT)):
-        raise UnreadableRecord(f"format {row[0] if row else 'unknown'}, this version reads {FORMAT}")
     return tables
 
 
-def read_all(db: sqlite3.Connection) -> tuple[Records, dict[str, str]]:
-    """Records and meta.
+def read_all(db: sqlite3.Connection, path: Path) -> Loaded:
+    """All that can be read, record by record.
 
-    :raises sqlite3.Error, UnreadableRecord, UnicodeDecodeError: it is damaged.
+    :raises sqlite3.Error, UnreadableRecord, UnicodeDecodeError: the file is damaged.
     """
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise UnreadableRecord(damage)
-    records: Records = {}
-    for kind, key, text in db.execute("SELECT kind, key, value FROM records"):
-        records.setdefault(kind, {})[key] = read_record(kind, text)
-    return records, dict(db.execute("SELECT key, value FROM meta"))
+    # As bytes: a text that is none must not keep the others from being read.
+    rows = db.execute("SELECT kind, key, CAST(value AS BLOB) FROM records ORDER BY kind, key")
+    read = read_records((kind, key, _text(value)) for kind, key, value in rows)
+    meta = dict(db.execute("SELECT key, value FROM meta"))
+    lost = read.sentence(str(path))
+    notes = [note for note in (_about_version(path, meta, read.unknown), lost) if note]
+    return Loaded(read.records, meta, tuple(notes), read.dropped, read.unknown, lost)
 
 
-def read_unwritable(path: Path) -> tuple[Records, dict[str, str]]:
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return repr(value)  # which no reader takes for a record
+
+
+def _about_version(path: Path, meta: dict[str, str], unknown: tuple[JournalKey, ...]) -> str:
+    """What is to be said of a file that another version has written; "" if nothing is."""
+    form = meta.get("format", "unknown")
+    kinds = ", ".join(sorted({kind for kind, _ in unknown}))
+    number = f"{len(unknown)} record{'s' if len(unknown) > 1 else ''} of a kind that is not known ({kinds})"
+    kept = f"{number} stay in it for the version that has written them" if unknown else ""
+    if form == str(FORMAT):
+        return kept and f"{path}: {kept}"
+    known = f"{path} is of format {form}, this version writes {FORMAT}: what it knows of it is used"
+    return f"{known}; {kept}" if kept else known
+
+
+def read_unwritable(path: Path) -> Loaded:
     """All that is in a file that cannot be opened to be written; nothing if that cannot be told."""
     try:
         if path.with_name(f"{path.name}-wal").exists():  # in which the last changes are
-            return {}, {}
+            return Loaded()
         with contextlib.closing(sqlite3.connect(address_of(path, "ro") + "&immutable=1", uri=True)) as db:
             read_tables(db)
-            return read_all(db)
+            return read_all(db, path)
     except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError):
-        return {}, {}
+        return Loaded()
 
 
 def address_of(path: Path, mode: str) -> str:

@@ -5,15 +5,16 @@ in the page cache), without an fsync in the path of a pod start. After a power c
 missing; all containers are then gone too, and the boot id sends the records away. Checkpoints, which do
 fsync, run outside the event loop (``checkpoint``).
 
-A file that is corrupt, empty, foreign or from another format is set aside (renamed, never deleted); one that
-another program has open is neither used nor set aside. Without a directory that can be written the daemon runs
-on without durability, says so in its status and keeps trying. A file that vanishes under it, or could not be
-read at its start, is begun anew with all records.
+A file that is corrupt, empty or foreign is set aside (renamed, never deleted); of any other all is read that can
+be, record by record, whatever version has written it. One that another program has open is neither used nor set
+aside. Without a directory that can be written the daemon runs on without durability, says so in its status and
+keeps trying. A file that vanishes under it, or could not be read at its start, is begun anew with all records.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from cri_proxy.core.books import HISTORY, JournalKey, JournalValue
-from cri_proxy.core.snapshot import RecordWriter, UnreadableRecord
+from cri_proxy.core.snapshot import FORMAT, RecordWriter, UnreadableRecord
+from cri_proxy.shell.settings import LAST
 from cri_proxy.shell.state_file import (
     FILE,
     LOCK_WAIT_S,
@@ -84,18 +86,27 @@ class Store:
         """
         with self._in_use:
             loaded = self._load()
-            self._stored = {(kind, key) for kind, table in loaded.records.items() for key in table}
+            known = {(kind, key) for kind, table in loaded.records.items() for key in table}
+            self._stored = known | loaded.dropped.keys() | set(loaded.unknown)
+            # What cannot be read is found anew, and must not be there for the next daemon.
+            self._pending = {**dict.fromkeys(loaded.dropped), **self._pending}
+            if loaded.meta.get("format", str(FORMAT)) != str(FORMAT):
+                self._pending_meta["format"] = str(FORMAT)
             return loaded
 
     def _load(self) -> Loaded:
         self._disconnect()
         notes: list[str] = []
+        # A daemon leaves both behind.
+        if not os.path.exists(self.path) and os.path.exists(self.directory / LAST):
+            notes.append(f"{self.path} is gone")
         for attempt in range(2):
             try:
-                loaded = Loaded(*read_all(self._open(LOAD_WAIT_S)), tuple(notes))
+                loaded = read_all(self._open(LOAD_WAIT_S), self.path)
                 self.problem = ""
                 self._begin_anew = False
-                return loaded
+                lost = "; ".join(filter(None, [*notes, loaded.lost]))
+                return replace(loaded, notes=(*notes, *loaded.notes), lost=lost)
             except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError) as error:
                 self._disconnect()
                 if is_lock(error):
@@ -111,9 +122,11 @@ class Store:
                     problem = self._sentence(obstacle)
                     break
         self.problem = problem
-        records, meta = read_unwritable(self.path)
-        self._begin_anew = not meta
-        return Loaded(records, meta, (*notes, problem))
+        loaded = read_unwritable(self.path)
+        self._begin_anew = not loaded.meta
+        is_lost = self._begin_anew and os.path.exists(self.path)
+        lost = f"{self.path} could not be read at the start" if is_lost else "; ".join([*notes, loaded.lost])
+        return replace(loaded, notes=(*notes, *loaded.notes, problem), lost=lost)
 
     def _sentence(self, error: Exception) -> str:
         reason = str(error)
@@ -160,9 +173,10 @@ class Store:
             self.problem = self._sentence(error)
             self._forget()
             self._begin_anew = True
-            return Loaded(notes=(self.problem,))
+            return Loaded(notes=(self.problem,), lost=f"the records in {self.path} made no sense together")
         loaded = self.load()
-        return replace(loaded, notes=(phrase, *loaded.notes))
+        lost = f"the records in {self.path} made no sense together; {phrase}"
+        return replace(loaded, notes=(phrase,), lost=lost)
 
     def _forget(self) -> None:
         self._stored.clear()
@@ -260,9 +274,10 @@ class Store:
         if gone:
             db.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone)
         if kept:
-            db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", kept)
+            db.executemany("INSERT OR REPLACE INTO records (kind, key, value) VALUES (?, ?, ?)", kept)
         if self._pending_meta:
-            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(self._pending_meta.items()))
+            items = list(self._pending_meta.items())
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", items)
         db.execute("COMMIT")
         self._stored.difference_update(gone)
         self._stored.update([(kind, key) for kind, key, _ in kept])

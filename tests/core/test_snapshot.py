@@ -11,11 +11,13 @@ from cri_proxy.core.books import JournalValue
 from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.core.snapshot import (
     CONTAINERS_KEPT,
+    NAMED,
     RecordWriter,
     UnreadableRecord,
     everything,
     read_placement,
     read_record,
+    read_records,
     write_placement,
     write_record,
 )
@@ -45,6 +47,7 @@ GRANT = Grant(
     runs_in="/kubepods/pod1/sandbox",
 )
 BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
+RECORD = Record(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed")
 INNER = Ticket("ticket-1", TicketKind.CREATE, "ticket-1", 1.0, replaces=(BARE,))
 
 VALUES: dict[str, tuple[str, JournalValue]] = {
@@ -70,10 +73,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
         ),
     ),
     "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
-    "a record": (
-        "record",
-        Record(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed"),
-    ),
+    "a record": ("record", RECORD),
     "distrust": ("distrust", 12.5),
     **{f"stance {s.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, s)) for s in Stance},
     **{f"life {x.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, Stance.PLACED, life=x)) for x in Life},
@@ -142,13 +142,15 @@ GARBAGE: dict[str, tuple[str, str]] = {
     "null for a number": ("distrust", "null"),
     "an unknown kind": ("song", "{}"),
     "another kind's": ("grant", write_record(POD)),
-    "a pod's unknown field": changed("pod", POD, colour="red"),
+    "a pod whose name is a number": changed("pod", POD, name=7),
+    "a pod with a label that is a list": changed("pod", POD, labels={"a": []}),
+    "a history whose number is a text": changed("record", RECORD, number="7"),
     "a pod without size": without("pod", POD, "size"),
     "a grant without fence": without("grant", GRANT, "fence"),
     "an unknown stance": changed("grant", GRANT, stance="sitting"),
     "an unknown life": changed("grant", GRANT, life="half"),
     "a bad set": changed("grant", GRANT, runs_on="3-1"),
-    "a fence of three": changed("grant", GRANT, fence=["0", "0", "0"]),
+    "a fence of one": changed("grant", GRANT, fence=["0"]),
     "a time that is a text": changed("ticket", INNER, since_s="soon"),
     "an unknown kind of ticket": changed("ticket", INNER, kind="wish"),
     "a garbled grant in a ticket": changed("ticket", INNER, replaces=[{}]),
@@ -166,3 +168,42 @@ def test_a_long_garbled_record_is_quoted_in_part() -> None:
     with pytest.raises(UnreadableRecord) as caught:
         read_record("pod", "x" * 10_000)
     assert len(str(caught.value)) < 300
+
+
+LATER: dict[str, tuple[JournalValue, tuple[str, str]]] = {
+    "a pod's field": (POD, changed("pod", POD, colour="red")),
+    "an item of a pod's size": (POD, changed("pod", POD, size=[1500, None, "update", {}])),
+    "a grant's field": (GRANT, changed("grant", GRANT, colour=["red"])),
+    "an item of a fence": (GRANT, changed("grant", GRANT, fence=["1-2", None, "0"])),
+    "a ticket's field": (INNER, changed("ticket", INNER, colour=None)),
+    "a decision's field": (RECORD, changed("record", RECORD, colour="red")),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_what_a_later_version_has_added_to_a_record_is_left_out(case: str) -> None:
+    value, (kind, text) = LATER[case]
+    assert read_record(kind, text) == value
+
+
+def test_a_text_that_cannot_be_read_costs_no_other() -> None:
+    texts = [
+        ("pod", "s", write_record(POD)),
+        ("grant", "c1", "{"),
+        ("song", "la", "{}"),
+        ("distrust", "u\na", "no"),
+    ]
+    read = read_records([*texts, ("grant", "c2", write_record(BARE))])
+    assert read.records == {"pod": {"s": POD}, "grant": {"c2": BARE}}
+    assert read.unknown == (("song", "la"),)
+    assert list(read.dropped) == [("grant", "c1"), ("distrust", "u\na")]
+    sentence = read.sentence("FILE")
+    assert sentence.startswith(
+        "2 of 4 records in FILE could not be read: grant c1, distrust u/a (grant record '{': "
+    )
+    assert read_records(texts[:1]).sentence("FILE") == ""
+
+
+def test_of_many_records_that_cannot_be_read_some_are_named() -> None:
+    sentence = read_records(("pod", str(number), "") for number in range(100)).sentence("FILE")
+    assert "100 of 100 records" in sentence and f"pod 4 and {100 - NAMED} more (" in sentence

@@ -229,10 +229,6 @@ DAMAGES = {
     "truncated": lambda path: _overwrite(path, path.read_bytes()[: path.stat().st_size // 2]),
     "corrupt": lambda path: _overwrite(path, path.read_bytes()[:4096] + b"\xff" * 8192),
     "another program's": _replace_by_another_database,
-    "another version's": lambda path: _change(path, "UPDATE meta SET value = '99' WHERE key = 'format'"),
-    "a record of no sense": lambda path: _change(
-        path, "UPDATE records SET value = '{}' WHERE kind = 'grant'"
-    ),
 }
 
 
@@ -252,14 +248,67 @@ async def test_a_state_file_that_is_no_use_is_kept_aside_and_rebuilt(
         damaged = state.read_bytes()
 
         status = await start(agent)
-        assert (status["degraded"], status["containers"]) == ({}, {"adopted": 3})
+        [(topic, reason)] = status["degraded"].items()
+        assert (topic, status["containers"]) == ("lost state", {"adopted": 3})
+        assert "set aside as state.db.aside-1" in reason and "cri-resmgr acknowledge" in reason
         assert (agent.state / "state.db.aside-1").read_bytes() == damaged
         assert "set aside as state.db.aside-1" in agent.log()
         async with CriClient(agent.socket) as client:
             _, new = await run_pod_with(client, "d", cpu_limit=8000)
         status = await restart(agent)
         assert status["containers"] == {"adopted": 3, "placed": 1}
+        # A reason until it is acknowledged, and none from then on.
+        assert status["degraded"] == {"lost state": reason}
+        assert reason.startswith((await ask(agent, "acknowledge"))["acknowledged"])
+        assert (await ask(agent, "status"))["degraded"] == {}
+        assert (await ask(agent, "acknowledge")) == {"acknowledged": ""}
+        assert (await restart(agent))["degraded"] == {}
     assert (updates(runtime), cpusets(runtime)) == (0, {**at_the_runtime, new: runtime.cpuset(new)})
+
+
+@pytest.mark.parametrize("loss", ["the file", "a record"])
+async def test_what_of_the_state_is_lost_is_a_reason(runtime: FakeRuntime, loss: str) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            ids = [(await run_pod_with(client, name, cpu_limit=8000))[1] for name in ("a", "b", "c")]
+        assert await agent.terminate() == 0
+        state = agent.state / "state.db"
+        if loss == "the file":
+            state.unlink()
+            expected, containers = f"{state} is gone; ", {"adopted": 3}
+        else:
+            garbled = f"UPDATE records SET value = '{{}}' WHERE kind = 'grant' AND key = '{ids[0]}'"
+            _change(state, garbled)
+            expected, containers = (
+                f"records in {state} could not be read: grant {ids[0]} (",
+                {"adopted": 1, "placed": 2},
+            )
+        status = await start(agent)
+        assert expected in status["degraded"]["lost state"]
+        assert (status["containers"], updates(runtime)) == (containers, 0)
+        assert not list(agent.state.glob("*.aside-*"))
+
+
+async def test_a_state_file_of_a_later_version_keeps_what_is_placed(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            await run_pod_with(client, "a", cpu_limit=8000)
+        assert await agent.terminate() == 0
+        _change(agent.state / "state.db", "UPDATE meta SET value = '99' WHERE key = 'format'")
+        status = await start(agent)
+        assert (status["degraded"], status["containers"]) == ({}, {"placed": 1})
+        assert "is of format 99" in agent.log()
+
+
+async def test_a_state_that_was_set_aside_by_command_is_not_lost(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        assert await agent.terminate() == 0
+        code, _, _ = await agent.cli("reset-policy", "--config", str(agent.config_file))
+        assert code == 0
+        assert (await start(agent))["degraded"] == {}
 
 
 async def test_a_state_file_that_is_deleted_under_the_daemon_is_written_anew(runtime: FakeRuntime) -> None:

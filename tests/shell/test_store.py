@@ -138,10 +138,6 @@ UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (lambda path: path.write_text("state: none\n" * 1000), "not a database"),
     "garbled pages": (garble_page, ""),
     "another program's": (lambda path: sql(path, "CREATE TABLE songs (name TEXT)"), "another program's"),
-    "a later format": (ours_but("UPDATE meta SET value = '999' WHERE key = 'format'"), "format 999"),
-    "no format": (ours_but("DELETE FROM meta WHERE key = 'format'"), "format unknown"),
-    "a garbled record": (ours_but("UPDATE records SET value = '{'"), "pod record '{'"),
-    "an unknown kind": (ours_but("UPDATE records SET kind = 'song'"), "song record"),
 }
 
 
