@@ -15,6 +15,7 @@ from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     HANG_S,
+    StartAgent,
     ask,
     charged_milli,
     cpus_of,
@@ -26,6 +27,7 @@ from tests.functional.conftest import (
     run_guaranteed,
     until,
 )
+from tests.functional.support import compared, cpusets, restart, run_pod_with, updates
 
 REQUEST = 500
 SIZE: dict[str, Any] = {"cpu_request": REQUEST, "cpu_limit": 2000}
@@ -250,3 +252,85 @@ async def test_a_daemon_killed_during_a_create_finds_the_container_after_its_sta
     assert (status["in_doubt"], charged_milli(status)) == (0, REQUEST)
     assert books_agree(runtime, status, await ask(agent, "placements"))
     assert runtime.calls_of("UpdateContainerResources") == []
+
+
+# ---------------------------------------------------------------------- kubelet tries again
+
+BIG: dict[str, Any] = {"cpu_limit": 6000, "memory_limit": 1 << 30, "qos": "guaranteed"}
+#: How a reply is lost, and whether the runtime has done it.
+LOST = [
+    ("kill", True),
+    ("kill", False),
+    ("a client that goes away", True),
+    ("a client that goes away", False),
+    ("a deadline", True),
+    ("a lost connection", True),
+]
+
+
+async def lose_the_reply(runtime: FakeRuntime, agent: Agent, client: CriClient, pod: Pod, by: str) -> None:
+    """A create is at the runtime, and its reply comes to nobody."""
+    script = next(script for script in runtime.scripts if script.method == "CreateContainer")
+    if by == "a deadline":
+        script.error, script.then_hang = (grpc.StatusCode.DEADLINE_EXCEEDED, "too late"), False
+    creating = asyncio.ensure_future(hurried_big(client, pod))
+    there = runtime.containers.values()
+    await runtime.wait_until(
+        lambda: script.used == 1 and (not script.act_before_error or any(c.name == "big" for c in there))
+    )
+    if by == "kill":
+        await agent.kill()
+    elif by == "a client that goes away":
+        creating.cancel()
+    elif by == "a lost connection":
+        await runtime.stop()
+        await runtime.start()
+    await asyncio.wait([creating], timeout=HANG_S)
+    assert creating.done()
+
+
+async def hurried_big(client: CriClient, pod: Pod) -> int:
+    try:
+        await client.create(pod, "big", **BIG)
+    except grpc.aio.AioRpcError as error:
+        return int(error.code().value[0])
+    return 0
+
+
+@pytest.mark.parametrize("looked_first", [True, False], ids=["the list comes first", "the retry comes first"])
+@pytest.mark.parametrize(("by", "acted"), LOST)
+async def test_kubelets_retry_gets_the_place_and_no_other_cpuset_changes(
+    runtime: FakeRuntime, start_agent: StartAgent, by: str, acted: bool, looked_first: bool
+) -> None:
+    agent = await start_agent(policy={"Active": "topology-aware"})
+    async with CriClient(agent.socket) as client:
+        for name in ("wide", "beside"):
+            await run_pod_with(client, name, cpu_limit=120_000, cpu_request=1000)
+        await run_pod_with(client, "owner", cpu_limit=4000, memory_limit=1 << 30, qos="guaranteed")
+        pod = await run_guaranteed(client, "big")
+        runtime.script("CreateContainer", act_before_error=acted, then_hang=True, times=1)
+        await lose_the_reply(runtime, agent, client, pod, by)
+    before, sent = cpusets(runtime), updates(runtime)
+    listing = asyncio.Event()
+    if not looked_first:
+        runtime.script("ListContainers", hold=listing)
+    if by == "kill":
+        await agent.start()
+    if looked_first:
+        await compared(agent)
+    # As kubelet does: what is there has had its attempt, and was not started.
+    first = [record for record in runtime.containers.values() if record.name == "big"]
+    async with CriClient(agent.socket) as client:
+        big = await client.create(pod, "big", attempt=len(first), **BIG)
+        await client.start(big)
+    listing.set()
+    assert len(cpus_of(runtime, big)) == 6
+    for record in first:
+        assert runtime.cpuset(record.id) == runtime.cpuset(big)
+    status = await compared(agent)
+    for _ in range(2):
+        assert (status["invariants"], status["degraded"], status["in_doubt"]) == ([], {}, 0)
+        assert (cpusets(runtime), updates(runtime)) == ({**before, big: runtime.cpuset(big)}, sent)
+        row = (await rows(agent))["big"]
+        assert (row["id"], row["cpus"]) == (big, runtime.cpuset(big))
+        status = await restart(agent)
