@@ -2,7 +2,8 @@
 
 Every container climbs the ladder by its own CPU limit (policies/ladder.py); the pod rule says which domains come
 first (policies/pod_domain.py). Containers that are to own CPUs (policies/ownership.py) go to policies/owning.py:
-here only those whose annotations ask for it, in the preset ``topology-aware`` the Guaranteed ones.
+here only those whose annotations ask for it, in the preset ``topology-aware`` the Guaranteed ones. Isolated CPUs
+(``isolcpus``) are kept for containers that own them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Hygon:
 
     name = "hygon"
     owns_exclusively = False
-    keeps_isolated_apart = False
+    keeps_isolated_apart = True
     moves_others = True
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:

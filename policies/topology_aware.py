@@ -1,7 +1,4 @@
-"""The preset ``topology-aware``: as ``hygon``, and Guaranteed containers own whole CPUs (policies/ownership.py).
-
-Isolated CPUs (``isolcpus``) are kept for containers that own them.
-"""
+"""The preset ``topology-aware``: as ``hygon``, and Guaranteed containers own whole CPUs (policies/ownership.py)."""
 
 from __future__ import annotations
 

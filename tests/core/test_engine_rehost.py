@@ -400,3 +400,15 @@ def test_a_restart_on_another_machine_places_anew_what_names_unknown_cpus() -> N
     assert broken_invariants(after) == []
     assert all(g.life is Life.RUNNING for g in after.grants.values())
     assert after.grants["goes"].displaced is None or after.grants["goes"].displaced.home == NO_CPUS
+
+
+def test_isolated_cpus_that_a_version_before_has_shared_are_left() -> None:
+    before = Machine(OFFLINE_CPUS)
+    before.full = replace(before.full, isolated=NO_CPUS)
+    before.online_as(before.full)
+    run(before.engine, make_container("web", limit=7), "web")
+    assert before.engine.grants["web"].cpus == parse_cpus("0-3,32-35")
+    now = Machine(OFFLINE_CPUS).engine
+    updates = now.restore(before.engine.grants.values(), (), (), (), {})
+    assert told(updates) == {"web": "0-2,32-34"}
+    assert broken_invariants(now) == []

@@ -9,6 +9,7 @@ import pytest
 
 from policies.cpus import parse_cpus
 from tests.core.simulations import CCX, STATE, containers, create, last, places, run
+from tests.machines import OFFLINE_CPUS
 
 AWARE = "{policy: {Active: topology-aware}}"
 GUARANTEED = {"qos": "guaranteed", "memory_limit": "1Gi"}
@@ -100,6 +101,23 @@ def test_affinity_draws_both_ways() -> None:
 def test_quota_is_lifted_where_all_cpus_are_owned() -> None:
     line = last(own("db", 4, annotations={"cri-resmgr.io/cfs-quota": "lift"}), text=AWARE)
     assert line["sent"]["cpu_quota"] == -1 and line["cpu_quota"] == -1
+
+
+# ---------------------------------------------------------------- isolated CPUs
+
+
+@pytest.mark.parametrize("policy", ["hygon", "topology-aware"])
+def test_isolated_cpus_are_no_shared_ones(policy: str) -> None:
+    """Cores 3 and 35 of the first CCX are isolated: six CPUs are left of it for those who share."""
+    steps = [create(f"c{i}", limit) for i, limit in enumerate((None, 0.5, 6, 8, 20, 100))]
+    line = last(*steps, STATE, on=OFFLINE_CPUS, text=f"{{policy: {{Active: {policy}}}}}")
+    assert all(parse_cpus(cpus).isdisjoint({3, 35}) for cpus in places(line).values())
+
+
+def test_under_hygon_isolated_cpus_are_owned_where_that_is_asked_for() -> None:
+    annotations = {"cri-resmgr.io/isolated": "require"}
+    line = last(own("db", 2, annotations=annotations), on=OFFLINE_CPUS)
+    assert line["exclusive"] == "3,35"
 
 
 # ---------------------------------------------------------------- resize, restart, another policy
