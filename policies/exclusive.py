@@ -32,6 +32,7 @@ class Claim:
     core's other thread idle), hide (whole cores, of which one thread each runs: ``count`` is then the number
     of CPUs that are owned), spread (one thread a core, the others stay free). ``keep``: CPUs it has and should
     keep. ``cost``: what makes one place better than another that is equally large; a tuple, lowest first.
+    ``best_fit`` False: it shares the L3 besides, so that the cheapest place comes before the fullest.
     """
 
     count: int
@@ -40,6 +41,7 @@ class Claim:
     smt: str = ""
     keep: frozenset[int] = NO_CPUS
     cost: Optional[Callable[[frozenset[int]], tuple[float, ...]]] = None
+    best_fit: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,21 +115,19 @@ class Picker:
         if want <= 0:
             return kept
         # 1. From the fewest L3s of the fewest nodes.
-        key, best = self._best(cells, want, claim.l3 == "require")
+        key, best = self._best(cells, want, claim)
         if not best:
             return None
         # 2. If cores are split without need: the same from whole cores, in more L3s of as few nodes.
         if not claim.smt and claim.l3 == "prefer" and key[1] > more_split_cores(cells, want):
             key, best = min(
-                (key, best), self._best(_without_splits(cells, want, best[0].nodes), want), key=_key
+                (key, best), self._best(_without_splits(cells, want, best[0].nodes), want, claim), key=_key
             )
         # 3. Of equally good choices the cheapest.
         whole_cores = claim.smt in ("full-core", "hide")
         return kept + _cheapest(best, cells, want, claim, whole_cores)
 
-    def _best(
-        self, cells: list[Cell], want: int, l3_first: bool = False
-    ) -> tuple[tuple[int, ...], list[Choice]]:
+    def _best(self, cells: list[Cell], want: int, claim: Claim) -> tuple[tuple[int, ...], list[Choice]]:
         """The best choices and their key; none if there are not so many CPUs."""
         best: list[Choice] = []
         best_key: tuple[int, ...] = ()
@@ -138,10 +138,10 @@ class Picker:
             split, l3s = more_split_cores(found, want), len({c.ground.l3 for c in found})
             key = (
                 len(choice.nodes),
-                *((l3s, split) if l3_first else (split, l3s)),
+                *((l3s, split) if claim.l3 == "require" else (split, l3s)),
                 sum(self._distances[a, b] for a in choice.nodes for b in choice.nodes if a != b),
-                int(slack > 0 and all(c.whole for c in taken)),
-                slack,
+                int(claim.best_fit and slack > 0 and all(c.whole for c in taken)),
+                slack if claim.best_fit else 0,
             )
             if not best or key < best_key:
                 best, best_key = [choice], key

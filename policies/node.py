@@ -1,12 +1,13 @@
 """The node's books: which container is charged on which CPUs, and how much room that leaves in each domain.
 
-Charges follow the design: a container's CPU request is spread evenly over the CPUs of its cpuset. They are
-kept per CPU in nano-CPUs (integers), so that adding and removing give back exactly what was there.
+Charges follow the design: a container's CPU request is spread evenly over the CPUs of its cpuset; where it owns
+some of them, what its own do not carry is spread over the others. They are kept per CPU in nano-CPUs
+(integers), so that adding and removing give back exactly what was there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -51,11 +52,20 @@ class Resident:
         owns = self.exclusive or self.group
         return bool(place is not None and place.cpus and not owns and place.level != "reserved")
 
-    def nano_per_cpu(self) -> tuple[int, int]:
-        """What it is charged on each of its CPUs: its request, and what it counts for in ordering."""
-        count = len(self.cpus)
-        for_order = max(self.milli_request, MIN_ORDER_MILLI)
-        return self.milli_request * NANO_PER_MILLI // count, for_order * NANO_PER_MILLI // count
+    def charges(self) -> Iterator[tuple[frozenset[int], int, int]]:
+        """What it is charged on each of its CPUs, by set of CPUs: its request, and what it counts for in ordering.
+
+        Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
+        """
+        parts = ((self.cpus, self.milli_request),)
+        own = NO_CPUS if self.group else self.cpus & self.exclusive
+        if own and own != self.cpus:
+            milli_shared = max(self.milli_request % 1000, self.milli_request - len(self.exclusive) * 1000)
+            parts = ((own, self.milli_request - milli_shared), (self.cpus - own, milli_shared))
+        for cpus, milli in parts:
+            if cpus:
+                nano, for_order = milli * NANO_PER_MILLI, max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI
+                yield cpus, nano // len(cpus), for_order // len(cpus)
 
 
 @dataclass
@@ -159,9 +169,8 @@ class Node:
         self.version += 1
         if resident.group:
             self.group_versions[resident.group] = self.version
-        if resident.cpus:
-            share, order = resident.nano_per_cpu()
-            entry = self._unentered.setdefault(resident.cpus, [0, 0])
+        for cpus, share, order in resident.charges():
+            entry = self._unentered.setdefault(cpus, [0, 0])
             entry[0] += sign * share
             entry[1] += sign * order
         count = self._sets.get(resident.cpus, 0) + sign
@@ -312,12 +321,12 @@ class Survey:
         """The same, as if the containers of one pod were not there."""
         charge, order = list(self.charge_nano), list(self.order_nano)
         for resident in residents.values():
-            if resident.pod_uid != pod_uid or not resident.cpus:
+            if resident.pod_uid != pod_uid:
                 continue
-            each, each_order = resident.nano_per_cpu()
-            for index, leaf in enumerate(self.cpus):
-                overlap = len(leaf & resident.cpus)
-                if overlap:
-                    charge[index] -= each * overlap
-                    order[index] -= each_order * overlap
+            for cpus, each, each_order in resident.charges():
+                for index, leaf in enumerate(self.cpus):
+                    overlap = len(leaf & cpus)
+                    if overlap:
+                        charge[index] -= each * overlap
+                        order[index] -= each_order * overlap
         return Survey(self.cpus, self.caps, tuple(charge), tuple(order))

@@ -3,7 +3,8 @@
 Whole CPUs are chosen by policies/exclusive.py: in one L3 if they fit there, else in one NUMA node, and so on, by
 best fit, so that whole CCXs stay whole. Among places of one size, in this order: inside the pod's domain P, near
 peers (affinity), near devices (hints), where the shared containers lose the least. A mixed container shares, for
-the fraction of its request, the other CPUs of the same domain.
+the fraction of its request, the other CPUs of the same domain: it goes where these have room for it, and of such
+places to the one that fits best where owning is the rule (``ownership: exclusive``), else to the least loaded one.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Owning:
     ) -> Claim:
         smt = container.wishes.smt or self.settings.smt
         hinted = hinted_nodes(container, self.settings)
-        squeeze = _squeeze(node, ask.milli_shared)
+        packed = self.settings.ownership == "exclusive"
+        squeeze = _squeeze(node, ask.milli_shared, packed)
 
         def cost(cpus: frozenset[int]) -> tuple[float, ...]:
             pull = affinity.cost(container, cpus) if affinity is not None else 0.0
@@ -113,6 +115,7 @@ class Owning:
             smt=smt,
             keep=kept,
             cost=cost,
+            best_fit=not ask.is_mixed,
         )
 
     def _pick(
@@ -168,11 +171,13 @@ class Owning:
         """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
         if not ask.is_mixed:
             return found.cpus, found.level
-        for level, name in (("l3", "ccx"), ("numa", "numa"), ("socket", "socket"), ("machine", "machine")):
-            around = [d for d in self.topology.at(level) if found.cpus <= d.cpus]
-            if not around or RANKS[name] < RANKS[found.level]:
-                continue
-            home = around[0].cpus if fence.cpus is None else around[0].cpus & fence.cpus
+        levels = (("l3", "ccx"), ("numa", "numa"), ("socket", "socket"), ("machine", "machine"))
+        around = [
+            (d.cpus, name) for level, name in levels for d in self.topology.at(level) if found.cpus <= d.cpus
+        ]
+        # By size: an L3 may be larger than a NUMA node, and a node larger than a socket.
+        for cpus, name in sorted(around, key=lambda domain: len(domain[0])):
+            home = cpus if fence.cpus is None else cpus & fence.cpus
             left = (home & node.shared) - found.cpus
             if left and len(left) * 1000 - node.charge_milli(left) >= ask.milli_shared:
                 return home, name
@@ -182,7 +187,9 @@ class Owning:
     def _ideal(self, count: int) -> str:
         """The level that a claim would have on the empty machine."""
         for level, name in (("l3", "ccx"), ("numa", "numa"), ("socket", "socket")):
-            if any(len(d.cpus & self.topology.online) >= count for d in self.topology.at(level)):
+            # An L3 of several NUMA nodes is no smaller than its socket here: as few nodes as can be come first.
+            domains = [d for d in self.topology.at(level) if level != "l3" or len(d.nodes) == 1]
+            if any(len(d.cpus & self.topology.online) >= count for d in domains):
                 return name
         return "machine"
 
@@ -210,23 +217,29 @@ def _kept(
     return kept, tuple(grown)
 
 
-def _squeeze(node: Node, milli_shared: int) -> Callable[[frozenset[int]], tuple[int, int]]:
+def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset[int]], tuple[int, ...]]:
     """What taking some CPUs does to the shared containers of their leaves, in milli-CPUs.
 
-    How far these would be overcommitted; and how much they ask for: of two places the one where fewer notice.
+    How far these would be overcommitted; for a mixed container that is to be ``packed`` how many CPUs are left there;
+    on how many siblings of others' own CPUs its shared part would run; and how much the others ask for: of two places
+    the one where fewer notice.
     """
     survey = node.survey()
+    owned = node.exclusive if milli_shared else NO_CPUS
+    siblings = frozenset().union(*[node.topology.core_mates(cpu) for cpu in owned])
 
-    def squeeze(cpus: frozenset[int]) -> tuple[int, int]:
+    def squeeze(cpus: frozenset[int]) -> tuple[int, ...]:
         taken: dict[int, int] = {}
         for cpu in cpus:
             leaf = node.leaf_of[cpu]
             taken[leaf] = taken.get(leaf, 0) + 1
-        lacking = asked = 0
+        lacking = asked = beside = left = 0
         for index, count in taken.items():
             charge = survey.order_nano[index] // NANO_PER_MILLI
             asked += charge
+            beside += len((survey.cpus[index] & siblings) - cpus)
+            left += survey.caps[index] - count if milli_shared and packed else 0
             lacking += max(0, charge + milli_shared - (survey.caps[index] - count) * 1000)
-        return lacking, asked
+        return lacking, left, beside, asked
 
     return squeeze

@@ -17,6 +17,7 @@ from cri_proxy.core.snapshot import read_record, write_record
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
 from policies.settings import PlacementSettings
+from policies.topology import Cpu, Topology, TopologyData
 from policies.topology_aware import TopologyAware
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (
@@ -30,6 +31,7 @@ from tests.scenes import (
     make_container,
     make_pod,
     milli,
+    node_of,
     run,
     topology,
 )
@@ -163,6 +165,32 @@ def test_a_mixed_container_has_its_own_cpus_and_shares_the_rest_of_their_domain(
     other = run(node, make_container("web", limit=8, request=1), "web")
     assert not other.cpus & grant.exclusive
     assert broken_invariants(node) == []
+
+
+def one_l3_over_four_nodes() -> Topology:
+    """Sub-NUMA clustering, or a virtual machine that shows one L3 a socket: four nodes of four CPUs."""
+    return Topology(TopologyData(tuple(Cpu(cpu, cpu, 0, 0, cpu // 4, 0) for cpu in range(16))))
+
+
+def test_a_fraction_stays_in_one_numa_node_where_an_l3_spans_several() -> None:
+    tree = one_l3_over_four_nodes()
+    node = engine_on(host_of(tree), policy=TopologyAware(tree, TOPOLOGY_AWARE))
+    run(node, own("two", 2), "two")
+    for name, cpus in (("a", "2-3"), ("b", "4-7"), ("c", "5-7")):
+        grant = run(node, own(name, 1.5, memory=1), name)
+        assert (format_cpus(grant.cpus), grant.placement.level) == (cpus, "numa")
+        assert grant.placement.mems == tree.nodes_of(grant.cpus)
+    # Where its node has nothing left to share, the smallest domain around it that has.
+    grant = run(node, own("d", 1.5), "d", within=fence("7-8"))
+    assert (format_cpus(grant.cpus), grant.placement.level) == ("7-8", "ccx")
+    assert broken_invariants(node) == []
+
+
+def test_more_cpus_than_a_node_has_fit_in_two_where_an_l3_spans_several() -> None:
+    tree = one_l3_over_four_nodes()
+    policy = TopologyAware(tree, TOPOLOGY_AWARE)
+    for count in (4, 6, 8, 12, 15):
+        assert policy.place(node_of(tree), own("app", count)).fits
 
 
 def test_isolated_cpus_go_to_those_who_own_them_only() -> None:

@@ -76,6 +76,43 @@ def test_an_annotation_owns_cpus_under_hygon_too() -> None:
     assert containers(line)["db"]["exclusive"] == "0-1,64-65"
 
 
+def test_mixed_containers_spread_over_empty_l3s_under_hygon() -> None:
+    """Each in an L3 of its own, no shared part on the sibling of another one's CPU; only the fractions are charged there."""
+    annotations = {"cri-resmgr.io/cpus": "exclusive"}
+    sizes = {"a": 2.5, "b": 1.5, "c": 3.5}
+    line = last(*[own(name, size, annotations=annotations) for name, size in sizes.items()], STATE)
+    assert places(line) == dict(zip("abc", CCX))
+    assert [containers(line)[name]["exclusive"] for name in sizes] == ["0,64", "4", "8-9,72"]
+    free = [line["free"][f"L3 {index}"]["free_milli"] for index in range(4)]
+    assert free == [5500, 6500, 4500, 8000]
+
+
+def test_mixed_containers_go_beside_the_least_loaded_shared_ones() -> None:
+    annotations = {"cri-resmgr.io/cpus": "exclusive"}
+    # Every L3 has a shared container; that of the fifth asks for the least.
+    shared = [create(f"s{i}", 8, cpu_request=0.1 if i == 5 else 1) for i in range(16)]
+    line = last(*shared, own("db", 2.5, annotations=annotations), STATE)
+    assert l3_of(line, "db") == l3_of(line, "s5") == {5}
+
+
+def test_a_shared_part_keeps_off_the_siblings_of_others_own_cpus() -> None:
+    """Two L3s with one CPU taken each: half a core of the first, which is asked for less, and a lone one of the second."""
+    annotations = {"cri-resmgr.io/cpus": "exclusive"}
+    steps = [
+        own("half", 1, annotations=annotations, cpuset="0-3,64-67"),
+        create("web", 8, cpu_request=1, cpuset="4-7,68-71"),
+        own("db", 2.5, annotations=annotations, cpuset="0-7,64-71"),
+        STATE,
+    ]
+    line = last(*steps)
+    assert (l3_of(line, "half"), l3_of(line, "db")) == ({0}, {1})
+
+
+def test_where_owning_is_the_rule_mixed_containers_leave_whole_l3s_whole() -> None:
+    line = last(own("five", 5), own("mixed", 1.5), STATE, text=AWARE)
+    assert l3_of(line, "five") == l3_of(line, "mixed") == {0}
+
+
 def test_what_is_demanded_and_cannot_be_had_is_an_error_with_a_reason() -> None:
     annotations = {"cri-resmgr.io/l3": "require"}
     line = last(own("db", 12, annotations=annotations), text=AWARE)

@@ -31,10 +31,9 @@ def recount(node: Node, fence: frozenset[int]) -> Survey:
     charge, order = [0] * len(leaves), [0] * len(leaves)
     for r in node.residents.values():
         for index, leaf in enumerate(leaves):
-            if r.cpus:
-                each, each_order = r.nano_per_cpu()
-                charge[index] += each * len(leaf & r.cpus)
-                order[index] += each_order * len(leaf & r.cpus)
+            for cpus, each, each_order in r.charges():
+                charge[index] += each * len(leaf & cpus)
+                order[index] += each_order * len(leaf & cpus)
     return Survey(leaves, tuple(map(len, leaves)), tuple(charge), tuple(order))
 
 
@@ -47,6 +46,28 @@ def test_a_request_is_spread_evenly_over_the_cpuset() -> None:
     assert node.charge_milli(parse_cpus("0-3")) == 400
     assert node.charge_milli(parse_cpus("0")) == 100
     assert node.charge_milli(parse_cpus("16-20")) == 0
+
+
+MIXED = {
+    "one and a half": ("0-3", "0", 1500, {"0": 1000, "1-3": 500}),
+    "two and a half": ("0-3,64-67", "0,64", 2500, {"0,64": 2000, "1-3,65-67": 500}),
+    "one thread of each core of its own": ("0,2-3", "0,64", 2500, {"0": 2000, "2-3": 500}),
+    "a whole L3 of its own, and others": ("0,4-7", "0-3,64-67", 1500, {"0": 1000, "4-7": 500}),
+    "some of its own were taken away": ("0-3", "0", 3000, {"0": 1000, "1-3": 2000}),
+    "all its own": ("0-2", "0-2", 2500, {"0-2": 2500}),
+    "none of its own is left": ("1-2", "0", 1500, {"1-2": 1500}),
+}
+
+
+@pytest.mark.parametrize(("cpus", "exclusive", "request_milli", "charged"), MIXED.values(), ids=MIXED)
+def test_cpus_of_its_own_carry_the_whole_part_of_a_request_and_shared_ones_the_rest(
+    cpus: str, exclusive: str, request_milli: int, charged: dict[str, int]
+) -> None:
+    node = node_of(HYGON_7285_2S)
+    node.add("a", resident(cpus, request_milli, exclusive=exclusive))
+    assert {there: node.charge_milli(parse_cpus(there)) for there in charged} == charged
+    node.remove("a")
+    assert node.charge_milli(node.usable) == 0
 
 
 def test_room_is_capacity_less_charges_at_every_level() -> None:
