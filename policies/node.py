@@ -57,7 +57,7 @@ class Resident:
 
         Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
         """
-        parts = ((self.cpus, self.milli_request),)
+        parts: tuple[tuple[frozenset[int], int], ...] = ((self.cpus, self.milli_request),)
         own = NO_CPUS if self.group else self.cpus & self.exclusive
         if own and own != self.cpus:
             milli_shared = max(self.milli_request % 1000, self.milli_request - len(self.exclusive) * 1000)

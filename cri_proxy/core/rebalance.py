@@ -188,7 +188,8 @@ def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
     leaf_of = node.leaf_of
     for key in movable:
         resident = node.residents[key]
-        by_set[resident.cpus] = by_set.get(resident.cpus, 0) + resident.nano_per_cpu()[0]
+        for cpus, nano, _ in resident.charges():
+            by_set[cpus] = by_set.get(cpus, 0) + nano
         for cpu in resident.exclusive:
             owned[leaf_of[cpu]] = owned.get(leaf_of[cpu], 0) + 1000
     for cpus, nano in by_set.items():
