@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from policies.model import Container, Wishes
@@ -18,6 +19,22 @@ def demand_of(container: Container, settings: PlacementSettings) -> str:
     if l3_mode_of(container, settings) == "require":
         return "l3"
     return "numa" if container.wishes.numa == "require" else ""
+
+
+def without_demands(container: Container) -> Container:
+    """The container as if what it demands were only preferred. One that owns CPUs by a demand goes on owning some."""
+    wishes = container.wishes
+    owns = wishes.l3 == "exclusive" or wishes.isolated == "require"
+    less = replace(
+        wishes,
+        ownership=wishes.ownership or ("exclusive" if owns else ""),
+        isolated="prefer" if wishes.isolated == "require" else wishes.isolated,
+        l3="prefer",
+        numa="",
+        strict_hints=False,
+        refusal="",
+    )
+    return replace(container, wishes=less)
 
 
 def hinted_nodes(container: Container, settings: PlacementSettings) -> tuple[frozenset[int], ...]:

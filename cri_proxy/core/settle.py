@@ -27,6 +27,7 @@ from policies.model import (
     altered,
 )
 from policies.topology import Topology
+from policies.wanted import without_demands
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
 REFRESH_ROUNDS = 8
@@ -275,19 +276,23 @@ def _settle_adopted(books: Books, grant: Grant, barred: frozenset[int], own: fro
 def _place_anew(books: Books, grant: Grant, may_own: bool = True) -> Optional[Decision]:
     """Where the policy would put a container that is in the books now, near its memory; None if it will not.
 
-    ``may_own``: it may take CPUs for itself.
+    ``may_own``: it may take CPUs for itself. It runs: where its demands cannot be met any more it goes without them.
     """
     was = (grant.placement.home or (grant.displaced.home if grant.displaced else NO_CPUS)) or None
-    container = grant.container
+    container, note = grant.container, ""
     if not may_own:
         container = replace(container, wishes=replace(container.wishes, ownership="shared"))
     with books.without([grant.key]):
-        try:
-            return books.policy.place(
-                books.node, container, grant.fence, books.pull(grant.container, grant.key), was
-            )
-        except (PlacementRefused, BudgetSpent):
-            return None
+        pull = books.pull(grant.container, grant.key)
+        for _ in range(2):
+            try:
+                decision = books.policy.place(books.node, container, grant.fence, pull, was)
+                return replace(decision, why=note + decision.why)
+            except PlacementRefused as refusal:
+                container, note = without_demands(container), f"{refusal}, so without what it demands: "
+            except BudgetSpent:
+                break
+    return None
 
 
 def _free_again(

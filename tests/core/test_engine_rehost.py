@@ -15,7 +15,7 @@ from cri_proxy.core.host import Host
 from cri_proxy.core.invariants import broken_invariants
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.hygon import Hygon
-from policies.model import NO_FENCE, Placement, Qos
+from policies.model import NO_FENCE, Placement, Qos, Wishes
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from policies.topology import Topology, TopologyData, remember
@@ -400,6 +400,31 @@ def test_a_restart_on_another_machine_places_anew_what_names_unknown_cpus() -> N
     assert broken_invariants(after) == []
     assert all(g.life is Life.RUNNING for g in after.grants.values())
     assert after.grants["goes"].displaced is None or after.grants["goes"].displaced.home == NO_CPUS
+
+
+DEMANDS = {
+    "one NUMA node": Wishes(numa="require", ownership="exclusive"),
+    "one L3": Wishes(l3="require", ownership="exclusive"),
+    "an L3 to itself": Wishes(l3="exclusive"),
+}
+
+
+@pytest.mark.parametrize("wishes", DEMANDS.values(), ids=DEMANDS)
+def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(wishes: Wishes) -> None:
+    """Two NUMA nodes; the other one has two CPUs left for a container that demands four of one."""
+    node = Machine(VM_NO_CACHE_INFO)
+    other = make_container("other", limit=2, request=2, wishes=Wishes(ownership="exclusive"))
+    run(node.engine, other, "other", within=fence("4-7"))
+    db = make_container("db", limit=4, request=4, wishes=wishes)
+    assert run(node.engine, db, "db").exclusive == parse_cpus("0-3")
+    told = node.offline(range(4))
+    moved = node.engine.grants["db"]
+    assert moved.stance is Stance.PLACED and moved.cpus <= node.engine.node.usable
+    assert told["db"] == format_cpus(moved.cpus)
+    assert "its CPUs are gone" in moved.why and "so without what it demands" in moved.why
+    # Its demand is not forgotten: it goes back.
+    node.offline([])
+    assert node.engine.grants["db"].exclusive == parse_cpus("0-3")
 
 
 def test_isolated_cpus_that_a_version_before_has_shared_are_left() -> None:

@@ -234,9 +234,8 @@ def test_a_container_found_on_cpus_that_belong_to_another_leaves_them_at_once() 
 
 def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    demands = make_container("app", limit=4, wishes=Wishes(numa="require"))
-    adopted(engine, demands, "6-7")
-    for key, cpus in (("two", "0"), ("one", "6-7")):
+    adopted(engine, make_container("app", limit=4), "6-7")
+    for key, cpus in (("two", "0-5"), ("one", "6-7")):
         run(
             engine,
             make_container(key, limit=len(parse_cpus(cpus)), qos=Qos.GUARANTEED),
@@ -248,6 +247,17 @@ def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None
     engine.remove("one")
     grant = engine.grants["found"]
     assert (grant.stance, format_cpus(grant.cpus)) == (Stance.ADOPTED, "6-7")
+
+
+def test_an_adopted_container_that_loses_its_cpus_is_placed_whatever_it_demands() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    adopted(engine, make_container("app", limit=4, wishes=Wishes(numa="require")), "6-7")
+    for key, cpus in (("two", "0"), ("one", "6-7")):
+        limit = len(parse_cpus(cpus))
+        run(engine, make_container(key, limit=limit, qos=Qos.GUARANTEED), key, within=fence(cpus))
+    grant = engine.grants["found"]
+    assert (grant.stance, format_cpus(grant.cpus)) == (Stance.PLACED, "1-5")
+    assert "so without what it demands" in grant.why
 
 
 def test_an_adopted_container_that_ends_leaves_no_hold() -> None:
