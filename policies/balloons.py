@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Optional
+from typing import Callable, Optional
 
 from policies.balloon_books import BalloonReader, Found, must_stay
 from policies.balloon_choice import Ask, TypeChooser, choose
@@ -42,6 +42,7 @@ from policies.model import (
 from policies.node import Node
 from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
+from policies.sparing import emptied_by, needs_of, take_sparing
 from policies.topology import Topology
 
 
@@ -236,7 +237,35 @@ class Balloons:
         most = len(balloon.cpus) + max(0, len(found.idle - balloon.cpus) - found.kept_idle)
         waiting = self._waiting(node, found, balloon.name)
         free -= balloon.cpus
-        return self._cpus.grown(balloon.kind, balloon.cpus, min(wanted, most), free, waiting, cost)
+        count = min(wanted, most)
+
+        def take(pool: frozenset[int]) -> frozenset[int]:
+            return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost)
+
+        own = take(free)
+        return own if not needs_of(node) else self._sparing(node, free, balloon.cpus, own, take)
+
+    def _sparing(
+        self,
+        node: Node,
+        free: frozenset[int],
+        have: frozenset[int],
+        own: frozenset[int],
+        take: Callable[[frozenset[int]], frozenset[int]],
+    ) -> frozenset[int]:
+        """As many CPUs as ``own`` that are not the last ones of other containers; else fewer, but for the first one."""
+
+        def at_least(count: int) -> Optional[frozenset[int]]:
+            def enough(pool: frozenset[int]) -> Optional[frozenset[int]]:
+                return found if len(found := take(pool)) >= count else None
+
+            return take_sparing(node, free, have, enough, lambda found: found)
+
+        for count in (len(own), 1):
+            found = at_least(count)
+            if found is not None and not emptied_by(node, found - have):
+                return found
+        return own
 
     def _waiting(self, node: Node, found: Found, but: str = "") -> frozenset[int]:
         """The CPUs that are set aside for balloons that have no containers now; ``but``: all but one's."""

@@ -27,7 +27,8 @@ class Resident:
     """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` its memory limit by NUMA node.
 
     ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
-    ``inside``: the CPUs its caller lets it use; None = all.
+    ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
+    where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
     """
 
     pod_uid: str
@@ -39,6 +40,8 @@ class Resident:
     container: Optional[Container] = None
     placement: Optional[Placement] = None
     inside: Optional[frozenset[int]] = None
+    bounds: Optional[frozenset[int]] = None
+    is_fixed: bool = False
 
     @property
     def group(self) -> str:
@@ -51,6 +54,11 @@ class Resident:
         place = self.placement
         owns = self.exclusive or self.group
         return bool(place is not None and place.cpus and not owns and place.level != "reserved")
+
+    @property
+    def can_be_squeezed(self) -> bool:
+        """Whether it loses those of its CPUs that another container takes for itself."""
+        return bool(self.milli_wanted and self.cpus and not (self.exclusive or self.group or self.is_fixed))
 
     def charges(self) -> Iterator[tuple[frozenset[int], int, int]]:
         """What it is charged on each of its CPUs, by set of CPUs: its request, and what it counts for in ordering.
@@ -118,6 +126,11 @@ class Node:
         #: share one set, and when it changes they all move from one to another at once.
         self._unentered: dict[frozenset[int], list[int]] = {}
         self._sets: dict[frozenset[int], int] = {}
+        #: By set of CPUs: what those who would lose of it want, in milli-CPUs, and how many want so much; by leaf the sets.
+        self._wants: dict[frozenset[int], dict[int, int]] = {}
+        self._wanted_on: dict[int, set[frozenset[int]]] = {}
+        #: The containers that can only be on some of the CPUs, by these.
+        self._bound: dict[tuple[frozenset[int], bool], int] = {}
         #: How many records claim each exclusive CPU, and how many of them are in no group.
         self._exclusive: dict[int, int] = {}
         self._alone: dict[int, int] = {}
@@ -177,6 +190,13 @@ class Node:
         self._sets[resident.cpus] = count
         if not count:
             del self._sets[resident.cpus]
+        if resident.can_be_squeezed:
+            self._want(resident.cpus, resident.milli_wanted, sign)
+        if resident.bounds is not None:
+            bound = resident.bounds, resident.is_fixed
+            self._bound[bound] = self._bound.get(bound, 0) + sign
+            if not self._bound[bound]:
+                del self._bound[bound]
         for counts in (self._exclusive,) if resident.group else (self._exclusive, self._alone):
             for cpu in resident.exclusive:
                 counts[cpu] = counts.get(cpu, 0) + sign
@@ -189,6 +209,21 @@ class Node:
             self.allowed_now.clear()
         for node, size in resident.memory_charge:
             self._memory[node] = self._memory.get(node, 0) + sign * size
+
+    def _want(self, cpus: frozenset[int], milli: int, sign: int) -> None:
+        """Note that there is one more or one less that wants so much of a set."""
+        wants = self._wants.get(cpus)
+        if wants is None:
+            wants = self._wants[cpus] = {}
+            for leaf in {self.leaf_of[cpu] for cpu in cpus}:
+                self._wanted_on.setdefault(leaf, set()).add(cpus)
+        wants[milli] = wants.get(milli, 0) + sign
+        if not wants[milli]:
+            del wants[milli]
+        if not wants:
+            del self._wants[cpus]
+            for leaf in {self.leaf_of[cpu] for cpu in cpus}:
+                self._wanted_on[leaf].discard(cpus)
 
     def _enter(self) -> None:
         """Enter the charges that are waiting."""
@@ -238,10 +273,29 @@ class Node:
         """CPUs for the containers of reserved namespaces: the reserved ones that belong to nobody alone."""
         return self.reserved - self.exclusive
 
+    @property
+    def bounds(self) -> Iterable[tuple[frozenset[int], bool]]:
+        """The sets that containers are bound to (``Resident.bounds``), and whether they are fixed there."""
+        return self._bound.keys()
+
     def charge_milli(self, cpus: Iterable[int]) -> int:
         """Requests charged on some CPUs, in milli-CPUs, rounded up."""
         self._enter()
         return -(-sum(self._charge.get(c, 0) for c in cpus) // NANO_PER_MILLI)
+
+    def shortfall_milli(self, cpus: frozenset[int], count: int) -> int:
+        """What is taken from others with ``count`` of these CPUs, in milli-CPUs below what each of them wants, added up."""
+        total = 0
+        for shared in {s for leaf in {self.leaf_of[c] for c in cpus} for s in self._wanted_on.get(leaf, ())}:
+            wants = self._wants[shared]
+            if max(wants) <= (len(shared) - count) * 1000:
+                continue
+            # As few of theirs as can be.
+            here = len(cpus & shared)
+            lost = min(here, max(0, count - len(cpus) + here))
+            has, left = len(shared) * 1000, (len(shared) - lost) * 1000
+            total += sum([n * (min(milli, has) - min(milli, left)) for milli, n in wants.items()])
+        return total
 
     def memory_charged(self, node: int) -> int:
         """Bytes of memory limits charged to a NUMA node."""

@@ -9,6 +9,7 @@ places to the one that fits best where owning is the rule (``ownership: exclusiv
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable, Optional, Union
 
 from policies.cpus import NO_CPUS, format_cpus
@@ -19,6 +20,7 @@ from policies.node import NANO_PER_MILLI, Node
 from policies.ownership import Ask
 from policies.pod_domain import PodDomains
 from policies.settings import PlacementSettings
+from policies.sparing import emptied_by, needs_of, shared_all_the_same, take_sparing
 from policies.topology import Topology
 from policies.wanted import demand_of, hinted_nodes, l3_mode_of, missed_hints
 
@@ -57,7 +59,7 @@ class Owning:
             free &= fence.cpus
         isolated = free & self.topology.data.isolated
         ordinary = free - node.isolated
-        kept, grown = _kept(self.topology, keep, ask.full, free)
+        kept, grown = _kept(self.topology, _alone(node, keep), ask.full, free)
         # 2. Isolated CPUs, all or none; then the others.
         found: Optional[Pick] = None
         claim = self._claim(node, container, ask, affinity, kept)
@@ -92,8 +94,10 @@ class Owning:
             lift_quota=lift and not ask.is_mixed and container.resources.milli_limit is not None,
         )
         fits = RANKS[found.level] <= max(RANKS[self._ideal(ask.full)], RANKS["ccx"])
-        with_shared = f", and {ask.milli_shared}m on shared ones" if ask.is_mixed else ""
-        return with_memory(node, container, self.settings, fence, place, found.why + with_shared, fits)
+        why = found.why + (f", and {ask.milli_shared}m on shared ones" if ask.is_mixed else "")
+        emptied = emptied_by(node, found.cpus - kept)
+        why = "; ".join(filter(None, (why, emptied, shared_all_the_same(node, found.cpus - kept))))
+        return with_memory(node, container, self.settings, fence, place, why, fits and not emptied)
 
     def _claim(
         self, node: Node, container: Container, ask: Ask, affinity: Optional[Affinity], kept: frozenset[int]
@@ -102,11 +106,12 @@ class Owning:
         hinted = hinted_nodes(container, self.settings)
         packed = self.settings.ownership == "exclusive"
         squeeze = _squeeze(node, ask.milli_shared, packed)
+        fixed = frozenset().union(*[need.cpus for need in needs_of(node) if need.is_fixed])
 
         def cost(cpus: frozenset[int]) -> tuple[float, ...]:
             pull = affinity.cost(container, cpus) if affinity is not None else 0.0
             missed = missed_hints(hinted, self.topology.nodes_of(cpus)) if hinted else 0
-            return (pull, missed, *squeeze(cpus))
+            return (len(fixed & cpus), pull, missed, *squeeze(cpus))
 
         return Claim(
             ask.full,
@@ -119,6 +124,22 @@ class Owning:
         )
 
     def _pick(
+        self,
+        node: Node,
+        container: Container,
+        free: frozenset[int],
+        claim: Claim,
+        affinity: Optional[Affinity],
+        near: Optional[frozenset[int]],
+    ) -> Optional[Pick]:
+        """The pick that leaves containers that can go nowhere else what they need, if there is one; else any."""
+
+        def take(pool: frozenset[int]) -> Optional[Pick]:
+            return self._nearest(node, container, pool, claim, affinity, near)
+
+        return take_sparing(node, free, claim.keep, take, lambda found: found.cpus)
+
+    def _nearest(
         self,
         node: Node,
         container: Container,
@@ -194,6 +215,14 @@ class Owning:
         return "machine"
 
 
+def _alone(node: Node, keep: Optional[Placement]) -> Optional[Placement]:
+    """A placement without what others own too: containers of a group of another policy, which stay there."""
+    if keep is None or not keep.group:
+        return keep
+    mates = node.groups.get(keep.group, {}).values()
+    return replace(keep, exclusive=keep.exclusive.difference(*[mate.exclusive for mate in mates]), group="")
+
+
 def _kept(
     topology: Topology, keep: Optional[Placement], count: int, free: frozenset[int]
 ) -> tuple[frozenset[int], tuple[frozenset[int], ...]]:
@@ -221,8 +250,8 @@ def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset
     """What taking some CPUs does to the shared containers of their leaves, in milli-CPUs.
 
     How far these would be overcommitted; for a mixed container that is to be ``packed`` how many CPUs are left there;
-    on how many siblings of others' own CPUs its shared part would run; and how much the others ask for: of two places
-    the one where fewer notice.
+    on how many siblings of others' own CPUs its shared part would run; what the others lose of the CPUs up to their
+    limits; and how much they ask for: of two places the one where fewer notice.
     """
     survey = node.survey()
     owned = node.exclusive if milli_shared else NO_CPUS
@@ -240,6 +269,6 @@ def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset
             beside += len((survey.cpus[index] & siblings) - cpus)
             left += survey.caps[index] - count if milli_shared and packed else 0
             lacking += max(0, charge + milli_shared - (survey.caps[index] - count) * 1000)
-        return lacking, left, beside, asked
+        return lacking, left, beside, node.shortfall_milli(cpus, len(cpus)), asked
 
     return squeeze

@@ -34,7 +34,8 @@ class PodDomains:
     ) -> Optional[frozenset[int]]:
         """The leaves of P, or None where the pod is this one container or no domain holds it.
 
-        ``packed``: of domains of one size the one that is left with the fewest CPUs, not the least loaded.
+        ``packed``: of domains of one size the one that is left with the fewest CPUs, not the least loaded; of
+        those the one where least is taken from others.
         """
         uid = container.pod.uid
         peers = node.of_pod(uid)
@@ -59,11 +60,12 @@ class PodDomains:
             # 2. Of the smallest ones the one that has most of the pod, then as for candidates.
             if found:
 
-                def key(d: Domain) -> tuple[int, float, int, tuple[int, ...]]:
+                def key(d: Domain) -> tuple[int, float, int, int, tuple[int, ...]]:
                     most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
                     cost = affinity.cost(container, survey.allowed(d.leaves)) if affinity is not None else 0.0
                     left = survey.cap(d.leaves) if packed else without.share_nano(d.leaves)
-                    return (-most, cost, left, d.leaves)
+                    lost = node.shortfall_milli(survey.allowed(d.leaves), -(-total // 1000)) if packed else 0
+                    return (-most, cost, left, lost, d.leaves)
 
                 return frozenset(min(found, key=key).leaves)
         return None

@@ -266,7 +266,18 @@ def resident_of(grant: Grant) -> Resident:
         container,
         grant.placement if grant.stance is Stance.PLACED else None,
         grant.fence.cpus,
+        _bounds_of(grant),
+        grant.stance not in (Stance.PLACED, Stance.ADOPTED),
     )
+
+
+def _bounds_of(grant: Grant) -> Optional[frozenset[int]]:
+    """The CPUs a container can be on, where it owns none: those its caller allows, or those of a cpuset that is not ours."""
+    if grant.exclusive or grant.placement.level == "reserved" or grant.stance is Stance.KUBELET:
+        return None
+    if grant.stance is Stance.PLACED:
+        return grant.fence.cpus
+    return grant.placement.home if grant.stance is Stance.ADOPTED else grant.runs_on
 
 
 def discard(index: dict[Any, set[str]], name: Any, key: str) -> None:

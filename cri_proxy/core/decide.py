@@ -201,7 +201,9 @@ def resized(
                 return untouched, Stance.UNTOUCHED, fence.cpus or books.host.parent_cpus or books.host.usable
             other_rung = decision.placement.level != stay.level
             other_count = len(decision.placement.exclusive) != len(stay.exclusive)
-            if other_rung or other_count or not still_holds(books, stay, container, fence):
+            # A group of another policy: its containers share what it would own alone.
+            other_group = decision.placement.group != stay.group
+            if other_rung or other_count or other_group or not still_holds(books, stay, container, fence):
                 moved = keep_memory(books, stay, decision.placement, fence, not same_limit)
                 decision = relieved(books, container, replace(decision, placement=moved))
                 return decision, Stance.PLACED, NO_CPUS

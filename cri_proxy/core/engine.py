@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.core import interventions, moves, requests
+from cri_proxy.core import interventions, mend, moves, requests
 from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
 from cri_proxy.core.grants import Admission, Grant, Life, Move, Plan, Record, Stance, Ticket, Update
 from cri_proxy.core.host import EngineOptions, Host
@@ -403,3 +403,8 @@ class Engine:
         if grant.key not in self.books.grants:
             raise KeyError(f"{grant.key} is not known")
         return put_and_settle(self.books, grant)
+
+    @_transition
+    def mend(self, now_s: float) -> mend.Mended:
+        """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing."""
+        return mend.mend(self.books, now_s)

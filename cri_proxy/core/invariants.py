@@ -1,14 +1,36 @@
-"""What must hold of all placed containers after every transition; checked in tests and, cheaply, in production."""
+"""What must hold of all containers after every transition; checked in tests and, cheaply, in production.
+
+What is broken by a bug is told by ``broken_invariants``; what cannot be had on a node that is too full by
+``crowded_out``. ``mend.py`` mends both, where that can be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from cri_proxy.core.books import KUBELET_KEY, resident_of
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Life, Stance
+from cri_proxy.core.grants import Grant, Life, Stance, Ticket
+from cri_proxy.core.host import Host
 from policies.cpus import NO_CPUS, format_cpus
+from policies.node import Node
+
+
+class Engine(Protocol):
+    """What is looked at: of an engine, or of its books."""
+
+    @property
+    def grants(self) -> Mapping[str, Grant]: ...
+
+    @property
+    def tickets(self) -> Mapping[str, Ticket]: ...
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def host(self) -> Host: ...
 
 
 def broken_invariants(engine: Engine) -> list[str]:
@@ -21,10 +43,7 @@ def broken_invariants(engine: Engine) -> list[str]:
     # A resize on its way has its container twice in the records: the two may share CPUs.
     target = {t.key: t.target for t in engine.tickets.values() if t.target}
     twins = {**target, **{old: new for new, old in target.items()}}
-    owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
-    for grant in engine.grants.values():
-        for cpu in grant.exclusive:
-            owners.setdefault(cpu, set()).add(_owner(grant, target))
+    owners = _owners(engine, target)
     for cpu, who in sorted(owners.items()):
         if len(who) > 1 and not _is_one_container(engine, cpu, target):
             problems.append(f"CPU {cpu} is exclusive to {', '.join(sorted(who))}")
@@ -33,7 +52,7 @@ def broken_invariants(engine: Engine) -> list[str]:
     )  # an adopted container may name CPUs that are offline
     for grant in engine.grants.values():
         if grant.stance is Stance.PLACED:
-            problems += _broken_placement(engine, grant)
+            problems += broken_placement(engine, grant)
         if grant.stance in (Stance.PLACED, Stance.ADOPTED):
             container = _owner(grant, target)
             # It may go from one group to another: what it owned there it may share until it is gone from there.
@@ -49,6 +68,63 @@ def broken_invariants(engine: Engine) -> list[str]:
     if sorted(pending) != sorted(creating):
         problems.append(f"tickets for {sorted(pending)}, but pending are {sorted(creating)}")
     return problems
+
+
+def crowded_out(engine: Engine) -> list[str]:
+    """Sentences, one for each container that runs on nothing but CPUs that are exclusive to others."""
+    found = []
+    for key, owners in crowded_by(engine).items():
+        grant = engine.grants[key]
+        here = format_cpus(grant.runs_on & engine.node.usable)
+        who = f"{grant.container.path} ({grant.stance.value})"
+        found.append(f"{who} may run only on CPUs {here}, exclusive to {', '.join(sorted(owners))}")
+    return found
+
+
+def crowded_by(engine: Engine) -> dict[str, set[str]]:
+    """By the keys of containers with a cpuset of their own, all of whose CPUs others own: the keys of these owners."""
+    usable, exclusive = engine.node.usable, engine.node.exclusive
+    target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    found: dict[str, set[str]] = {}
+    owners: dict[int, set[str]] = {}
+    for grant in engine.grants.values():
+        is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.KUBELET)
+        here = grant.runs_on & usable
+        if is_ours or grant.life is Life.HELD or not here or here == usable or not here <= exclusive:
+            continue
+        owners = owners or _owners(engine, target)
+        theirs = set().union(*[owners.get(cpu, set()) for cpu in here]) - {target.get(grant.key, grant.key)}
+        if theirs:
+            found[grant.key] = theirs
+    return found
+
+
+def rival_claims(engine: Engine) -> dict[str, frozenset[int]]:
+    """By the keys of containers that own CPUs of others: which. Of each CPU one owner is left out, the first there."""
+    target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    owners = _owners(engine, target)
+    first: dict[str, tuple[bool, float, str]] = {KUBELET_KEY: (False, 0.0, "")}
+    for grant in engine.grants.values():
+        rank = (grant.stance is not Stance.KUBELET, grant.since_s, grant.key)
+        owner = _owner(grant, target)
+        first[owner] = min(rank, first.get(owner, rank))
+    best = {cpu: min(who, key=lambda owner: first[owner]) for cpu, who in owners.items() if len(who) > 1}
+    found = {}
+    for grant in engine.grants.values():
+        owner = _owner(grant, target)
+        theirs = frozenset(cpu for cpu in grant.exclusive if best.get(cpu, owner) != owner)
+        if theirs and grant.stance is not Stance.KUBELET:
+            found[grant.key] = theirs
+    return found
+
+
+def _owners(engine: Engine, target: Mapping[str, str]) -> dict[int, set[str]]:
+    """Whose each exclusive CPU is."""
+    owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
+    for grant in engine.grants.values():
+        for cpu in grant.exclusive:
+            owners.setdefault(cpu, set()).add(_owner(grant, target))
+    return owners
 
 
 def _owner(grant: Grant, target: Mapping[str, str]) -> str:
@@ -74,7 +150,8 @@ def _broken_books(engine: Engine) -> list[str]:
     return problems
 
 
-def _broken_placement(engine: Engine, grant: Grant) -> list[str]:
+def broken_placement(engine: Engine, grant: Grant) -> list[str]:
+    """Sentences on what is wrong with the place of one container, whatever the others have."""
     who, placement, node = f"{grant.container.path} ({grant.key})", grant.placement, engine.node
     problems = []
     if not placement.cpus:

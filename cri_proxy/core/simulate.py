@@ -14,7 +14,6 @@ from typing import Any, Callable
 
 from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.core.grants import Life, Stance
-from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.report import domain_pools
 from cri_proxy.core.resync import Resync
 from cri_proxy.core.scenario import BadScenario, Step, read_scenario
@@ -274,7 +273,7 @@ class Simulation:
                 pools.name: {"cpus": format_cpus(pools.cpus & node.shared), "free_milli": pools.free_milli}
                 for pools in domain_pools(node)
             },
-            "invariants": "; ".join(broken_invariants(self._shell.engine)) or "ok",
+            "invariants": "; ".join(self._shell.broken()) or "ok",
         }
 
     def _state_of(self, process: Process) -> str:

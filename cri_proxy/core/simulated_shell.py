@@ -29,6 +29,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Stance, Update
 from cri_proxy.core.hints import counted, hints_by_address
 from cri_proxy.core.host import Host
+from cri_proxy.core.invariants import broken_invariants, crowded_out
 from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process, Runtime
@@ -240,7 +241,13 @@ class SimulatedShell:
         details = {key: self.runtime.containers[key].details(self.memory_bytes) for key in wanted}
         found = resync(self.engine, Listing({s.id: s for s in seen}, self.now_s, details), self.now_s)
         self.send(found.updates)
+        if self.enforcing:
+            self.send(self.engine.mend(self.now_s).updates)
         return found
+
+    def broken(self) -> list[str]:
+        """What must not be, in sentences."""
+        return broken_invariants(self.engine) + crowded_out(self.engine)
 
     def pass_time(self, seconds: float, edges: Iterable[Edge] = ()) -> Resync:
         """Let time pass, in which containers have talked, and look what has become of everything."""

@@ -17,7 +17,7 @@ from cri_proxy.core.config import BadConfig, Source, read_config
 from cri_proxy.core.config_diff import diff_document, records_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
-from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.core.invariants import broken_invariants, crowded_out
 from cri_proxy.core.report import NotOne, domain_rows, explain, find_one, placement_rows
 from cri_proxy.shell.commands_affinity import AffinityCommands
 from cri_proxy.shell.control import Command
@@ -251,7 +251,7 @@ def engine_status(engine: Engine, policy: str) -> dict[str, Any]:
             if g.stance is Stance.PLACED and g.runs_in
         },
         "distrusted": [f"{uid}/{name}" for uid, name in engine.distrusted],
-        "invariants": broken_invariants(engine),
+        "invariants": broken_invariants(engine) + crowded_out(engine),
         "domains": domain_rows(engine.node),
     }
 

@@ -14,7 +14,7 @@ import grpc
 
 from bpf.notify import notify
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.core.invariants import broken_invariants, crowded_out
 from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.event_stream import note_event
 from cri_proxy.shell.parts import Parts
@@ -201,11 +201,23 @@ class Rounds:
             keeper.save()
             if full:
                 self._follow_quotas(engine)
-                parts.health.note("invariants", "; ".join(broken_invariants(engine)[:3]))
+                self._mend(engine)
         parts.health.note("state", parts.store.problem)
         # A runtime that is away is looked at when it is back.
         doubts = engine is not None and any(ticket.in_doubt for ticket in engine.tickets.values())
         return not parts.runtime.is_connected or (is_compared and not doubts)
+
+    def _mend(self, engine: Engine) -> None:
+        """What must never be is mended, where that can be; what is left of it is a reason."""
+        keeper = self._parts.keeper
+        if keeper.enforcing:
+            mended = engine.mend(keeper.clock())
+            if mended.broken:
+                self._parts.log.warning("invariants were broken", sentences=mended.broken)
+            keeper.send(mended.updates)
+            keeper.save()
+        left = broken_invariants(engine) + crowded_out(engine)
+        self._parts.health.note("invariants", "; ".join(left[:3]))
 
     async def _compare(self, full: bool) -> bool:
         """Whether the runtime's list could be had."""

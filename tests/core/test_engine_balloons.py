@@ -380,11 +380,23 @@ def test_who_leaves_the_cpus_of_others_is_told_first_also_when_its_balloon_grows
     engine = engine_on(
         host, policy=Balloons(host.topology, PlacementSettings(balloons=BalloonSettings((DB,))))
     )
-    engine.adopt(found("first", "2"))
-    updates = {u.id: u for u in engine.adopt(found("second", "0"))}
-    # It was given CPU 2; the one that ran there joined it, and both have two CPUs now.
+    engine.adopt(found("first", "0"))
+    updates = {u.id: u for u in engine.adopt(found("second", "1"))}
+    # Both were on kubelet's CPUs; the second one joins the first, and both have two CPUs now.
     assert told(updates.values()) == {"first": "2-3", "second": "2-3"}
     assert updates["second"].shrink
+
+
+def test_a_balloon_takes_the_cpu_of_a_container_that_was_found_only_where_no_other_is_idle() -> None:
+    engine = balloons_on(VM_NO_CACHE_INFO, DB)
+    for index in range(3):
+        engine.adopt(found(f"found-{index}", str(index)))
+    run(engine, asks("a", 3), "a")
+    assert cpus_of(engine) == {"found-0": "0", "found-1": "1", "found-2": "2", "a": "4-6"}
+    run(engine, asks("b", 3), "b")
+    # Two are left, and three are wanted: the balloon stays smaller.
+    assert cpus_of(engine)["b"] == "3-7"
+    assert {engine.grants[f"found-{i}"].stance for i in range(3)} == {Stance.ADOPTED}
 
 
 def test_a_cpu_that_changes_hands_while_sets_are_worked_out_is_shared_by_nobody() -> None:

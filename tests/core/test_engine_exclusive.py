@@ -11,7 +11,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, Update
 from cri_proxy.core.host import EngineOptions
-from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.core.invariants import broken_invariants, crowded_out
 from cri_proxy.core.resync import Listing, resync
 from cri_proxy.core.snapshot import read_record, write_record
 from policies.cpus import format_cpus, parse_cpus
@@ -477,3 +477,74 @@ def test_a_container_without_a_record_does_not_own_what_a_record_says_is_another
     assert node.grants["app"].exclusive == mine
     assert node.grants["stranger"].stance is Stance.PLACED and not node.grants["stranger"].cpus & mine
     assert broken_invariants(node) == []
+
+
+# ---------------------------------------------------------------------- containers that can go nowhere else
+
+#: 8 CPUs in two L3s of one NUMA node.
+TWO_L3S = Topology(TopologyData(tuple(Cpu(i, i, i // 4, 0, 0, 0) for i in range(8))))
+
+
+def two_l3s() -> Engine:
+    return engine_on(host_of(TWO_L3S), policy=TopologyAware(TWO_L3S, TOPOLOGY_AWARE))
+
+
+def bystander(node: Engine, stance: Stance, here: str) -> None:
+    """A container that has less than the machine: behind a cpuset of its caller, or found where it is."""
+    web = make_container("web", request=0.1)
+    run(node, web, "web", within=fence(here))
+    if stance is not Stance.PLACED:
+        within = parse_cpus(here)
+        home = Placement(home=within) if stance is Stance.ADOPTED else Placement()
+        found = replace(node.grants["web"], placement=home, stance=stance, runs_on=within, fence=NO_FENCE)
+        node.amend(found)
+
+
+STANCES = [stance for stance in Stance if stance is not Stance.KUBELET]
+
+
+@pytest.mark.parametrize("stance", STANCES)
+def test_the_last_cpu_of_a_container_is_not_given_away_while_another_is_free(stance: Stance) -> None:
+    node = two_l3s()
+    bystander(node, stance, "0-2")
+    run(node, own("four", 4), "four")
+    run(node, own("three", 3), "three")
+    assert (cpus(node, "four"), cpus(node, "three")) == ("4-7", "0-1,3")
+    web = node.grants["web"]
+    assert (web.stance, 2 in (web.cpus or web.runs_on)) == (stance, True)
+    assert broken_invariants(node) == crowded_out(node) == []
+
+
+def test_nor_by_a_container_that_grows() -> None:
+    node = two_l3s()
+    bystander(node, Stance.PLACED, "0-2")
+    run(node, own("four", 4), "four")
+    run(node, own("two", 2), "two")
+    admission = node.resize("two", Resources(3000, 3000), NO_FENCE, 5.0)
+    assert admission is not None
+    node.commit(admission.ticket, 6.0)
+    assert len(node.grants["two"].exclusive) == 3
+    assert node.grants["web"].cpus
+    assert crowded_out(node) == []
+
+
+def test_where_no_other_is_free_it_is_given_and_said() -> None:
+    node = two_l3s()
+    bystander(node, Stance.PLACED, "0")
+    run(node, own("four", 4), "four")
+    run(node, own("two", 2), "two")
+    admission = node.admit(own("one", 1), NO_FENCE, 1.0)
+    assert format_cpus(admission.placement.cpus) == "3"
+    node.bind(admission.ticket, "one", 1.0)
+    tight = engine(machine=VM_NO_CACHE_INFO, usable="0-3")
+    run(tight, make_container("web", request=0.1), "web", within=fence("0"))
+    run(tight, make_container("log", request=0.1), "log", within=fence("1"))
+    run(tight, make_container("any", request=0.1), "any")
+    admission = tight.admit(own("three", 3), NO_FENCE, 1.0)
+    assert "CPUs 0 are the last ones that default/pod-of-web/web may run on" in admission.decision.why
+    tight.bind(admission.ticket, "three", 1.0)
+    assert broken_invariants(tight) == []
+    (sentence,) = crowded_out(tight)
+    assert sentence == "default/pod-of-web/web (untouched) may run only on CPUs 0, exclusive to three"
+    tight.remove("three")
+    assert crowded_out(tight) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.cpus import parse_cpus
-from tests.core.simulations import CCX, STATE, containers, create, last, places, run
+from tests.core.simulations import CCX, NUMA, STATE, containers, create, last, places, run
 from tests.machines import OFFLINE_CPUS
 
 AWARE = "{policy: {Active: topology-aware}}"
@@ -180,3 +180,31 @@ def test_another_policy_moves_nobody_who_need_not_move() -> None:
     steps = [own("db", 4), create("web", 8), {"op": "config", "file": "b.yaml"}, STATE]
     lines = run(*steps, text=AWARE, files={"b.yaml": "{policy: {Active: hygon}}"})
     assert lines[2]["moved"] == []
+
+
+# ---------------------------------------------------------------- what owning takes from others
+
+#: A container with a limit of 16 in the first NUMA node, one with a limit of 1 in every L3 of the others.
+OTHERS = [
+    create("wide", 16, cpu_request="100m"),
+    *[create(f"s{i}", 1, cpu_request="100m") for i in range(14)],
+]
+
+
+@pytest.mark.parametrize(
+    "pod", [{}, {"cpu_request": "4", "cpu_limit": "4"}, {"cpu_request": "6", "cpu_limit": "6"}]
+)
+def test_owned_cpus_are_taken_where_no_other_gets_fewer_than_its_limit(pod: dict[str, Any]) -> None:
+    announced = {"op": "pod", "id": "p", "cgroup_parent": "/kubepods/podP", **pod}
+    line = last(*OTHERS, announced, own("four", 4, pod="p"), STATE, text=AWARE)
+    assert l3_of(line, "four") == {2}
+    assert parse_cpus(places(line)["wide"]) == parse_cpus(NUMA[0])
+
+
+def test_what_is_taken_from_containers_adds_up() -> None:
+    """Every L3 has to give; where two containers would lose as much each, more is lost, though they ask for less."""
+    eights = [create(f"e{i}", 8, cpu_request="300m" if 0 < i < 16 else "100m") for i in range(17)]
+    line = last(*eights, own("four", 4), STATE, text=AWARE)
+    shared = {key: parse_cpus(cpus) for key, cpus in places(line).items()}
+    assert len(shared["e0"]) == len(shared["e16"]) == 8
+    assert shared["e0"] == shared["e16"]
