@@ -1,7 +1,7 @@
-"""Containers that nobody announced: placed once they run, and followed where kubelet resizes them past us.
+"""Containers that nobody announced: placed once they run.
 
-For a front end that sees no requests. What a proxy does in two steps around a call (admit, bind; resize, commit)
-is one here: the container is there already, and nothing can come between.
+For a front end that sees no requests. What a proxy does in two steps around a call (admit, bind) is one here: the
+container is there already, and nothing can come between.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Optional
 
-from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import update_resources
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.hints import Use
-from cri_proxy.core.updates import has_changed, update_of
-from policies.model import NO_FENCE, Container, Fence, Placement, Resources
+from policies.model import NO_FENCE, Container, Fence, Placement
 
 
 @dataclass(frozen=True)
@@ -82,33 +79,6 @@ def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) ->
         why=why,
     )
     return engine.adopt(grant)
-
-
-def resources_now(grant: Grant, linux: cri.LinuxContainerResources) -> Optional[Resources]:
-    """A container's resources as the runtime has them now; None if they are those in its record."""
-    if linux.cpu_quota < 0 and grant.placement.lift_quota:
-        # It is we who have lifted it.
-        told, linux = linux, cri.LinuxContainerResources()
-        linux.CopyFrom(told)
-        linux.cpu_quota = 0
-    found = update_resources(grant.container.resources, linux, grant.container.qos)
-    return None if found == grant.container.resources else found
-
-
-def resize(engine: Engine, container_id: str, resources: Resources, now_s: float) -> Steps:
-    """Follow a resize that kubelet has made at the runtime. Nothing if the container is not known.
-
-    :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
-    """
-    was = engine.grants.get(container_id)
-    admission = engine.resize(container_id, resources, NO_FENCE, now_s)
-    if was is None or admission is None:
-        return Steps()
-    missed = engine.commit(admission.ticket, now_s)
-    now = engine.grants[container_id]
-    others = [u for u in missed if u.id != container_id]
-    own = [update_of(was, now)] if has_changed(was, now) else []
-    return Steps(admission.before, (*own, *others))
 
 
 def in_order(arrivals: Iterable[Arrival]) -> list[Arrival]:

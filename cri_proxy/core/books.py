@@ -7,7 +7,7 @@ journal holds exactly what must be written down.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
@@ -88,6 +88,8 @@ class Books:
 
     def store(self, grant: Grant) -> None:
         known = self.grants.get(grant.key)
+        if grant.lifted and not grant.quota_taken:
+            grant = altered(grant, quota_taken=True)
         self.change("grant", self.grants, grant.key, grant)
         if grant.placement.lift_quota:
             self.lifting.add(grant.key)
@@ -127,9 +129,14 @@ class Books:
         for ticket in tickets:
             self.drop_ticket(ticket.id)
 
-    def put_back(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
+    def put_back(self, grants: Iterable[Grant], tickets: Collection[Ticket]) -> None:
+        targets = {ticket.key: ticket.target for ticket in tickets}
         for grant in grants:
-            taken = grant.exclusive & (self.node.exclusive - self.of_group(grant.placement.group))
+            twin = self.grants.get(
+                targets.get(grant.key, "")
+            )  # a resize shares CPUs with the container it is about
+            own = self.of_group(grant.placement.group) | (NO_CPUS if twin is None else twin.exclusive)
+            taken = grant.exclusive & (self.node.exclusive - own)
             if grant.key in self.grants or (taken and grant.life is Life.HELD):
                 continue
             if taken:

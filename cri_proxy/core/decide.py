@@ -180,7 +180,8 @@ def resized(
     fenced = old.stance in (Stance.KUBELET, Stance.ADOPTED) or (
         old.stance is Stance.UNTOUCHED and old.fence.cpus
     )
-    if old.stance is not Stance.PLACED and not (fenced and asked.cpus):
+    is_resized = old.stance is Stance.ADOPTED and calls_for_a_place(old, container)
+    if old.stance is not Stance.PLACED and not (fenced and asked.cpus) and not is_resized:
         return (
             Decision(old.placement, f"{old.stance.value}: left as it is"),
             old.stance,
@@ -190,6 +191,8 @@ def resized(
         return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
     same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
+    if old.is_outgrown:  # what it has now is not what its place was chosen for
+        same_wish = same_limit = False
     stay = old.placement
     with books.without([old.key]):
         if not same_wish or not stay.cpus:
@@ -208,6 +211,14 @@ def resized(
                 decision = relieved(books, container, replace(decision, placement=moved))
                 return decision, Stance.PLACED, NO_CPUS
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
+
+
+def calls_for_a_place(old: Grant, container: Container) -> bool:
+    """Whether a container that has a place, ours or as it was found, is to be placed by its new resources."""
+    if old.stance is Stance.ADOPTED:
+        return old.is_outgrown or wanted_milli(container) != wanted_milli(old.container)
+    is_other = old.is_outgrown or container.resources != old.container.resources
+    return old.stance is Stance.PLACED and is_other
 
 
 def still_holds(books: Books, stay: Placement, container: Container, fence: Fence) -> bool:

@@ -215,6 +215,17 @@ class Engine:
         """The runtime has accepted a resize: the new place replaces the old one. Returns updates for others and itself."""
         return requests.commit(self.books, ticket_id, now_s)
 
+    @_transition
+    def follow_resources(
+        self, container_id: str, resources: Resources, now_s: float, enforce: bool = True
+    ) -> tuple[Update, ...]:
+        """The runtime has given a container other resources without our knowing: place it by them, as by a resize.
+
+        ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
+        policy refuses stays where it is. Returns updates for others and itself, to be sent in their order.
+        """
+        return requests.follow(self.books, container_id, resources, now_s, enforce)
+
     # ------------------------------------------------------------------ the life of a container
 
     @_transition

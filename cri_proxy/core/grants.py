@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple, Optional
 
 from policies.cpus import NO_CPUS
-from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement
+from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Resources
 
 
 class Stance(str, Enum):
@@ -51,7 +51,9 @@ class Grant:
     ``runs_on`` is where it runs when that is not ``placement.cpus`` (any stance but PLACED).
     ``displaced``: the placement it had before its CPUs went away, to go back to when they return.
     ``repairs`` are the times at which drift was repaired. ``runs_in``: the cgroup that its processes run in where
-    that is not its own, whose cpuset then binds nothing; "" = its own.
+    that is not its own, whose cpuset then binds nothing; "" = its own. ``is_outgrown``: its resources have changed while
+    nothing could be sent; it is placed by them when that can be done. ``quota_taken``: we have taken its CPU quota away
+    once, so that it is we who owe it if it is not there.
     """
 
     key: str
@@ -68,6 +70,8 @@ class Grant:
     repairs: tuple[float, ...] = ()
     why: str = ""
     runs_in: str = ""
+    is_outgrown: bool = False
+    quota_taken: bool = False
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -177,7 +181,7 @@ class Seen:
     """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty.
 
     ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells. ``runs_in``: as in its grant;
-    None = not looked up.
+    None = not looked up. ``resources``: what it has now, as it is known where that cannot be told; None = not looked up.
     """
 
     id: str
@@ -192,6 +196,7 @@ class Seen:
     mems: Optional[frozenset[int]] = None
     inherited: frozenset[int] = NO_CPUS
     runs_in: Optional[str] = None
+    resources: Optional[Resources] = None
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,26 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.core.books import Books
-from cri_proxy.core.decide import decide, predecessors, resized, stance_of
+from cri_proxy.core.decide import calls_for_a_place, decide, predecessors, resized, stance_of
 from cri_proxy.core.grants import Admission, Grant, Life, Stance, Ticket, TicketKind, Update, Waiting
 from cri_proxy.core.settle import give_places, inside, put_and_settle, put_placement, refresh, refreshed
+from cri_proxy.core.updates import has_changed, update_of
 from policies.cpus import NO_CPUS
-from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Resources, altered
+from policies.model import (
+    NO_FENCE,
+    UNTOUCHED,
+    BudgetSpent,
+    Container,
+    Decision,
+    Fence,
+    Placement,
+    PlacementRefused,
+    Resources,
+    altered,
+)
+
+#: How a resize ended that was found by a comparison, as the history tells it.
+CHANGED_PAST_US = "resized past us"
 
 
 def admit(books: Books, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
@@ -184,6 +199,13 @@ def resize(
     old = books.grants.get(container_id)
     if old is None or old.life is Life.CREATING:
         return None
+    # 1. Set aside what this one supersedes. Should they come back, the runtime tells whether it has made them.
+    open_ones = tuple(t for t in books.tickets.values() if t.target == container_id)
+    superseded = tuple(books.grants[t.key] for t in open_ones)
+    waiting = tuple(w for t in open_ones for w in t.waiting)
+    open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
+    books.set_aside(superseded, open_ones)
+    # 2. Decide, and book it under a ticket.
     new_fence = Fence(fence.cpus or old.fence.cpus, fence.mems or old.fence.mems)
     container = replace(old.container, resources=resources)
     key = books.next_ticket()
@@ -199,9 +221,11 @@ def resize(
         life=Life.CREATING,
         displaced=old.displaced if decision.placement.home == old.placement.home else None,
         why=decision.why,
+        is_outgrown=False,
     )
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
-    ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, found=old.stance)
+    ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
+                    found=old.stance, waiting=waiting)  # fmt: skip
     before, after = _book(books, pending, ticket, decision)
     give_back = pending.quota if old.lifted and not pending.lifted else None
     return Admission(key, decision, stance, sent, before, after, give_back)
@@ -229,6 +253,7 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
             runs_on=pending.runs_on,
             displaced=pending.displaced,
             why=pending.why,
+            is_outgrown=False,
         )
         books.put(bound)
         updates = refresh(books)
@@ -246,6 +271,47 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
         give_back = next((u.give_back for u in updates if u.id == ticket.target), None)
         return (*others, Update(ticket.target, now.placement, True, why, give_back))
     return _with_missed(books, updates, ticket.target, ticket.sent, why)
+
+
+def follow(
+    books: Books, container_id: str, resources: Resources, now_s: float, enforce: bool
+) -> tuple[Update, ...]:
+    """``Engine.follow_resources``."""
+    old = books.grants.get(container_id)
+    if old is None or old.life in (Life.CREATING, Life.HELD):
+        return ()
+    if any(ticket.target == container_id for ticket in books.tickets.values()):
+        return ()  # its end tells
+    # 1. Nothing can be sent, or the policy will not: known, counted, and where it was.
+    if not enforce:
+        container = replace(old.container, resources=resources)
+        is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
+        why = "its resources were changed past us; where it runs is left as it is"
+        return _take_over(books, old, resources, now_s, why, is_outgrown)
+    try:
+        admission = resize(books, container_id, resources, NO_FENCE, now_s)
+    except (PlacementRefused, BudgetSpent) as refusal:
+        why = f"its resources were changed past us, and it stays where it is: {refusal}"
+        return _take_over(books, old, resources, now_s, why, is_outgrown=False)
+    assert admission is not None
+    # 2. The runtime has made it: what remains to be told is its place.
+    missed = commit(books, admission.ticket, now_s)
+    books.outcome(container_id, CHANGED_PAST_US)
+    now = books.grants[container_id]
+    others = tuple(u for u in missed if u.id != container_id)
+    own = (update_of(old, now),) if has_changed(old, now) else ()
+    return (*admission.before, *own, *others)
+
+
+def _take_over(
+    books: Books, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
+) -> tuple[Update, ...]:
+    """Take over a container's resources, and leave it where it is."""
+    container = replace(old.container, resources=resources)
+    now = replace(old, container=container, is_outgrown=is_outgrown)
+    books.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
+    books.outcome(old.key, CHANGED_PAST_US)
+    return put_and_settle(books, now)
 
 
 def _with_missed(

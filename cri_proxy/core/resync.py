@@ -14,7 +14,7 @@ from cri_proxy.core.decide import opted_out
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
 from policies.cpus import NO_CPUS
-from policies.model import Container, Placement, Qos
+from policies.model import Container, Placement, Qos, Resources
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -30,6 +30,7 @@ class Resync:
     adopted: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
+    resized: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
@@ -88,7 +89,8 @@ class Listing:
 
     ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
     engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of
-    ours on its way then or since; their cpusets say nothing yet.
+    ours on its way then or since; their cpusets say nothing yet. ``enforce`` False: nothing can be sent, and so
+    nothing is repaired; what runs is taken over all the same.
     """
 
     seen: Mapping[str, Seen]
@@ -96,6 +98,7 @@ class Listing:
     details: Mapping[str, Container] = field(default_factory=dict)
     then: Mapping[str, Grant] = field(default_factory=dict)
     unsettled: frozenset[str] = frozenset()
+    enforce: bool = True
 
 
 def resync(engine: Engine, listing: Listing, now_s: float) -> Resync:
@@ -139,6 +142,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
 def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: float, told: set[str]) -> Resync:
     updates: list[Update] = []
     drifted: list[str] = []
+    resized: list[str] = []
     foreign: list[str] = []
     adopted: list[str] = []
     resizing = {t.target for t in engine.tickets.values()}
@@ -149,7 +153,13 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
             # What a container runs on says nothing while it is being told to run elsewhere.
             in_motion = item.id in listing.unsettled or item.id in told or item.id in resizing
             if not in_motion and (not listing.then or _unchanged(engine, item.id, listing.then)):
-                found += _check_cpuset(engine, item, now_s, drifted, foreign)
+                was, resources = engine.grants.get(item.id), _news_of_resources(engine, item, listing.enforce)
+                if resources is not None:
+                    found += engine.follow_resources(item.id, resources, now_s, listing.enforce)
+                    resized.append(item.id)
+                now = engine.grants.get(item.id)
+                if was is not None and now is not None and was.placement == now.placement:
+                    found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
             found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen))
@@ -159,13 +169,26 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
             adopted.append(item.id)
         updates += found
         told = told | {u.id for u in found}
-    return Resync(tuple(updates), tuple(adopted), drifted=tuple(drifted), foreign=tuple(foreign))
+    news = {"drifted": drifted, "resized": resized, "foreign": foreign, "adopted": adopted}
+    return Resync(tuple(updates), **{name: tuple(ids) for name, ids in news.items()})
 
 
 def _unchanged(engine: Engine, key: str, then: Mapping[str, Grant]) -> bool:
-    """Whether a container's place is what it was when its cpuset was looked at."""
+    """Whether a container's place and resources are what they were when its cgroup was looked at."""
     before, now = then.get(key), engine.grants.get(key)  # one that has just been seen to have ended is gone
-    return before is not None and now is not None and before.placement == now.placement
+    if before is None or now is None:
+        return False
+    return before.placement == now.placement and before.container.resources == now.container.resources
+
+
+def _news_of_resources(engine: Engine, item: Seen, enforce: bool) -> Optional[Resources]:
+    """A container's resources if it is not known with them, or is still to be placed by them; else None."""
+    grant = engine.grants.get(item.id)
+    if grant is None or grant.life is Life.HELD:
+        return None
+    known = grant.container.resources
+    found = known if item.resources is None else item.resources
+    return found if found != known or (enforce and grant.is_outgrown) else None
 
 
 def _settle_tickets(
@@ -220,9 +243,17 @@ def _told_last(
 
 
 def _settle_resize(engine: Engine, ticket: Ticket, item: Optional[Seen], now_s: float) -> tuple[Update, ...]:
-    """A resize nobody knows the end of: the container's cpuset tells whether the runtime has made it."""
+    """A resize nobody knows the end of: what the container has now tells whether the runtime has made it.
+
+    Its resources do where they are others by it; else its cpuset.
+    """
     old = engine.grants.get(ticket.target)
     if old is not None and item is not None and not item.exited:
+        asked, known = engine.grants[ticket.key].container.resources, old.container.resources
+        if item.resources is not None and asked != known:
+            if item.resources == known:
+                return engine.cancel(ticket.id, now_s, "the runtime was not reached")
+            return engine.commit(ticket.id, now_s)
         if item.cpus is None:
             return ()  # not looked at this time
         if item.cpus != ticket.sent.cpus and item.cpus == old.placement.cpus:
@@ -256,7 +287,7 @@ def _note_where(engine: Engine, item: Seen) -> tuple[Update, ...]:
 
 
 def _check_cpuset(
-    engine: Engine, item: Seen, now_s: float, drifted: list[str], foreign: list[str]
+    engine: Engine, item: Seen, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
 ) -> tuple[Update, ...]:
     """Repair a cpuset that is not what we set any more; give up on one that somebody keeps changing."""
     grant = engine.grants.get(item.id)
@@ -267,7 +298,8 @@ def _check_cpuset(
     ours = _set_by_us(grant, online)
     if ours is None:
         return _follow_others(engine, grant, cpus)
-    if item.runs_in:  # it is not its own cgroup that says where it runs
+    # Where it runs its own cgroup does not say; and while nothing is repaired, nobody is found to undo it.
+    if item.runs_in or not enforce:
         return ()
     same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
     # An empty one is inherited, or of nobody: ours is gone, also where as many CPUs come down from above.

@@ -382,7 +382,14 @@ def _charged_on_both(old: Placement, new: Placement, kept: frozenset[int]) -> tu
 def placed(grant: Grant, placement: Placement, why: str) -> Grant:
     """The grant, managed and in this place."""
     return replace(
-        grant, stance=Stance.PLACED, placement=placement, runs_on=NO_CPUS, displaced=None, repairs=(), why=why
+        grant,
+        stance=Stance.PLACED,
+        placement=placement,
+        runs_on=NO_CPUS,
+        displaced=None,
+        repairs=(),
+        why=why,
+        is_outgrown=False,
     )
 
 

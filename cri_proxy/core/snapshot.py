@@ -61,6 +61,8 @@ class RecordWriter:
             "repairs": grant.repairs,
             "why": grant.why,
             "runs_in": grant.runs_in,
+            "is_outgrown": grant.is_outgrown,
+            "quota_taken": grant.quota_taken,
         }
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
@@ -293,6 +295,8 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
         repairs=tuple(float(at_s) for at_s in document["repairs"]),
         why=document["why"],
         runs_in=document.get("runs_in", ""),
+        is_outgrown=bool(document.get("is_outgrown", False)),
+        quota_taken=bool(document.get("quota_taken", False)),
     )
     return _checked(grant)
 

@@ -1,4 +1,4 @@
-"""Places containers that nobody announced, and follows those that were resized past us.
+"""Places containers that nobody announced.
 
 Rule: nothing that goes wrong in here stops anything. A container that cannot be decided upon stays as it is, with
 one log line and a counter, as in shell/interceptor.py; it runs already, so nobody is refused.
@@ -6,7 +6,6 @@ one log line and a counter, as in shell/interceptor.py; it runs already, so nobo
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,15 +14,11 @@ from typing import Any, Optional
 from cri_proxy.core import arrivals as core
 from cri_proxy.core.arrivals import Arrival, Steps
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Stance, Update
+from cri_proxy.core.grants import Update
 from cri_proxy.shell.lookup import look_up
 from cri_proxy.shell.parts import Parts
-from cri_proxy.shell.reconciler import linux_resources
-from cri_proxy.shell.runtime import gather_limited
 from policies.cpus import format_cpus
-from policies.model import BudgetSpent, PlacementRefused, Resources
-
-AT_A_TIME = 8
+from policies.model import BudgetSpent, PlacementRefused
 
 
 class Arrivals:
@@ -89,66 +84,6 @@ class Arrivals:
             us=round(elapsed_s * 1e6), late_ms=_late_ms(arrival.started_at_ns), **fields,
         )  # fmt: skip
         return steps
-
-    # ------------------------------------------------------------------ resizes
-
-    async def follow_resizes(self, engine: Engine) -> None:
-        """Ask the runtime for everybody's resources; who was resized is decided upon anew."""
-        keeper, runtime = self._parts.keeper, self._parts.runtime
-        then = {key: grant for key, grant in engine.grants.items() if self._is_followed(key, engine)}
-        answers = await gather_limited(AT_A_TIME, [runtime.container_status(key) for key in then])
-        silent = [
-            key
-            for key, got in zip(then, answers)
-            if not isinstance(got, BaseException) and not got[0].resources.linux.ByteSize()
-        ]
-        # containerd before 1.7 tells it among the verbose information only.
-        more = await gather_limited(
-            AT_A_TIME, [runtime.container_status(key, verbose=True) for key in silent]
-        )
-        found = {**dict(zip(then, answers)), **dict(zip(silent, more))}
-        for key, got in found.items():
-            if isinstance(got, BaseException) or keeper.active() is not engine:
-                continue
-            # It may have been moved, or its quota lifted, since the runtime was asked.
-            if engine.grants.get(key) is then[key] and self._is_followed(key, engine):
-                resources = core.resources_now(then[key], linux_resources(*got))
-                if resources is not None:
-                    await self._resize(engine, key, resources)
-
-    def _is_followed(self, key: str, engine: Engine) -> bool:
-        keeper, grant = self._parts.keeper, engine.grants[key]
-        ours = keeper.enforcing or grant.stance is Stance.OBSERVED
-        alive = grant.life in (Life.CREATED, Life.RUNNING)
-        resizing = any(ticket.target == key for ticket in engine.tickets.values())
-        return ours and alive and not resizing and key not in keeper.updates.unsettled
-
-    async def _resize(self, engine: Engine, key: str, resources: Resources) -> None:
-        keeper, container = self._parts.keeper, engine.grants[key].container
-        was = container.resources
-        steps: Optional[Steps] = None
-        try:
-            steps = core.resize(engine, key, resources, keeper.clock())
-            outcome = engine.grants[key].stance.value
-        except Exception as error:
-            reason = _reason(error)
-            outcome = f"failed open: {reason}"
-            keeper.log.warning(
-                "a resize could not be followed", container=container.path, why=str(error),
-                exc_info=reason == "bug",
-            )  # fmt: skip
-        keeper.metrics.requests.labels("resize", outcome).inc()
-        if steps is None:
-            return
-        keeper.save()
-        grant = engine.grants[key]
-        keeper.log.info(
-            "resize", container=container.path, id=key, milli_limit=resources.milli_limit,
-            was=was.milli_limit, cpus=format_cpus(grant.cpus), why=grant.why, outcome=outcome,
-        )  # fmt: skip
-        await keeper.make_room(steps.before)
-        keeper.send(steps.after)
-        await asyncio.sleep(0)
 
 
 def _reason(error: Exception) -> str:

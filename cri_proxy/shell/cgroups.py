@@ -1,15 +1,19 @@
-"""Reads cpusets from cgroupfs: v1, v2 and hybrid. Every path hangs under a root parameter."""
+"""Reads cpusets and limits from cgroupfs: v1, v2 and hybrid. Every path hangs under a root parameter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
+from cri_proxy.core.resources import Reading
 from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
 KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")
+
+#: cgroup v1 tells a memory limit of which there is none as all pages that can be counted: 2^63 bytes, less a page.
+NO_MEMORY_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Cgroups:
         self.is_v1 = v1.is_dir()
         #: The hierarchy that holds cpusets.
         self.base = v1 if self.is_v1 else root
+        #: Where the controllers of CPU time and of memory may be: v1 has a mount for each, most distributions join two.
+        cpu_mounts = [root / name for name in ("cpu", "cpu,cpuacct") if (root / name).is_dir()]
+        self._cpu_v1 = cpu_mounts[0] if cpu_mounts else None
+        self._memory_v1 = root / "memory" if (root / "memory").is_dir() else None
+        self._root = root
 
     def effective(self, path: str) -> Optional[Cpusets]:
         """What a cgroup may really use, or else its nearest ancestor that exists. None without cpusets."""
@@ -117,9 +126,43 @@ class Cgroups:
         inherited = None if cpus or self.is_v1 else _read(folder / "cpuset.cpus.effective")
         return Cpusets(cpus, mems, inherited or NO_CPUS)
 
+    def limits(self, path: str, container_id: str = "") -> Reading:
+        """What a cgroup's files say of CPU shares, quota and memory limit; 0 where there are none.
+
+        ``container_id``: the path may go on behind the cgroup of that name, as ``of_container`` has it; one of the two
+        has the limits.
+        """
+        own = path
+        if container_id and container_id not in path.rpartition("/")[2]:
+            own = path.rpartition("/")[0]
+        found = self._limits(own)
+        return found if own == path else found.completed_by(self._limits(path))
+
+    def _limits(self, path: str) -> Reading:
+        relative = path.lstrip("/")
+        folder = (self._cpu_v1 or self._root) / relative
+        if self._cpu_v1 is not None:
+            quota, period = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
+            cpu = Reading(_numbers(folder / "cpu.shares")[0], 0, quota[0], period[0])
+        else:
+            quota = _numbers(folder / "cpu.max")
+            cpu = Reading(0, _numbers(folder / "cpu.weight")[0], quota[0], quota[-1])
+        name = "memory.max" if self._memory_v1 is None else "memory.limit_in_bytes"
+        memory_bytes = _numbers((self._memory_v1 or self._root) / relative / name)[0]
+        return replace(cpu, memory_limit_bytes=-1 if memory_bytes >= NO_MEMORY_LIMIT else memory_bytes)
+
 
 def _read(path: Path) -> Optional[frozenset[int]]:
     try:
         return parse_cpus(path.read_text())
     except (OSError, BadCpuList):
         return None
+
+
+def _numbers(path: Path) -> list[int]:
+    """The numbers in a file; -1 for "max", and one 0 if there are none to be read."""
+    try:
+        with open(path, "rb") as file:
+            return [-1 if word == b"max" else int(word) for word in file.read().split()] or [0]
+    except (OSError, ValueError):
+        return [0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
 from google.protobuf.json_format import ParseDict, ParseError
@@ -14,16 +14,17 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.arrivals import Arrival
 from cri_proxy.core.cri import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Seen, Stance
+from cri_proxy.core.grants import Life, Seen
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quota import pod_cgroup
+from cri_proxy.core.resources import Reading, has_news, resources_read, resources_told
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.runtime import Runtime, gather_limited
 from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
-from policies.model import Container, Pod
+from policies.model import Container, Pod, Resources
 
 AT_A_TIME = 8
 
@@ -50,6 +51,8 @@ class Reconciler:
         self._paths: dict[str, Optional[str]] = {}
         #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
         self._outside: dict[str, tuple[int, str]] = {}
+        #: What the runtime had to say of limits that are not as known: the limits, what was known, what was made of them.
+        self._explained: dict[str, tuple[Reading, Resources, Resources]] = {}
         #: Sandboxes the last list did not name, and those that cannot be understood.
         self._missing: set[str] = set()
         self._refused: set[str] = set()
@@ -79,11 +82,9 @@ class Reconciler:
             details = {key: arrival.container for key, arrival in adopted.items()}
             if with_cpusets:
                 await self._sandboxes(engine)
-                await self._cpusets(engine, seen)
-            # In mode observe nothing is repaired, and so nobody is found to undo it.
-            placed = (key for key, g in then.items() if g.stance is Stance.PLACED)
-            left = frozenset() if keeper.enforcing else frozenset(placed)
-            listing = Listing(seen, listed_at_s, details, then, unsettled | keeper.updates.unsettled | left)
+                await self._cgroups_of(engine, seen)
+            unsettled |= keeper.updates.unsettled
+            listing = Listing(seen, listed_at_s, details, then, unsettled, keeper.enforcing)
             parts = []
             for part in resync_slices(engine, listing, keeper.clock()):
                 if engine is not keeper.active():
@@ -96,17 +97,19 @@ class Reconciler:
             self._keeper.metrics.resyncs.labels("ok").inc()
             self._paths = {key: path for key, path in self._paths.items() if key in seen}
             self._outside = {key: where for key, where in self._outside.items() if key in seen}
+            self._explained = {key: found for key, found in self._explained.items() if key in seen}
             return merged(parts)
 
     def _tell(self, result: Resync) -> None:
         metrics, log = self._keeper.metrics, self._keeper.log
         metrics.drift.labels("repaired").inc(len(result.drifted))
         metrics.drift.labels("foreign").inc(len(result.foreign))
+        metrics.drift.labels("resized").inc(len(result.resized))
         for container_id in result.foreign:
             log.error("another writer keeps changing a cpuset; the container is left alone", id=container_id)
         counts = {
             name: len(getattr(result, name))
-            for name in ("adopted", "removed", "drifted", "foreign", "bound", "cancelled")
+            for name in ("adopted", "removed", "drifted", "resized", "foreign", "bound", "cancelled")
         }
         if any(counts.values()) or result.updates:
             log.info("resync", updates=len(result.updates), **counts)
@@ -161,7 +164,7 @@ class Reconciler:
         status, info = got
         linux = linux_resources(status, info)
         self._remember_cgroup(container_id, info)
-        item = seen[container_id] = _with_cpusets(seen[container_id], *self._look_at(container_id), linux)
+        item = seen[container_id] = _with_cpusets(seen[container_id], self._look_at(container_id), linux)
         return Arrival(
             container_id,
             self._container(pod, status, linux),
@@ -211,27 +214,53 @@ class Reconciler:
             self._keeper.send(engine.end_pod(sandbox_id))
         self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
 
-    async def _cpusets(self, engine: Engine, seen: dict[str, Seen]) -> None:
-        """The cpusets of all containers we have records of, from their cgroups; else as the runtime remembers them."""
+    async def _cgroups_of(self, engine: Engine, seen: dict[str, Seen]) -> None:
+        """The cpusets and resources of all containers we have records of: by their cgroups, else by the runtime."""
         live = [s for s in seen.values() if s.id in engine.grants and not s.exited]
-        new = [s.id for s in live if s.id not in self._paths]
-        statuses = await gather_limited(
-            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in new]
-        )
-        resources: dict[str, cri.LinuxContainerResources] = {}
-        for container_id, got in zip(new, statuses):
-            if not isinstance(got, BaseException):
-                self._remember_cgroup(container_id, got[1])
-                resources[container_id] = linux_resources(*got)
+        told = await self._told([s.id for s in live if s.id not in self._paths])
         # Hundreds of small files: read outside the event loop.
         found = await asyncio.to_thread(lambda: {s.id: self._look_at(s.id) for s in live})
-        lacking = [s.id for s in live if found[s.id][0] is None and s.id not in resources]
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in lacking])
-        for container_id, got in zip(lacking, statuses):
-            if not isinstance(got, BaseException):
-                resources[container_id] = linux_resources(*got)
+        lacking = [key for key, look in found.items() if look.sets is None or look.limits is None]
+        told.update(await self._told([key for key in lacking if key not in told]))
+        # The files tell that something is news, the runtime what was asked for: files round.
+        news = [key for key, look in found.items() if self._is_news(engine, key, look.limits)]
+        told.update(await self._told([key for key in news if key not in told]))
         for item in live:
-            seen[item.id] = _with_cpusets(item, *found[item.id], resources.get(item.id))
+            look, linux, grant = found[item.id], told.get(item.id), engine.grants.get(item.id)
+            item = seen[item.id] = _with_cpusets(item, look, linux)
+            if grant is None:
+                continue
+            resources = grant.container.resources
+            if look.limits is None:
+                resources = resources if linux is None else resources_told(grant, linux)
+            elif item.id in news:
+                resources = resources_read(grant, look.limits, linux or cri.LinuxContainerResources())
+                self._explained[item.id] = (look.limits, grant.container.resources, resources)
+            elif item.id in self._explained and has_news(grant, look.limits):
+                resources = self._explained[item.id][2]
+            seen[item.id] = replace(item, resources=resources)
+
+    def _is_news(self, engine: Engine, container_id: str, limits: Optional[Reading]) -> bool:
+        """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""
+        grant = engine.grants.get(container_id)
+        if grant is None or limits is None or not has_news(grant, limits):
+            return False
+        explained = self._explained.get(container_id)
+        return explained is None or explained[:2] != (limits, grant.container.resources)
+
+    async def _told(self, ids: Iterable[str]) -> dict[str, cri.LinuxContainerResources]:
+        """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""
+        ids = list(ids)
+        # containerd before 1.7 tells resources, and all runtimes tell processes, among the verbose information only.
+        statuses = await gather_limited(
+            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
+        )
+        told = {}
+        for container_id, got in zip(ids, statuses):
+            if not isinstance(got, BaseException):
+                self._remember_cgroup(container_id, got[1])
+                told[container_id] = linux_resources(*got)
+        return told
 
     def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
         pid = info.get("pid")
@@ -245,25 +274,38 @@ class Reconciler:
             if self._paths[container_id] is None and container_id in own:
                 self._outside[container_id] = (pid, own)
 
-    def _look_at(self, container_id: str) -> tuple[Optional[Cpusets], Optional[str]]:
-        """The cpuset of a container as its cgroup has it, and ``Seen.runs_in``; each None if it is not known."""
+    def _look_at(self, container_id: str) -> Look:
+        """What the cgroup of a container has in its files. Blocks."""
         path = self._paths.get(container_id)
         if path is None and container_id in self._outside:
             pid, own = self._outside[container_id]
             where = self._cgroups.outside(pid, own)
             if where:
                 allowed = self._cgroups.effective(where)
-                return Cpusets(NO_CPUS, NO_CPUS, allowed.cpus if allowed else NO_CPUS), where
+                return Look(Cpusets(NO_CPUS, NO_CPUS, allowed.cpus if allowed else NO_CPUS), where)
             path = own if where == "" else None
-        return (None, None) if path is None else (self._cgroups.configured(path), "")
+        if path is None:
+            return Look()
+        sets = self._cgroups.configured(path)
+        return Look(sets, "", None if sets is None else self._cgroups.limits(path, container_id))
 
 
-def _with_cpusets(
-    item: Seen, found: Optional[Cpusets], runs_in: Optional[str], linux: Optional[cri.LinuxContainerResources]
-) -> Seen:
+@dataclass(frozen=True)
+class Look:
+    """A container's cgroup: its cpuset, ``Seen.runs_in``, and its limits; each None if it is not known."""
+
+    sets: Optional[Cpusets] = None
+    runs_in: Optional[str] = None
+    limits: Optional[Reading] = None
+
+
+def _with_cpusets(item: Seen, look: Look, linux: Optional[cri.LinuxContainerResources]) -> Seen:
     """With the cpuset of its cgroup, else as the runtime remembers it; as it is if that does not, or has none."""
+    found = look.sets
     if found is not None:
-        return replace(item, cpus=found.cpus, mems=found.mems, inherited=found.inherited, runs_in=runs_in)
+        return replace(
+            item, cpus=found.cpus, mems=found.mems, inherited=found.inherited, runs_in=look.runs_in
+        )
     if linux is None or not linux.cpuset_cpus:
         return item
     with contextlib.suppress(BadCpuList):

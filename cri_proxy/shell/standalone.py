@@ -52,7 +52,7 @@ class Standalone:
         #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
         self._engine: Optional[Engine] = None
         self._ran_before: frozenset[str] = frozenset()
-        self._resizes_at = 0.0
+        self._note_at = 0.0
         self._looked = Path(parts.config["state.directory"]) / LOOKED
         self._since_ns = _recent_ns(self._looked)
         parts.reconciler.welcome = self._welcome
@@ -125,10 +125,9 @@ class Standalone:
         if parts.runtime.channel.get_state() is not grpc.ChannelConnectivity.READY:
             return
         await parts.reconciler.run(with_cpusets=False)
-        if now_s >= self._resizes_at:
-            self._resizes_at = now_s + parts.config["reconcile.interval"]
+        if now_s >= self._note_at:
+            self._note_at = now_s + parts.config["reconcile.interval"]
             self._note_look()
-            await self._arrivals.follow_resizes(engine)
 
     def _note_look(self) -> None:
         with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted

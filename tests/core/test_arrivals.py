@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Optional
 
 import pytest
 
-from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.arrivals import (
     Arrival,
     in_order,
     leave_untouched,
     own_update,
     place,
-    resize,
-    resources_now,
 )
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance
 from cri_proxy.core.invariants import broken_invariants
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import Container, PlacementRefused, Qos, Resources, Wishes
-from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S
+from policies.model import Container, PlacementRefused, Qos, Wishes
+from tests.machines import HYGON_7285_2S, MONOLITHIC_2S
 from tests.scenes import (
-    TOPOLOGY_AWARE,
     Owning,
     dump,
     engine_on,
@@ -124,78 +119,3 @@ def test_they_come_in_the_order_of_their_starts() -> None:
         arrival(app, key=key, started_at_ns=at) for key, at in (("a", 2), ("c", 1), ("b", 1))
     )
     assert [who.id for who in in_order([late, early, same])] == ["b", "c", "a"]
-
-
-# ---------------------------------------------------------------------- resizes
-
-APP = replace(
-    make_container("app", limit=2, request=1, memory=1),
-    resources=Resources(1000, 2000, 0, GIB, 100_000),
-)
-AS_CREATED: dict[str, int] = {
-    "cpu_shares": 1024, "cpu_quota": 200_000, "cpu_period": 100_000, "memory_limit_in_bytes": GIB
-}  # fmt: skip
-FOUND: dict[str, tuple[dict[str, int], Optional[Resources]]] = {
-    "as created": (AS_CREATED, None),
-    "the runtime tells nothing": ({}, None),
-    "a larger limit": ({**AS_CREATED, "cpu_quota": 800_000}, replace(APP.resources, milli_limit=8000)),
-    "a larger request": ({**AS_CREATED, "cpu_shares": 2048}, replace(APP.resources, milli_request=2000)),
-    "more memory": (
-        {**AS_CREATED, "memory_limit_in_bytes": 2 * GIB},
-        replace(APP.resources, memory_limit_bytes=2 * GIB),
-    ),
-    "the limit is gone": (
-        {**AS_CREATED, "cpu_quota": -1},
-        replace(APP.resources, milli_limit=None),
-    ),
-}
-
-
-@pytest.mark.parametrize(("linux", "resources"), FOUND.values(), ids=FOUND)
-def test_a_resize_is_seen_by_what_the_runtime_has(
-    linux: dict[str, int], resources: Optional[Resources]
-) -> None:
-    engine = engine_on(HYGON_7285_2S)
-    grant = run(engine, APP, "app")
-    found = resources_now(grant, cri.LinuxContainerResources(**linux))
-    assert (None if found is None else replace(found, quota_period_us=100_000)) == resources
-
-
-def test_a_quota_that_we_have_lifted_is_no_resize() -> None:
-    owner = replace(
-        make_container("app", limit=2, qos=Qos.GUARANTEED, memory=1),
-        resources=Resources(2000, 2000, GIB, GIB, 100_000),
-    )
-    settings = replace(TOPOLOGY_AWARE, cfs_quota="lift")
-    engine = engine_on(HYGON_7285_2S, settings)
-    grant = run(engine, owner, "app")
-    assert grant.lifted
-    linux = {**AS_CREATED, "cpu_shares": 2048}
-    assert resources_now(grant, cri.LinuxContainerResources(**{**linux, "cpu_quota": -1})) is None
-    larger = resources_now(grant, cri.LinuxContainerResources(**{**linux, "cpu_quota": 300_000}))
-    assert larger is not None and larger.milli_limit == 3000
-
-
-def test_a_container_that_was_resized_is_placed_anew_at_once() -> None:
-    engine = engine_on(HYGON_7285_2S)
-    run(engine, APP, "app")
-    steps = resize(engine, "app", replace(APP.resources, milli_limit=9000), 50.0)
-    assert [(update.id, format_cpus(update.placement.cpus)) for update in steps.after] == [
-        ("app", "0-7,64-71")
-    ]
-    assert (steps.before, dict(engine.tickets), broken_invariants(engine)) == ((), {}, [])
-    assert engine.grants["app"].container.resources.milli_limit == 9000
-
-
-def test_a_resize_within_its_place_tells_nobody() -> None:
-    engine = engine_on(HYGON_7285_2S)
-    run(engine, APP, "app")
-    steps = resize(engine, "app", replace(APP.resources, milli_limit=3000), 50.0)
-    assert (steps.before, steps.after) == ((), ())
-    assert engine.grants["app"].container.resources.milli_limit == 3000
-
-
-def test_a_resize_of_one_that_has_gone_is_nothing() -> None:
-    engine = engine_on(HYGON_7285_2S)
-    steps = resize(engine, "app", APP.resources, 50.0)
-    assert (steps.before, steps.after) == ((), ())

@@ -11,8 +11,8 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Life, Stance
 from cri_proxy.core.invariants import broken_invariants
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Fence, Placement, Qos, Resources
-from tests.machines import GIB, HYGON_7285_2S, VM_NO_CACHE_INFO
+from policies.model import NO_FENCE, Fence, Placement, Qos, Resources, Wishes
+from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Number,
     Owning,
@@ -388,12 +388,21 @@ def adopted_engine() -> Engine:
     return engine
 
 
-def test_an_adopted_container_keeps_what_it_has() -> None:
+def test_an_adopted_container_keeps_what_it_has_while_it_wants_as_much() -> None:
     engine = adopted_engine()
-    admission = resize(engine, 8, request=8)
+    admission = resize(engine, 2, request=2, memory=1)
     assert (admission.stance, admission.placement.cpus) == (Stance.ADOPTED, frozenset())
     engine.commit(admission.ticket, 51.0)
-    assert engine.node.charge_milli(range(8)) == 8000
+    assert engine.node.charge_milli(range(8)) == 2000
+
+
+def test_an_adopted_container_that_is_resized_is_placed_by_its_new_resources() -> None:
+    engine = adopted_engine()
+    admission = resize(engine, 4, request=4)
+    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Stance.PLACED, "0-3")
+    assert not admission.placement.mems  # its memory is anywhere
+    engine.commit(admission.ticket, 51.0)
+    assert engine.node.charge_milli(range(4)) == 4000
 
 
 def test_an_adopted_container_that_the_caller_gives_a_cpuset_is_placed_in_it() -> None:
@@ -410,3 +419,129 @@ def test_an_observed_container_is_not_touched() -> None:
     observed = engine.admit(make_container("app", limit=2), NO_FENCE, 0.0, enforce=False)
     engine.bind(observed.ticket, "app", 0.0)
     assert not resize(engine, 8).placement.cpus
+
+
+# ---------------------------------------------------------------------- two of one container
+
+
+def test_a_resize_supersedes_one_whose_reply_was_lost() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=2, request=2), "app")
+    older = resize(engine, 9, request=9)
+    engine.doubt(older.ticket)
+    newer = resize(engine, 2, request=1)
+    assert list(engine.tickets) == [newer.ticket]
+    engine.commit(newer.ticket, 60.0)
+    assert engine.commit(older.ticket, 61.0) == () == engine.cancel(older.ticket, 61.0)
+    assert (cpus(engine), engine.grants["app"].container.resources.milli_limit) == ("0-3,64-67", 2000)
+    assert engine.node.charge_milli(range(128)) == 1000
+    assert not engine.tickets
+
+
+@pytest.mark.parametrize("in_doubt", [True, False])
+def test_a_resize_that_is_refused_leaves_the_one_before_it_to_be_found_out(in_doubt: bool) -> None:
+    engine = engine_on(host_of(HYGON_7285_2S), policy=Owning(topology(HYGON_7285_2S)))
+    run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
+    older = resize(engine, 3, request=3)
+    if in_doubt:
+        engine.doubt(older.ticket)
+    before = dump(engine)
+    newer = resize(engine, 4, request=4)
+    engine.cancel(newer.ticket, 60.0)
+    assert broken_invariants(engine) == []
+    assert engine.tickets[older.ticket].in_doubt
+    assert {**dump(engine), "tickets": None, "policy": None} == {**before, "tickets": None, "policy": None}
+    engine.commit(older.ticket, 61.0)
+    assert len(engine.grants["app"].exclusive) == 3
+
+
+def test_who_waits_for_a_resize_that_is_superseded_waits_for_the_next_one() -> None:
+    engine = engine_on(host_of(VM_NO_CACHE_INFO), policy=Owning(topology(VM_NO_CACHE_INFO)))
+    run(engine, make_container("own", limit=2, qos=Qos.GUARANTEED), "own")
+    run(engine, make_container("shared", limit=8), "shared")
+    smaller = resize(engine, 1, request=1, key="own")
+    assert [u.id for u in smaller.after] == []
+    engine.doubt(smaller.ticket)
+    again_smaller = resize(engine, 1, request=1, key="own")
+    told = engine.commit(again_smaller.ticket, 60.0)
+    assert "shared" in {u.id for u in told}
+    assert broken_invariants(engine) == []
+
+
+# ---------------------------------------------------------------------- resizes past us
+
+
+def changed(engine: Engine, limit: Number, enforce: bool = True, memory: int = 0) -> dict[str, str]:
+    """What has to be told after the runtime was found with other resources for ``app``."""
+    known = engine.grants["app"].container.resources
+    now = replace(known, milli_limit=milli(limit), memory_limit_bytes=memory * GIB)
+    updates = engine.follow_resources("app", now, 70.0, enforce)
+    assert broken_invariants(engine) == []
+    assert not engine.tickets
+    assert engine.grants["app"].container.resources == now
+    return {u.id: format_cpus(u.placement.cpus) for u in updates}
+
+
+def test_a_container_that_was_resized_past_us_is_placed_anew_at_once() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=2, request=1), "app")
+    assert changed(engine, 9) == {"app": "0-7,64-71"}
+    record = engine.history[-1]
+    assert (record.operation, record.id, record.outcome) == ("resize", "app", "resized past us")
+
+
+def test_a_resize_past_us_within_its_place_tells_nobody() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=2, request=1), "app")
+    assert changed(engine, 3) == {}
+
+
+def test_who_makes_room_for_a_resize_past_us_is_told_first() -> None:
+    engine = engine_on(host_of(MONOLITHIC_2S), policy=Owning(topology(MONOLITHIC_2S)))
+    run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
+    for number in range(2):
+        run(engine, make_container(f"shared{number}", limit=2), f"old{number}")
+    grant = engine.grants["app"]
+    now = replace(grant.container.resources, milli_limit=6000, milli_request=6000)
+    told = [u.id for u in engine.follow_resources("app", now, 70.0)]
+    assert told[-1] == "app" and len(told) > 1
+    assert len(engine.grants["app"].exclusive) == 6
+
+
+def test_an_adopted_container_that_was_resized_past_us_is_placed() -> None:
+    engine = adopted_engine()
+    assert changed(engine, 4) == {"app": "0-3"}
+    assert engine.grants["app"].stance is Stance.PLACED
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_what_was_resized_while_nothing_is_sent_is_placed_once_it_may_be(adopted: bool) -> None:
+    engine = adopted_engine() if adopted else engine_on(VM_NO_CACHE_INFO)
+    if not adopted:
+        run(engine, make_container("app", limit=2, request=1), "app")
+    there = engine.grants["app"]
+    assert changed(engine, 8, enforce=False) == {}
+    assert changed(engine, 4 if adopted else 8, enforce=False) == {}
+    now = engine.grants["app"]
+    assert (now.stance, now.placement, now.is_outgrown) == (there.stance, there.placement, True)
+    assert changed(engine, 4 if adopted else 8) == {"app": "0-3" if adopted else "0-7"}
+    assert not engine.grants["app"].is_outgrown
+
+
+def test_what_the_policy_will_not_place_by_new_resources_stays_where_it_is() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=2, wishes=Wishes(l3="require")), "app")
+    assert changed(engine, 12) == {}
+    grant = engine.grants["app"]
+    assert (cpus(engine), grant.is_outgrown) == ("0-3,64-67", False)
+    assert "it stays where it is" in engine.history[-1].why
+
+
+def test_a_resize_on_its_way_is_not_followed() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=2, request=1), "app")
+    resize(engine, 9)
+    before = dump(engine)
+    assert engine.follow_resources("app", Resources(1000, 4000), 70.0) == ()
+    assert engine.follow_resources("gone", Resources(1000, 4000), 70.0) == ()
+    assert dump(engine) == before

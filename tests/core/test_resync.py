@@ -70,11 +70,11 @@ def look(
     age_s: float = 0.0,
     details: Optional[dict[str, Container]] = None,
     unsettled: str = "",
+    enforce: bool = True,
 ) -> Resync:
     """A resync; the list was asked for ``age_s`` before ``now_s``."""
-    listing = Listing(
-        {s.id: s for s in items}, now_s - age_s, details or {}, unsettled=frozenset(unsettled.split())
-    )
+    busy = frozenset(unsettled.split())
+    listing = Listing({s.id: s for s in items}, now_s - age_s, details or {}, unsettled=busy, enforce=enforce)
     result = resync(engine, listing, now_s)
     assert broken_invariants(engine) == []
     return result
@@ -577,6 +577,80 @@ def test_rule_10_a_cpuset_read_before_the_place_changed_says_nothing() -> None:
     assert resync(engine, stale, 100.0) == Resync()
     fresh = Listing({"app": seen("app", APP, "0-3")}, 99.0, then=dict(engine.grants))
     assert resync(engine, fresh, 101.0).drifted == ("app",)
+
+
+# ---------------------------------------------------------------------- resizes past us
+
+
+def resized_to(limit: int, cpus: str = "0-3", key: str = "app") -> Seen:
+    return replace(seen(key, APP, cpus), resources=replace(APP.resources, milli_limit=limit))
+
+
+def test_other_resources_are_taken_over_and_the_container_is_placed_by_them() -> None:
+    engine = with_app()
+    result = look(engine, resized_to(8000))
+    assert (result.resized, result.drifted, told(result)) == (("app",), (), {"app": "0-7"})
+    assert look(engine, resized_to(8000, "0-7")) == Resync()
+
+
+@pytest.mark.parametrize("why", ["update on its way", "resize on its way", "resize in doubt", "held"])
+def test_resources_of_a_container_in_motion_say_nothing_yet(why: str) -> None:
+    engine = with_app()
+    if why == "held":
+        engine.exited("app", None, 99.0)
+    if "resize" in why:
+        admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_FENCE, 99.0)
+        assert admission is not None
+        if why == "resize in doubt":
+            engine.doubt(admission.ticket)
+    item = replace(
+        resized_to(8000), cpus=None, resources=None if "doubt" in why else resized_to(8000).resources
+    )
+    result = look(engine, item, age_s=2.0, unsettled="app" if "update" in why else "")
+    assert result.resized == ()
+    assert engine.grants["app"].container.resources == APP.resources
+
+
+def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_after() -> None:
+    engine = with_app()
+    result = look(engine, resized_to(8000), enforce=False)
+    assert (result.resized, result.updates) == (("app",), ())
+    assert look(engine, resized_to(8000), enforce=False) == Resync()
+    result = look(engine, replace(resized_to(8000), resources=None))
+    assert (result.resized, told(result)) == (("app",), {"app": "0-7"})
+
+
+def test_nothing_is_repaired_while_nothing_is_sent() -> None:
+    engine = with_app()
+    for now_s in (100.0, 110.0, 120.0, 130.0):
+        assert look(engine, seen("app", APP, "5-6"), now_s=now_s, enforce=False) == Resync()
+    assert look(engine, seen("app", APP, "5-6"), now_s=140.0).drifted == ("app",)
+
+
+def test_resources_tell_whether_a_resize_in_doubt_was_made_where_its_cpus_do_not() -> None:
+    for limit, made in ((3000, True), (2000, False)):
+        engine = with_app()  # 3 CPUs are the same rung
+        admission = engine.resize("app", replace(APP.resources, milli_limit=3000), NO_FENCE, 50.0)
+        assert admission is not None and format_cpus(admission.placement.cpus) == "0-3"
+        engine.doubt(admission.ticket)
+        look(engine, resized_to(limit))
+        assert not engine.tickets
+        assert engine.grants["app"].container.resources.milli_limit == limit
+        assert (engine.history[-1].outcome == "resized") is made
+
+
+def test_of_two_resizes_in_doubt_the_one_that_was_made_counts() -> None:
+    for limit, where in ((8000, "0-7"), (2000, "0-3")):
+        engine = with_app()
+        for wanted in (8000, 3000):
+            admission = engine.resize("app", replace(APP.resources, milli_limit=wanted), NO_FENCE, 50.0)
+            assert admission is not None
+            engine.doubt(admission.ticket)
+        look(engine, resized_to(limit, where))
+        look(engine, resized_to(limit, where))
+        assert not engine.tickets
+        assert engine.grants["app"].container.resources.milli_limit == limit
+        assert format_cpus(engine.grants["app"].cpus) == where
 
 
 # ---------------------------------------------------------------------- resizes nobody knows the end of

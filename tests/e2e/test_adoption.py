@@ -8,7 +8,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CPU_PERIOD_US
-from tests.e2e.node import GIB, Node
+from tests.e2e.node import GIB, Node, until
 
 pytestmark = pytest.mark.containerd
 
@@ -62,16 +62,18 @@ async def test_their_next_attempt_is_placed(stopped_node: Node) -> None:
     assert await node.cpus(second) == "0"
 
 
-async def test_a_resize_of_one_leaves_its_cpus_alone(stopped_node: Node) -> None:
+@pytest.mark.parametrize("past_us", [False, True])
+async def test_one_that_is_resized_is_placed_by_its_new_resources(stopped_node: Node, past_us: bool) -> None:
     node = stopped_node
-    made = await node.run("p", by=node.direct, cpu_request=100, cpu_limit=1000)
-    place = await node.place(made)
+    node.agent.write_config({"reconcile": {"interval": "200ms"}})
+    made = await node.run("p", by=node.direct, cpu_request=100, cpu_limit=2000)
     await node.agent.start()
     await node.until_runtime_is_known()
-    await node.kubelet.update(made.id, cpu_period=CPU_PERIOD_US, cpu_quota=2 * CPU_PERIOD_US, cpu_shares=2048)
-    assert await node.place(made) == place
-    assert node.containerd.quota_of(made.id) == 2 * CPU_PERIOD_US
-    assert (await node.row(made))["cpu_limit_milli"] == 2000
+    by = node.direct if past_us else node.kubelet
+    await by.update(made.id, cpu_period=CPU_PERIOD_US, cpu_quota=CPU_PERIOD_US, cpu_shares=512)
+    row = await node.until_known(made, stance="placed", cpu_limit_milli=1000, cpu_request_milli=500)
+    assert await until(lambda: node.cpus(made), lambda cpus: cpus == row["cpus"]) in ("0", "1")
+    assert node.containerd.quota_of(made.id) == CPU_PERIOD_US
 
 
 async def test_what_ended_or_was_not_started_is_no_trouble(stopped_node: Node) -> None:

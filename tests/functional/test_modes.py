@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.agent import Agent
@@ -199,3 +200,77 @@ async def test_a_container_from_before_is_adopted_in_observe_too(runtime: FakeRu
         await ask(agent, "mode", mode="enforce")
         await compared(agent)
         assert (updates(runtime), (await rows(agent))["old"]["cpus"]) == (0, "4-5")
+
+
+# ---------------------------------------------------------------------- resizes meanwhile
+
+
+async def _resized_past_us(direct: CriClient, container_id: str, milli: int) -> None:
+    await direct.update(container_id, cpu_quota=100 * milli, cpu_period=100_000, cpu_shares=1024)
+
+
+@pytest.mark.parametrize("other", ["observe", "off", "away", "past us"])
+async def test_a_resize_that_nobody_told_us_of_is_followed(runtime: FakeRuntime, other: str) -> None:
+    old = run_without_us(runtime, "old", cpu_request=1000, cpu_limit=8000)
+    async with new_agent(runtime) as agent, CriClient(runtime.socket) as direct:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            _, made = await run_pod_with(client, "web", cpu_request=1000, cpu_limit=8000)
+        before = runtime.cpuset(made)
+        if other == "away":
+            await agent.kill()
+        elif other != "past us":
+            await ask(agent, "mode", mode=other)
+        for container_id in (made, old):
+            await _resized_past_us(direct, container_id, 32_000)
+        if other == "away":
+            await start(agent)
+        elif other != "past us":
+            assert updates(runtime) == 2  # the client's own
+            await ask(agent, "mode", mode="enforce")
+        await compared(agent)
+        found = await rows(agent)
+        for name, container_id in (("web", made), ("old", old)):
+            assert (found[name]["stance"], found[name]["cpu_limit_milli"]) == ("placed", 32_000)
+            assert runtime.cpuset(container_id) == found[name]["cpus"] not in ("", before)
+        status = await ask(agent, "status")
+        assert status["counters"]["cri_resmgr_drift_total{result=resized}"] == 2
+        assert status["invariants"] == []
+        explained = await ask(agent, "explain", container=made)
+        last = explained["history"][-1]
+        assert (last["operation"], last["outcome"]) == ("resize", "resized past us")
+
+
+async def test_in_observe_a_resize_is_known_and_moves_nothing_until_it_may(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent, CriClient(agent.socket) as client:
+        await start(agent)
+        _, made = await run_pod_with(client, "web", cpu_request=1000, cpu_limit=8000)
+        before = runtime.cpuset(made)
+        await ask(agent, "mode", mode="observe")
+        await _resized_past_us(client, made, 32_000)
+        await compared(agent)
+        row = (await rows(agent))["web"]
+        assert (row["cpu_limit_milli"], row["cpus"], runtime.cpuset(made)) == (32_000, before, before)
+        assert (updates(runtime), (await restart(agent))["mode"]) == (1, "observe")
+        await ask(agent, "mode", mode="enforce")
+        await compared(agent)
+        assert runtime.cpuset(made) == (await rows(agent))["web"]["cpus"] != before
+
+
+async def test_the_newer_of_two_resizes_wins_where_the_reply_of_the_older_was_lost(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent, CriClient(agent.socket) as client:
+        await start(agent)
+        _, made = await run_pod_with(client, "web", cpu_request=1000, cpu_limit=2000)
+        before = runtime.cpuset(made)
+        runtime.script("UpdateContainerResources", act_before_error=True, error=(14, "gone"), times=1)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await _resized_past_us(client, made, 32_000)
+        assert (await ask(agent, "status"))["in_doubt"] == 1
+        await _resized_past_us(client, made, 2000)
+        await compared(agent)
+        row = (await rows(agent))["web"]
+        assert (row["cpu_limit_milli"], row["cpus"], runtime.cpuset(made)) == (2000, before, before)
+        status = await ask(agent, "status")
+        assert (status["in_doubt"], status["invariants"]) == (0, [])
