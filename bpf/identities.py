@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
@@ -94,15 +94,17 @@ async def _list_by(channel: Channel) -> dict[str, Identity]:
     for version in _VERSIONS:
         service = f"/{version}.RuntimeService"
         try:
-            pods = await _call(
+            pods = await _listed(
                 channel,
                 f"{service}/ListPodSandbox",
+                f"{service}/StreamPodSandboxes",
                 listing.ListPodSandboxRequest(),
                 listing.ListPodSandboxResponse,
             )
-            containers = await _call(
+            containers = await _listed(
                 channel,
                 f"{service}/ListContainers",
+                f"{service}/StreamContainers",
                 listing.ListContainersRequest(),
                 listing.ListContainersResponse,
             )
@@ -114,8 +116,24 @@ async def _list_by(channel: Channel) -> dict[str, Identity]:
     raise AssertionError("there is a last version")
 
 
-async def _call(channel: Channel, method: str, request: Any, reply: Any) -> Any:
-    return await UnaryUnaryMethod(channel, method, type(request), reply)(request, timeout=TIMEOUT_S)
+async def _listed(channel: Channel, method: str, streamed: str, request: Any, reply: Any) -> Any:
+    """A list; in parts, each of which reads as a short list, where it is too long for one message."""
+    try:
+        return await UnaryUnaryMethod(channel, method, type(request), reply)(request, timeout=TIMEOUT_S)
+    except GRPCError as error:
+        if error.status is not Status.RESOURCE_EXHAUSTED:
+            raise
+        too_long = error
+    try:
+        parts = await UnaryStreamMethod(channel, streamed, type(request), reply)(request, timeout=TIMEOUT_S)
+    except GRPCError as failure:
+        if failure.status is Status.UNIMPLEMENTED:
+            raise too_long from None
+        raise
+    whole = reply()
+    for part in parts:
+        whole.MergeFrom(part)
+    return whole
 
 
 def read_identities(

@@ -33,6 +33,11 @@ SERVER_OPTIONS = (
 CRI_SERVICES = ("RuntimeService", "ImageService")
 BUSYBOX = "docker.io/local/busybox:1"
 EVENTS = "RuntimeService/GetContainerEvents"
+#: Streamed lists, the list each of them is, and the name of its items.
+STREAMED = {
+    "RuntimeService/StreamContainers": ("RuntimeService/ListContainers", "containers"),
+    "RuntimeService/StreamPodSandboxes": ("RuntimeService/ListPodSandbox", "items"),
+}
 STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 WAIT_S = 10  # a test that waits longer has failed
 
@@ -488,12 +493,17 @@ class FakeRuntime:
         runtime_name: str = "containerd",
         runtime_version: str = "1.7.0",
         event_streams: str = "many",
+        items_a_part: int = 0,
+        most_bytes: int = 16 << 20,
     ) -> None:
+        """`items_a_part`: streamed lists come so; 0: there are none. `most_bytes`: of a message, as containerd has it."""
         if event_streams not in ("many", "single", "none"):
             raise ValueError(f"event_streams is many, single or none, not {event_streams!r}")
         self.socket = socket
         self.api_versions = api_versions
         self.event_streams = event_streams
+        self.items_a_part = items_a_part
+        self.most_bytes = most_bytes
         self.calls: list[Call] = []
         self.scripts: list[Script] = []
         self.sequence = 0
@@ -655,6 +665,8 @@ class FakeRuntime:
     async def _reply(self, call: Call, acted: Optional[bytes], context: Any) -> None:
         if call.service_method == EVENTS:
             await self._stream_events(call, context)
+        elif call.service_method in STREAMED:
+            await self._stream_list(call, context)
         elif self._is_unknown(call):
             await self._echo(call, context)
         else:
@@ -672,7 +684,13 @@ class FakeRuntime:
         self._check_api(call)
         if len(call.request) != 1:
             raise Failure(13, f"cardinality violation: {len(call.request)} messages in a unary call")
-        return self._actions[call.service_method](call.message, call).SerializeToString()
+        return self._sendable(self._actions[call.service_method](call.message, call).SerializeToString())
+
+    def _sendable(self, message: bytes) -> bytes:
+        if len(message) > self.most_bytes:
+            sizes = f"({len(message)} vs. {self.most_bytes})"
+            raise Failure(8, f"grpc: trying to send message larger than max {sizes}")
+        return message
 
     def _check_api(self, call: Call) -> None:
         service = call.full_method[1:].rpartition("/")[0]
@@ -680,7 +698,19 @@ class FakeRuntime:
             raise Failure(12, f"unknown service {service}")
 
     def _is_unknown(self, call: Call) -> bool:
-        return call.service_method != EVENTS and call.service_method not in self._actions
+        return call.service_method not in (EVENTS, *STREAMED, *self._actions)
+
+    async def _stream_list(self, call: Call, context: Any) -> None:
+        self._check_api(call)
+        if not self.items_a_part:
+            raise Failure(12, f"method {call.method} not implemented")
+        method, name = STREAMED[call.service_method]
+        # The messages have the same numbers, only the names differ.
+        whole = self._actions[method](call.message, call)
+        items = getattr(whole, name)
+        for start in range(0, len(items), self.items_a_part):
+            part = type(whole)(**{name: items[start : start + self.items_a_part]})
+            await context.write(self._sendable(part.SerializeToString()))
 
     async def _stream_events(self, call: Call, context: Any) -> None:
         self._check_api(call)

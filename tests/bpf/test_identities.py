@@ -43,6 +43,18 @@ async def test_containers_and_pods_have_names_and_owners(folder: Path, runtime: 
     assert identities.resolve("somebody") == "somebody"
 
 
+@pytest.mark.parametrize("items_a_part", [0, 2])
+async def test_lists_that_are_too_long_for_a_message_come_in_parts_if_the_runtime_can(
+    runtime: FakeRuntime, items_a_part: int
+) -> None:
+    added = {add(runtime, f"web-{n}", "nginx") for n in range(5)}
+    runtime.items_a_part, runtime.most_bytes = items_a_part, 500
+    identities = Identities([runtime.socket])
+    await identities.refresh([], 0.0)
+    assert added <= set(identities.by_id) or not items_a_part
+    assert ("RESOURCE_EXHAUSTED" in identities.problem) is (not items_a_part)
+
+
 async def test_the_runtime_is_asked_again_only_for_the_unknown_and_not_too_often(
     folder: Path, runtime: FakeRuntime
 ) -> None:
