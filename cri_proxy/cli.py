@@ -171,10 +171,15 @@ def release(container: Optional[str], everything: bool, config_file: Optional[Pa
 
 
 def _updates_text(document: Mapping[str, Any]) -> str:
-    lines = [f"{u['id'][:13]}: {u['cpus']}{_not_done(u)}" for u in document["updates"]]
+    lines = [f"{_named(u)}: {u['cpus']}{_not_done(u)}" for u in document["updates"]]
     changed = sum(update["done"] for update in document["updates"])
     lines.append(f"{changed} of {document['containers']} containers changed")
     return "\n".join([*lines, *filter(None, [document.get("problem")])])
+
+
+def _named(update: Mapping[str, Any]) -> str:
+    path, short = update.get("container"), update["id"][:13]
+    return f"{path} ({short})" if path else short
 
 
 def _not_done(update: Mapping[str, Any]) -> str:
@@ -184,11 +189,17 @@ def _not_done(update: Mapping[str, Any]) -> str:
 
 
 @cli.command()
-@click.argument("container")
+@click.argument("container", required=False)
+@click.option(
+    "--all", "everything", is_flag=True, help="Every one that was released or ran before the daemon."
+)
 @json_option
-def adopt(container: str, as_json: bool) -> None:
-    """Take a container under management that is not: place it now."""
-    show_document(ask_daemon("adopt", {"container": container}), as_json, _updates_text)
+def adopt(container: Optional[str], everything: bool, as_json: bool) -> None:
+    """Take containers under management that are not: place them now."""
+    if everything == bool(container):
+        raise click.UsageError("name one container, or say --all")
+    document = ask_daemon("adopt", {"container": container, "all": everything})
+    show_document(document, as_json, _updates_text)
 
 
 @cli.command("reset-policy")
@@ -196,7 +207,7 @@ def adopt(container: str, as_json: bool) -> None:
 @click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
 @json_option
 def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> None:
-    """Set the state aside and adopt what runs, moving nothing."""
+    """Set the state aside and take over what runs as it is, moving nothing: for records that are wrong."""
     try:
         document = ask(control_socket(), "reset-policy", {"replace": replace})
     except DaemonAbsent as error:
@@ -206,7 +217,17 @@ def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> N
         document = {"state": phrase, "updates": [], "containers": 0}
     except ControlError as error:
         fail(str(error))
-    show_document(document, as_json, lambda d: f"state {d['state']}\n{_updates_text(d)}")
+    show_document(document, as_json, _reset_text)
+
+
+def _reset_text(document: Mapping[str, Any]) -> str:
+    lines = [f"state {document['state']}", _updates_text(document)]
+    if document.get("adopted") and not document["updates"]:
+        lines.append(
+            f"{document['adopted']} containers are adopted: they keep what they have, and count where they run; "
+            "to place them: cri-resmgr adopt --all"
+        )
+    return "\n".join(lines)
 
 
 @cli.command()

@@ -34,7 +34,7 @@ from cri_proxy.core.kubelet_switch import (
     still_ours,
 )
 from cri_proxy.shell import settings
-from cri_proxy.shell.control import DaemonAbsent
+from cri_proxy.shell.control import DaemonAbsent, ask
 from cri_proxy.shell.kubelet_checks import CONNECT_S, fit_socket, front_end, likely_socket, require_runtime
 from cri_proxy.shell.kubelet_files import CannotWrite, KubeletFiles
 from cri_proxy.shell.kubelet_service import (
@@ -53,6 +53,9 @@ from cri_proxy.shell.kubelet_service import (
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, discover
 
 RELEASE = "cri-resmgr release --all"
+ADOPT = "cri-resmgr adopt --all"
+#: The stances of containers that stay where they are until they are adopted.
+LEFT_ALONE = ("released", "adopted", "observed")
 DISABLE = "cri-resmgr kubelet disable --restart"
 
 
@@ -149,9 +152,10 @@ def status(as_json: bool) -> None:
 @_restart
 @_dry_run
 @click.option("--force", is_flag=True, help="Also if the daemon is not healthy.")
+@click.option("--adopt", is_flag=True, help=f"Then place what runs already: {ADOPT}.")
 @_in_sentences
-def enable(restart: bool, dry_run: bool, force: bool) -> None:
-    """Point kubelet at us: shows the change, keeps what was, makes it."""
+def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
+    """Point kubelet at us: shows the change, keeps what was, makes it. What runs stays where it is until it is adopted."""
     host = _host()
     sockets = our_sockets(host.config)
     found = host.look()
@@ -176,12 +180,29 @@ def enable(restart: bool, dry_run: bool, force: bool) -> None:
             f"type: systemctl enable {OUR_UNITS[0]}",
             err=True,
         )
-    if not edits and found.kubelet is not None and found.status(sockets).points_at_us:
-        return
+    is_ours = not edits and found.kubelet is not None and found.status(sockets).points_at_us
     try:
-        _bring_back(host, found, endpoint, restart)
+        is_ours = is_ours or _bring_back(host, found, endpoint, restart)
     except CannotRestart as error:
         raise CannotRestart(str(error), f"{error.hint}; to go back: {DISABLE}") from None
+    _adopt(adopt, is_ours)
+
+
+def _adopt(is_wanted: bool, is_ours: bool) -> None:
+    """Say which containers stay where they are, and what places them; do that if it is wanted and kubelet is ours."""
+    try:
+        counts = ask(control_socket(), "status").get("containers", {})
+    except (DaemonAbsent, ControlError):  # with --force
+        counts = {}
+    left = {stance: counts[stance] for stance in LEFT_ALONE if counts.get(stance)}
+    if not left:
+        return
+    listed = ", ".join(f"{count} {stance}" for stance, count in left.items())
+    click.echo(f"{sum(left.values())} containers that run already stay where they are: {listed}")
+    if is_wanted and is_ours:
+        _invoke("adopt", container=None, everything=True, as_json=False)
+    else:
+        click.echo(f"to place them {'now' if is_ours else 'then'}: {ADOPT}")
 
 
 def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
@@ -309,12 +330,11 @@ def _way_back(host: Host, found: Found) -> tuple[str, tuple[Edit, ...]]:
 
 def _release(host: Host) -> None:
     """What `cri-resmgr release --all` does."""
+    _invoke("release", container=None, everything=True, config_file=host.config_file, as_json=False)
+
+
+def _invoke(command: str, **arguments: Any) -> None:
+    """Do what another command does."""
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
-    root.invoke(
-        root.command.commands["release"],
-        container=None,
-        everything=True,
-        config_file=host.config_file,
-        as_json=False,
-    )
+    root.invoke(root.command.commands[command], **arguments)

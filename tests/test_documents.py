@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from cri_proxy.cli import cli
 from cri_proxy.core.options import BY_KEY, SECTIONS
@@ -90,6 +91,19 @@ def test_the_page_of_metrics_is_what_the_metrics_say() -> None:
 
 def test_each_metric_of_an_alert_is_one() -> None:
     table, _, alerts = metrics_markdown().partition("## What to be woken for")
-    named = set(re.findall(r"cri_resmgr_\w+", alerts.partition("## Logs")[0]))
-    assert len(named) == 4
-    assert {name for name in named if f"`{name}`" not in table} == set()
+    rules = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", alerts, re.DOTALL)[0])["groups"][0]["rules"]
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for"}, rule
+        named = set(re.findall(r"cri_resmgr_\w+|\bup\b", rule["expr"]))
+        assert named, rule
+        assert {name for name in named if f"`{name}`" not in table} <= {"up"}, rule
+    # What has to be told of a daemon that does nothing, or not what it should.
+    expressions = " ".join(rule["expr"] for rule in rules)
+    for part in (
+        "up{",
+        "absent(",
+        'mode{mode="enforce"} == 0',
+        "drift_total",
+        'updates_total{result="failed"}',
+    ):
+        assert part in expressions

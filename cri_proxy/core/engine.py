@@ -166,6 +166,9 @@ class Engine:
             self.books.change("pod", self.books.pods, sandbox_id, None)
             for who in [w for w in self.books.start_failures if w[0] == pod.uid]:
                 del self.books.start_failures[who]
+            if pod.uid not in {other.uid for other in self.books.pods.values()}:
+                for who in [w for w in self.books.distrusted if w[0] == pod.uid]:
+                    self.books.change("distrust", self.books.distrusted, who, None)
         return refresh(self.books)
 
     # ------------------------------------------------------------------ requests on their way to the runtime

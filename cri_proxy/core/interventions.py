@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.core.books import Books
+from cri_proxy.core.decide import opted_out
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.peers import with_peers
 from cri_proxy.core.settle import give_places, placed, refreshed
@@ -53,6 +54,12 @@ def _unmanaged_place(books: Books, grant: Grant) -> tuple[frozenset[int], frozen
         grant.fence.cpus or books.host.parent_cpus or books.host.usable,
         grant.fence.mems or books.host.mems,
     )
+
+
+def is_adoptable(books: Books, grant: Grant) -> bool:
+    """Whether a container is left alone for no reason of its own: it was released, ran before us or under ``observe``."""
+    is_left = grant.stance in (Stance.RELEASED, Stance.ADOPTED, Stance.OBSERVED)
+    return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(books, grant.container)
 
 
 def manage(books: Books, container_id: str) -> tuple[Update, ...]:

@@ -12,6 +12,7 @@ from cri_proxy.core.grants import Grant, Life, Record, Stance
 from cri_proxy.core.peers import peer_rows, peer_text
 from policies.cpus import format_cpus
 from policies.node import Node
+from policies.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,27 @@ def domain_pools(node: Node) -> tuple[DomainPools, ...]:
     return tuple(found)
 
 
-def placement_row(grant: Grant) -> dict[str, Any]:
-    """One container as ``placements --json`` shows it."""
+def level_of(topology: Topology, cpus: frozenset[int]) -> str:
+    """The level of the smallest place that holds CPUs, as placements have it."""
+    whole = cpus & topology.online
+    for kind, level in (("l3", "ccx"), ("numa", "numa"), ("socket", "socket")):
+        around = [domain.cpus for domain in topology.at(kind) if whole & domain.cpus]
+        if len(around) == 1:
+            inside = [l3.cpus & topology.online for l3 in topology.at("l3") if l3.cpus < around[0]]
+            filled = all(cpus <= whole for cpus in inside)
+            return "nccx" if kind == "numa" and not filled else level
+        if kind == "numa" and len(around) == 2:
+            in_one_l3 = any(node & whole <= l3.cpus < node for node in around for l3 in topology.at("l3"))
+            return "numa+ccx" if in_one_l3 else "2numa"
+    return "machine"
+
+
+def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
+    """One container as ``placements --json`` shows it. Of an adopted one the level is that of the CPUs it has."""
     container = grant.container
+    level = grant.placement.level if grant.stance in (Stance.PLACED, Stance.OBSERVED) else "none"
+    if grant.stance is Stance.ADOPTED:
+        level = level_of(topology, grant.cpus)
     return {
         "id": grant.key,
         "namespace": container.pod.namespace,
@@ -60,7 +79,7 @@ def placement_row(grant: Grant) -> dict[str, Any]:
         "qos": container.qos.value,
         "state": grant.life.value,
         "stance": grant.stance.value,
-        "level": grant.placement.level if grant.stance in (Stance.PLACED, Stance.OBSERVED) else "none",
+        "level": level,
         "cpus": format_cpus(grant.cpus),
         "mems": format_cpus(grant.placement.mems),
         "exclusive": format_cpus(grant.exclusive),
@@ -74,7 +93,7 @@ def placement_row(grant: Grant) -> dict[str, Any]:
 def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     """All containers, by namespace, pod and name."""
     grants = sorted(engine.grants.values(), key=lambda g: (g.container.path, g.container.attempt, g.key))
-    return [placement_row(grant) for grant in grants]
+    return [placement_row(engine.host.topology, grant) for grant in grants]
 
 
 _COLUMNS = (
@@ -82,6 +101,7 @@ _COLUMNS = (
     ("STATE", "state"),
     ("LEVEL", "level"),
     ("CPUS", "cpus"),
+    ("EXCLUSIVE", "exclusive"),
     ("MEMS", "mems"),
     ("REQUEST", "_request"),
     ("LIMIT", "_limit"),
@@ -111,6 +131,23 @@ def find(engine: Engine, name: str) -> list[Grant]:
     """Containers by id prefix or by ``namespace/pod/container`` (or the end of it)."""
     by_id = [g for key, g in sorted(engine.grants.items()) if name and key.startswith(name)]
     return by_id or [g for g in engine.grants.values() if _matches(g.container.path, name)]
+
+
+def path_of(engine: Engine, container_id: str) -> str:
+    """``namespace/pod/container`` of an id; "" if it is gone."""
+    grant = engine.grants.get(container_id)
+    return "" if grant is None else grant.container.path
+
+
+def distrusted_paths(engine: Engine, now_s: float) -> list[str]:
+    """The containers whose next create goes through untouched, as their pods are there to have one."""
+    pods = {pod.uid: pod for pod in engine.pods.values()}
+    pods.update({grant.container.pod.uid: grant.container.pod for grant in engine.grants.values()})
+    return [
+        f"{pod.namespace}/{pod.name}/{name}"
+        for (uid, name), until_s in engine.distrusted.items()
+        if until_s > now_s and (pod := pods.get(uid)) is not None
+    ]
 
 
 class NotOne(Exception):
@@ -151,7 +188,7 @@ def explain(engine: Engine, name: str) -> Optional[dict[str, Any]]:
 
 
 def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
-    row = placement_row(grant)
+    row = placement_row(engine.host.topology, grant)
     node = engine.node
     row["fence_cpus"] = None if grant.fence.cpus is None else format_cpus(grant.fence.cpus)
     row["domains"] = [
@@ -279,8 +316,8 @@ def status_text(document: dict[str, Any]) -> str:
             lines.append(f"  untouched  {path}: the caller's cpuset holds no usable CPU")
         for path, runs_in in document.get("not_bound", {}).items():
             lines.append(f"  not bound  {path}: {_not_bound(runs_in)}")
-        for who in document["distrusted"]:
-            lines.append(f"  untouched  {who} (pod uid/container): failed to start where it was placed")
+        for path in document["distrusted"]:
+            lines.append(f"  untouched  {path}: failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
     lines += status_lines(document.get("affinity", {}))
     lines += _plugin_lines(document.get("nri", {}))

@@ -17,11 +17,20 @@ from cri_proxy.core.config import BadConfig, Source, read_config
 from cri_proxy.core.config_diff import diff_document, records_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
+from cri_proxy.core.interventions import is_adoptable
 from cri_proxy.core.invariants import broken_invariants, crowded_out
-from cri_proxy.core.report import NotOne, domain_rows, explain, find_one, placement_rows
+from cri_proxy.core.report import (
+    NotOne,
+    distrusted_paths,
+    domain_rows,
+    explain,
+    find_one,
+    path_of,
+    placement_rows,
+)
 from cri_proxy.shell.commands_affinity import AffinityCommands
 from cri_proxy.shell.control import Command
-from cri_proxy.shell.keeper import MODES
+from cri_proxy.shell.keeper import ENFORCE, MODES
 from cri_proxy.shell.machine import NoMachine
 from cri_proxy.version import VERSION
 from policies.cpus import format_cpus
@@ -93,7 +102,7 @@ class Commands:
             "counters": counters(parts.metrics.registry),
         }
         if keeper.engine is not None:
-            document.update(engine_status(keeper.engine, parts.config["policy.Active"]))
+            document.update(engine_status(keeper.engine, parts.config["policy.Active"], keeper.clock()))
         return document
 
     def _exits(self) -> str:
@@ -161,6 +170,12 @@ class Commands:
         return await self._carry_out(updates, len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
+        """Place a container that is not managed; or (``all``) those that were released or ran before us."""
+        if arguments.get("all"):
+            self._require_enforcing()
+            engine = self._engine()
+            waiting = [g for g in engine.grants.values() if is_adoptable(engine.books, g)]
+            return await self._carry_out(self._manage_all(engine, waiting), len(waiting))
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Stance.PLACED:
             raise ControlError(f"{grant.container.path} is managed already")
@@ -175,6 +190,8 @@ class Commands:
     async def reset_policy(self, arguments: dict[str, Any]) -> Any:
         """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
         parts = self._daemon.parts
+        if arguments.get("replace"):
+            self._require_enforcing()
         old = self._engine()
         phrase = parts.store.set_aside()
         self._daemon.assembly.engage(make_engine(parts.config, old.host))
@@ -183,7 +200,6 @@ class Commands:
         updates: list[Update] = []
         if arguments.get("replace"):
             adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
-            adopted.sort(key=lambda g: (g.container.path, g.key))
             updates = self._manage_all(engine, adopted)
         result = await self._carry_out(updates, len(engine.grants))
         return {**result, "state": phrase, "adopted": len(engine.grants)}
@@ -194,12 +210,17 @@ class Commands:
 
     def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[Update]:
         updates: dict[str, Update] = {}
-        for grant in adopted:
+        for grant in sorted(adopted, key=lambda g: (g.container.path, g.key)):
             try:
                 updates.update({u.id: u for u in engine.manage(grant.key)})
             except (PlacementRefused, BudgetSpent) as error:
                 self._daemon.log.warning("left as it is", container=grant.container.path, why=str(error))
         return list(updates.values())
+
+    def _require_enforcing(self) -> None:
+        mode = self._daemon.mode
+        if mode != ENFORCE:
+            raise ControlError(f"in mode {mode} nothing is placed; first: cri-resmgr mode {ENFORCE}")
 
     def _one(self, name: str) -> Grant:
         try:
@@ -217,6 +238,7 @@ class Commands:
             "updates": [
                 {
                     "id": u.id,
+                    "container": path_of(self._engine(), u.id),
                     "cpus": format_cpus(u.placement.cpus),
                     "mems": format_cpus(u.placement.mems),
                     "done": u.id not in waiting,
@@ -226,8 +248,8 @@ class Commands:
         }
 
 
-def engine_status(engine: Engine, policy: str) -> dict[str, Any]:
-    """The engine's part of the status."""
+def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, Any]:
+    """The engine's part of the status; ``now_s``: since boot."""
     stances: dict[str, int] = {}
     for grant in engine.grants.values():
         stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
@@ -250,7 +272,7 @@ def engine_status(engine: Engine, policy: str) -> dict[str, Any]:
             for g in engine.grants.values()
             if g.stance is Stance.PLACED and g.runs_in
         },
-        "distrusted": [f"{uid}/{name}" for uid, name in engine.distrusted],
+        "distrusted": distrusted_paths(engine, now_s),
         "invariants": broken_invariants(engine) + crowded_out(engine),
         "domains": domain_rows(engine.node),
     }

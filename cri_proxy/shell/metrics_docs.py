@@ -26,10 +26,22 @@ Counters begin at 0 with each start of the daemon, and those with labels appear 
 
 ## What to be woken for
 
+The daemon has to serve its metrics (`metrics.listen`), and Prometheus to scrape them under a job's name, here `cri-resmgr`.
+A daemon that passes bytes only because its installation is broken, and one that is dead, serve none: that is `up == 0`.
+
 ```yaml
 groups:
   - name: cri-resmgr
     rules:
+      - alert: CriResmgrDown              # dead, or only the launcher is left and passes bytes: systemctl status
+        expr: up{{job="cri-resmgr"}} == 0
+        for: 2m
+      - alert: CriResmgrNowhere           # no daemon is scraped at all: is the job still there?
+        expr: absent(up{{job="cri-resmgr"}})
+        for: 10m
+      - alert: CriResmgrNotEnforcing      # observe or off by command, or off since it is degraded: nothing is placed
+        expr: cri_resmgr_mode{{mode="enforce"}} == 0
+        for: 15m
       - alert: CriResmgrDegraded          # cri-resmgr status says why
         expr: cri_resmgr_degraded == 1
         for: 5m
@@ -41,6 +53,18 @@ groups:
         expr: >
           cri_resmgr_start_failures_total
           - (cri_resmgr_start_failures_total offset 15m or cri_resmgr_start_failures_total * 0) > 0
+      - alert: CriResmgrDrift             # something else writes cpusets: status lists as foreign what we gave up on
+        expr: >
+          cri_resmgr_drift_total
+          - (cri_resmgr_drift_total offset 1h or cri_resmgr_drift_total * 0) > 3
+      - alert: CriResmgrForeign           # such a container is left alone from then on
+        expr: cri_resmgr_containers{{stance="foreign"}} > 0
+        for: 5m
+      - alert: CriResmgrUpdatesFail       # the runtime does not take new cpusets: the log has "update failed"
+        expr: >
+          cri_resmgr_updates_total{{result="failed"}}
+          - (cri_resmgr_updates_total{{result="failed"}} offset 15m or cri_resmgr_updates_total{{result="failed"}} * 0) > 0
+        for: 5m
       - alert: CriResmgrInDoubt           # the runtime should have told by now what became of a create
         expr: cri_resmgr_tickets_in_doubt > 0
         for: 10m

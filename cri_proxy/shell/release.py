@@ -13,7 +13,7 @@ from cri_proxy.core.config import Config
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance, Update
 from cri_proxy.core.quota import unlimited_pods
-from cri_proxy.core.report import find_one
+from cri_proxy.core.report import find_one, path_of
 from cri_proxy.shell.assembly import BOOT_KEY, QUOTAS_KEY, read_boot_id, restore
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.keeper import Keeper
@@ -58,7 +58,7 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         results = await gather_limited(AT_A_TIME, [runtime.update(u) for u in updates])
         store.write(engine.drain())
         _give_back_quotas(node, engine, loaded)
-        rows = [_row(update, result) for update, result in zip(updates, results)]
+        rows = [_row(engine, update, result) for update, result in zip(updates, results)]
         return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}
     finally:
         store.close()
@@ -113,10 +113,11 @@ def _give_back_quotas(node: _Node, engine: Engine, loaded: Loaded) -> None:
     quotas.follow(unlimited_pods(engine.around_lifted()), lift=False)
 
 
-def _row(update: Update, result: Any) -> dict[str, Any]:
+def _row(engine: Engine, update: Update, result: Any) -> dict[str, Any]:
     """What came of one update."""
     if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
         raise result
     error = result.details() or result.code().name if isinstance(result, grpc.aio.AioRpcError) else ""
     cpus, mems = format_cpus(update.placement.cpus), format_cpus(update.placement.mems)
-    return {"id": update.id, "cpus": cpus, "mems": mems, "done": not error, "error": error}
+    names = {"id": update.id, "container": path_of(engine, update.id)}
+    return {**names, "cpus": cpus, "mems": mems, "done": not error, "error": error}

@@ -8,21 +8,25 @@ from typing import Any
 import pytest
 
 from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.report import (
     NotOne,
+    distrusted_paths,
     domain_pools,
     domain_rows,
     explain,
     explain_text,
     find,
     find_one,
+    level_of,
     placement_rows,
     placements_text,
     status_text,
 )
-from policies.model import NO_FENCE
-from tests.machines import UNEVEN_CCX, VM_NO_CACHE_INFO
-from tests.scenes import engine_on, fence, host_of, make_container, make_pod, run
+from policies.cpus import format_cpus, parse_cpus
+from policies.model import NO_FENCE, Placement, Qos
+from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO
+from tests.scenes import Owning, engine_on, fence, host_of, make_container, make_pod, run, topology
 
 
 @pytest.fixture
@@ -45,7 +49,8 @@ def test_rows_are_in_order_of_their_names(engine: Engine) -> None:
 
 def test_the_table_has_a_line_for_each_container(engine: Engine) -> None:
     title, *lines = placements_text(placement_rows(engine)).splitlines()
-    assert title.split() == ["CONTAINER", "STATE", "LEVEL", "CPUS", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
+    columns = ["CONTAINER", "STATE", "LEVEL", "CPUS", "EXCLUSIVE", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
+    assert title.split() == columns
     assert [line.split()[0] for line in lines] == ["default/db/app", "default/db/late", "default/web/app"]
     assert lines[2].split()[-3:] == ["1000m", "2000m", "placed"]
     assert lines[0].split()[-3:] == ["0m", "-", "placed"]
@@ -59,6 +64,70 @@ def test_a_container_outside_of_its_cgroup_is_told_apart(engine: Engine) -> None
     assert document is not None
     said = "  not bound: its processes run in /kubepods/podx/sandbox, outside of its own cgroup"
     assert said in explain_text(document)
+
+
+def test_the_table_marks_cpus_that_are_exclusive() -> None:
+    engine = engine_on(HYGON_7285_2S, policy=Owning(topology(HYGON_7285_2S)))
+    own = run(engine, make_container("own", 2, qos=Qos.GUARANTEED), "own")
+    run(engine, make_container("shared", 2), "shared")
+    lines = placements_text(placement_rows(engine)).splitlines()
+    assert [line.split()[4] for line in lines] == ["EXCLUSIVE", format_cpus(own.exclusive), "-"]
+
+
+LEVELS = {
+    "a part of one L3": (HYGON_7285_2S, "0-1", "ccx"),
+    "an L3": (HYGON_7285_2S, "0-3,64-67", "ccx"),
+    "a NUMA node": (HYGON_7285_2S, "0-7,64-71", "numa"),
+    "parts of the L3s of a node": (HYGON_7285_2S, "0-5", "nccx"),
+    "a node and an L3 of the next": (HYGON_7285_2S, "0-11,64-75", "numa+ccx"),
+    "two nodes": (HYGON_7285_2S, "0-15,64-79", "2numa"),
+    "three nodes": (HYGON_7285_2S, "0-23", "socket"),
+    "both sockets": (HYGON_7285_2S, "0-127", "machine"),
+    "no cache information": (VM_NO_CACHE_INFO, "0", "numa"),
+    "one CPU": (ONE_CPU, "0", "ccx"),
+    "all CPUs of one socket, some offline": (OFFLINE_CPUS, "0-127", "socket"),
+}
+
+
+@pytest.mark.parametrize("case", LEVELS)
+def test_cpus_have_a_level(case: str) -> None:
+    where, cpus, level = LEVELS[case]
+    assert level_of(topology(where), parse_cpus(cpus)) == level
+
+
+def test_an_adopted_container_has_the_level_of_its_cpus() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    cpus = parse_cpus("0-1")
+    place = Placement(home=cpus)
+    engine.adopt(Grant("a1", make_container(), place, Stance.ADOPTED, life=Life.RUNNING, runs_on=cpus))
+    assert placement_rows(engine)[0]["level"] == "ccx"
+    engine.amend(replace(engine.grants["a1"], stance=Stance.FOREIGN))
+    assert placement_rows(engine)[0]["level"] == "none"
+
+
+def test_containers_that_did_not_start_are_named_while_their_pods_are_there() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    for name in ("web", "db"):
+        pod = make_pod(name)
+        engine.add_pod(pod)
+        run(engine, make_container("app", 1, pod=pod), f"id-{name}")
+        engine.start_failed(f"id-{name}", "cpuset.cpus: invalid argument", 10.0)
+    assert distrusted_paths(engine, 20.0) == ["default/web/app", "default/db/app"]
+    engine.end_pod("sandbox-web")
+    assert distrusted_paths(engine, 20.0) == ["default/db/app"]
+    assert list(engine.distrusted) == [("uid-db", "app")]
+    assert distrusted_paths(engine, 610.0) == []
+
+
+def test_a_sandbox_that_is_replaced_does_not_end_what_is_known_of_its_pod() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    pod = make_pod("web")
+    engine.add_pod(pod)
+    run(engine, make_container("app", 1, pod=pod), "id-web")
+    engine.start_failed("id-web", "cpuset.cpus: invalid argument", 10.0)
+    engine.add_pod(replace(pod, id="sandbox-web-2"))
+    engine.end_pod("sandbox-web")
+    assert distrusted_paths(engine, 20.0) == ["default/web/app"]
 
 
 def test_an_empty_table_says_so() -> None:

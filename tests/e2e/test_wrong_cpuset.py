@@ -45,7 +45,7 @@ async def test_that_is_told_in_status_and_explain(wrong_node: Node) -> None:
     await problem_of(node.kubelet.start(first))
     second = await node.run(pod, attempt=1, cpu_limit=1000)
     status = await node.ask("status")
-    assert status["distrusted"] == [f"{pod.uid}/main"]
+    assert status["distrusted"] == ["default/p/main"]
     assert status["counters"]["cri_resmgr_start_failures_total{next_create=untouched}"] == 1
     explained = await node.ask("explain", container="default/p/main")
     failed, untouched = explained["history"]

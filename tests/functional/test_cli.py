@@ -42,6 +42,7 @@ from tests.functional.support import (
 from tests.machines import HYGON_7285_2S, machine, write_sysfs
 
 COMMANDS = [
+    ("acknowledge",),
     ("adopt",),
     ("config",),
     ("config", "check"),
@@ -63,7 +64,9 @@ COMMANDS = [
 ]
 #: Commands that ask the daemon, with arguments that are good.
 ASKING = [
+    ("acknowledge",),
     ("adopt", "default/web/web"),
+    ("adopt", "--all"),
     ("config", "show"),
     ("explain", "default/web/web"),
     ("metrics",),
@@ -239,7 +242,7 @@ async def test_a_release_that_the_runtime_refuses_is_not_called_done(
     [container_id] = runtime.containers
     runtime.script("UpdateContainerResources", error=(14, "containerd is restarting"), times=1)
     code, out, _ = await busy.cli("release", "--all")
-    assert (code, f"{container_id[:13]}: 0-127  NOT DONE: " in out) == (1, True)
+    assert (code, f" ({container_id[:13]}): 0-127  NOT DONE: " in out) == (1, True)
     await compared(busy)
     await eventually(lambda: runtime.cpuset(container_id) == "0-127", "the release is tried again")
 
@@ -254,13 +257,14 @@ async def test_a_release_without_daemon_that_the_runtime_refuses_is_made_by_the_
     for _ in range(2):
         code, out, _ = await busy.cli("release", "--all", "--config", str(busy.config_file))
         told.append((code, runtime.cpuset(container_id), out.splitlines()))
+    named = f"default/web/web ({container_id[:13]})"
     assert told == [
         (
             1,
             "0-3,64-67",
-            [f"{container_id[:13]}: 0-127  NOT DONE: containerd is slow", "0 of 1 containers changed"],
+            [f"{named}: 0-127  NOT DONE: containerd is slow", "0 of 1 containers changed"],
         ),
-        (0, "0-127", [f"{container_id[:13]}: 0-127", "1 of 1 containers changed"]),
+        (0, "0-127", [f"{named}: 0-127", "1 of 1 containers changed"]),
     ]
     assert (await start(busy))["containers"] == {"released": 1}
 

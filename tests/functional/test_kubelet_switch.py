@@ -104,6 +104,28 @@ async def test_there_and_back_is_byte_identical_and_releases_all(
     assert host.asked() == ["daemon-reload", "restart kubelet"] * 2
 
 
+async def test_enabling_again_says_what_stays_where_it_is_and_places_it_if_asked(
+    host: KubeletHost, agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    _, container = await run_pod_with(client, "app", cpu_limit=4000)
+    cpuset = runtime.cpuset(container)
+    _, out, _ = await host.cli(agent, "enable", "--restart", "--adopt")
+    assert "stay where they are" not in out  # there is nothing to say
+    await host.cli(agent, "disable", "--restart")
+    assert runtime.cpuset(container) != cpuset
+
+    _, out, _ = await host.cli(agent, "enable", "--adopt")
+    left, hint = out.splitlines()[-2:]
+    assert left == "1 containers that run already stay where they are: 1 released"
+    assert hint == "to place them then: cri-resmgr adopt --all"
+    _, out, _ = await host.cli(agent, "enable", "--restart")
+    assert out.splitlines()[-2:] == [left, "to place them now: cri-resmgr adopt --all"]
+    assert await stance(agent, container) == "released"
+    code, out, _ = await host.cli(agent, "enable", "--adopt")
+    assert (code, out.splitlines()[-1]) == (0, "1 of 1 containers changed")
+    assert (await stance(agent, container), runtime.cpuset(container)) == ("placed", cpuset)
+
+
 async def test_without_restart_it_is_said_what_to_type_and_nothing_is_released(
     host: KubeletHost, agent: Agent, client: CriClient
 ) -> None:

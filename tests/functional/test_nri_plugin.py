@@ -206,7 +206,7 @@ async def test_creates_that_come_to_nothing_leave_no_place_behind(
         given.append(reply.adjust.linux.resources.cpu.cpus)
         await host.tell("PostCreateContainer", pod, container)
     assert given[0] == given[1] != "" == given[2]
-    assert (await ask(agent, "status"))["distrusted"] == ["uid-p/app"]
+    assert (await ask(agent, "status"))["distrusted"] == ["default/p/app"]
 
 
 async def test_a_create_whose_end_nobody_tells_is_bound_by_what_the_host_runs(

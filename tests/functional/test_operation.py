@@ -13,8 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cri_api import runtime_v1_pb2 as cri
+from policies.cpus import parse_cpus
 from tests.agent import ROOT
-from tests.cri_client import CriClient
+from tests.cri_client import CriClient, cgroup_parent
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import StartAgent, resync
 from tests.functional.support import (
@@ -31,9 +32,12 @@ from tests.functional.support import (
 CCX_0, CCX_1, MACHINE = "0-3,64-67", "4-7,68-71", "0-127"
 
 
+POD_FIELDS = ("annotations", "namespace", "runtime_handler", "cgroup_parent")
+
+
 async def run_pod(client: CriClient, name: str = "web", cpus: int = 4, **more: Any) -> str:
     """A started container of ``cpus`` CPUs in a pod of its own; its id."""
-    pod_more = {key: more.pop(key) for key in ("annotations", "namespace", "runtime_handler") if key in more}
+    pod_more = {key: more.pop(key) for key in POD_FIELDS if key in more}
     pod = await client.run_pod(name, **pod_more)
     container = await client.create(pod, "app", cpu_request=cpus * 1000, cpu_limit=cpus * 1000, **more)
     await client.start(container)
@@ -152,6 +156,52 @@ async def test_release_gives_all_cpus_back_and_it_stays_so(
     assert runtime.cpuset(containers[0]) != MACHINE
 
 
+async def test_adopt_all_places_what_was_released_exclusive_cpus_and_all(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
+    run_without_us(runtime, "old", cpu_limit=4000, cpuset="96-99")
+    agent = await start_agent(policy={"Active": "topology-aware"})
+    async with CriClient(agent.socket) as client:
+        own = await run_pod(
+            client,
+            "own",
+            cgroup_parent=cgroup_parent("guaranteed", "own"),
+            qos="guaranteed",
+            memory_limit=1 << 30,
+        )
+        left = await run_pod(client, "left", annotations={"cri-resmgr.io/manage": "false"})
+        exclusive = (await placed(agent))[own]["exclusive"]
+        assert exclusive
+        _, out, _ = await agent.cli("release", "--all")
+        assert f"default/own/app ({own[:13]}): {MACHINE}" in out.splitlines()
+        _, out, _ = await agent.cli("adopt", "--all")
+    rows = await placed(agent)
+    assert f"default/own/app ({own[:13]}): {rows[own]['cpus']}" in out.splitlines()
+    # Not what has asked to be left alone.
+    assert (rows[left]["stance"], sorted(row["stance"] for row in rows.values())[:2]) == (
+        "released",
+        ["placed"] * 2,
+    )
+    assert len(parse_cpus(rows[own]["exclusive"])) == 4 and runtime.cpuset(own) == rows[own]["cpus"]
+    assert runtime.cpuset(left) == ""
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+async def test_where_nothing_is_placed_nothing_is_adopted(
+    runtime: FakeRuntime, start_agent: StartAgent, mode: str
+) -> None:
+    agent = await start_agent()
+    async with CriClient(agent.socket) as client:
+        await run_pod(client)
+    await agent.cli("release", "--all")
+    await agent.cli("mode", mode)
+    before = updates(runtime)
+    for words in (("adopt", "--all"), ("reset-policy", "--replace")):
+        code, _, problem = await agent.cli(*words)
+        assert (code, f"in mode {mode} nothing is placed" in problem) == (1, True), words
+    assert updates(runtime) == before
+
+
 async def test_release_works_with_the_daemon_down(runtime: FakeRuntime, start_agent: StartAgent) -> None:
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
@@ -211,16 +261,20 @@ async def test_a_container_of_a_vm_sandbox_from_before_us_is_left_alone(
 async def test_reset_policy_adopts_and_moves_nothing_and_replace_places_anew(
     runtime: FakeRuntime, start_agent: StartAgent
 ) -> None:
-    run_without_us(runtime, "old", cpu_limit=4000, cpuset="96-99")
+    run_without_us(runtime, "old", cpu_request=4000, cpu_limit=4000, cpuset="96-99")
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
         await run_pod(client)
-    before = cpusets(runtime)
+    before, charged = cpusets(runtime), (await agent.ask("status"))["domains"]
+    assert charged[0]["charged_milli"] == 8000
     result = await agent.ask("reset-policy")
     assert (result["updates"], cpusets(runtime)) == ([], before)
+    # What is adopted counts where it runs, as before.
+    assert (await agent.ask("status"))["domains"] == charged
+    assert {row["level"] for row in await agent.ask("placements")} == {"ccx"}
     assert {row["stance"] for row in await agent.ask("placements")} == {"adopted"}
     result = await agent.ask("reset-policy", "--replace")
-    assert len(result["updates"]) == 2
+    assert {update["container"] for update in result["updates"]} == {"default/old/old", "default/web/app"}
     assert sorted(cpusets(runtime).values()) == [CCX_0, CCX_1]
 
 

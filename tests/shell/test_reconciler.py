@@ -220,7 +220,7 @@ async def test_a_container_whose_processes_are_outside_of_its_cgroup_is_said_to_
     found.engine.manage(found.odd)
     for _ in range(4):
         assert (await found.reconciler.run()).drifted == ()
-    assert placement_row(found.engine.grants[found.odd])["runs_in"] == sandbox
+    assert placement_row(found.engine.host.topology, found.engine.grants[found.odd])["runs_in"] == sandbox
     assert list(engine_status(found.engine, "hygon")["not_bound"]) == ["ns/odd/app"]
     # Its runtime may put them there yet.
     (found.cgroups.base / own.lstrip("/") / "cgroup.events").write_text("populated 1\nfrozen 0\n")
