@@ -361,8 +361,9 @@ def _checked(value: _Value) -> _Value:
     kind: Any = type(value)
     for name, types in _plain_fields(kind):
         found = getattr(value, name)
-        texts = found.values() if isinstance(found, dict) else ()
-        if type(found) not in types or not all(isinstance(text, str) for text in texts):
+        if type(found) not in types or (
+            found and dict in types and not set(map(type, found.values())) <= {str}
+        ):
             raise TypeError(f"{name} is {found!r:.40}")
     return value
 
