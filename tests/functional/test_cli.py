@@ -203,8 +203,10 @@ async def test_answers_for_people_say_the_same(busy: Agent) -> None:
     assert "containerd 1.7.0, runtime.v1" in outs["status"]
     assert "1 placed; 0 places held, 0 creates in doubt" in outs["status"]
     header, row = outs["placements"].splitlines()
-    assert header.split() == ["CONTAINER", "STATE", "LEVEL", "CPUS", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
-    assert row.split() == ["default/web/web", "running", "ccx", "0-3,64-67", "0", "8000m", "8000m", "placed"]
+    titles = ["CONTAINER", "STATE", "LEVEL", "CPUS", "EXCLUSIVE", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
+    assert header.split() == titles
+    cells = ["default/web/web", "running", "ccx", "0-3,64-67", "-", "0", "8000m", "8000m", "placed"]
+    assert row.split() == cells
     assert "why: 8 CPUs wanted" in outs["explain"]
     assert "L3 0 (0-3,64-67): 8000m charged, 0m free" in outs["explain"]
     assert outs["mode"] == "enforce\n"
