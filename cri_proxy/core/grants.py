@@ -182,6 +182,7 @@ class Seen:
 
     ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells. ``runs_in``: as in its grant;
     None = not looked up. ``resources``: what it has now, as it is known where that cannot be told; None = not looked up.
+    ``has_no_quota``: it is seen to have none.
     """
 
     id: str
@@ -197,6 +198,7 @@ class Seen:
     inherited: frozenset[int] = NO_CPUS
     runs_in: Optional[str] = None
     resources: Optional[Resources] = None
+    has_no_quota: bool = False
 
 
 @dataclass(frozen=True)

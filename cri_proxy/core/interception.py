@@ -26,7 +26,6 @@ INTERCEPTED = frozenset(
         "StopContainer",
         "RemoveContainer",
         "UpdateContainerResources",
-        "RestorePod",
         "GetContainerEvents",
     ]
 )

@@ -24,7 +24,7 @@ def release(books: Books, container_id: str) -> Optional[Update]:
     # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
     # and of one whose record was lost nobody knows.
     was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
-    was_lifted = was_lifted or grant.stance is Stance.ADOPTED
+    was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
     is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
     if not is_ours and not _keeps_its_place(books, grant):

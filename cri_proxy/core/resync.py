@@ -14,7 +14,7 @@ from cri_proxy.core.decide import opted_out
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
 from policies.cpus import NO_CPUS
-from policies.model import Container, Placement, Qos, Resources
+from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -150,16 +150,22 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
         found: tuple[Update, ...] = ()
         if item.id in engine.grants:
             found = _follow(engine, item, now_s, listing.listed_at_s) + _note_where(engine, item)
+            was = engine.grants.get(item.id)
+            resources = _news_of_resources(engine, item, listing)
+            if resources is not None and item.id not in resizing:
+                found += engine.follow_resources(item.id, resources, now_s, listing.enforce)
+                resized.append(item.id)
             # What a container runs on says nothing while it is being told to run elsewhere.
             in_motion = item.id in listing.unsettled or item.id in told or item.id in resizing
-            if not in_motion and (not listing.then or _unchanged(engine, item.id, listing.then)):
-                was, resources = engine.grants.get(item.id), _news_of_resources(engine, item, listing.enforce)
-                if resources is not None:
-                    found += engine.follow_resources(item.id, resources, now_s, listing.enforce)
-                    resized.append(item.id)
-                now = engine.grants.get(item.id)
-                if was is not None and now is not None and was.placement == now.placement:
-                    found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
+            now = None if in_motion else engine.grants.get(item.id)
+            if (
+                now is not None
+                and was is not None
+                and was.placement == now.placement
+                and _unchanged(now, listing.then)
+            ):
+                found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
+                found = _with_quota(now, item, found) if listing.enforce else found
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
             found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen))
@@ -173,22 +179,21 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
     return Resync(tuple(updates), **{name: tuple(ids) for name, ids in news.items()})
 
 
-def _unchanged(engine: Engine, key: str, then: Mapping[str, Grant]) -> bool:
-    """Whether a container's place and resources are what they were when its cgroup was looked at."""
-    before, now = then.get(key), engine.grants.get(key)  # one that has just been seen to have ended is gone
-    if before is None or now is None:
-        return False
-    return before.placement == now.placement and before.container.resources == now.container.resources
+def _unchanged(now: Grant, then: Mapping[str, Grant]) -> bool:
+    """Whether a container's place is what it was when its cpuset was looked at."""
+    return not then or (now.key in then and then[now.key].placement == now.placement)
 
 
-def _news_of_resources(engine: Engine, item: Seen, enforce: bool) -> Optional[Resources]:
+def _news_of_resources(engine: Engine, item: Seen, listing: Listing) -> Optional[Resources]:
     """A container's resources if it is not known with them, or is still to be placed by them; else None."""
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD:
         return None
     known = grant.container.resources
-    found = known if item.resources is None else item.resources
-    return found if found != known or (enforce and grant.is_outgrown) else None
+    before = listing.then.get(item.id, grant).container.resources
+    # What was changed since its cgroup was looked at is newer than that.
+    found = known if item.resources is None or before != known else item.resources
+    return found if found != known or (listing.enforce and grant.is_outgrown) else None
 
 
 def _settle_tickets(
@@ -315,6 +320,16 @@ def _check_cpuset(
     if any(update.id == grant.key for update in updates):  # its place is another one from now on
         return updates
     return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
+
+
+def _with_quota(grant: Grant, item: Seen, updates: tuple[Update, ...]) -> tuple[Update, ...]:
+    """With the quota of a container that is without it only since we have taken it and could not give it back."""
+    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED) and not grant.lifted and grant.quota_taken
+    if not (is_ours and item.has_no_quota and grant.quota) or grant.life is Life.HELD:
+        return updates
+    told = next((u for u in updates if u.id == grant.key), None)
+    own = told or Update(grant.key, UNTOUCHED, False, "its CPU quota had not come back")
+    return (*(u for u in updates if u is not told), replace(own, give_back=grant.quota))
 
 
 def _runs_on(engine: Engine, item: Seen) -> frozenset[int]:

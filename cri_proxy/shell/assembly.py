@@ -229,7 +229,7 @@ class Assembly:
     def set_mode(self, mode: str, by_command: bool = True) -> None:
         """Change what is done with requests. By command: until another mode is configured."""
         parts = self._parts
-        parts.keeper.mode = mode
+        parts.keeper.switch(mode)
         self._meta[MODE_KEY] = mode if by_command else ""
         self._meta[CONFIGURED_KEY] = parts.config["relay.mode"]
         # Not the boot id: records of another boot may be there that were not looked at yet.
@@ -243,7 +243,7 @@ class Assembly:
         if MODE_KEY in self._meta or mode not in MODES or meta.get(CONFIGURED_KEY, configured) != configured:
             return
         self._meta.update({MODE_KEY: mode, CONFIGURED_KEY: configured})
-        self._parts.keeper.mode = mode
+        self._parts.keeper.switch(mode)
 
 
 def restore(engine: Engine, loaded: Loaded, store: Store, boot_id: str) -> tuple[Update, ...]:

@@ -167,12 +167,13 @@ class Commands:
         else:
             grants = [self._one(str(arguments.get("container", "")))]
         updates = [u for g in grants if (u := engine.release(g.key)) is not None]
+        self._daemon.parts.keeper.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
         return await self._carry_out(updates, len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
         """Place a container that is not managed; or (``all``) those that were released or ran before us."""
+        self._require_enforcing()
         if arguments.get("all"):
-            self._require_enforcing()
             engine = self._engine()
             waiting = [g for g in engine.grants.values() if is_adoptable(engine.books, g)]
             return await self._carry_out(self._manage_all(engine, waiting), len(waiting))
@@ -231,7 +232,7 @@ class Commands:
     async def _carry_out(self, updates: list[Update], count: int) -> Any:
         keeper = self._daemon.parts.keeper
         keeper.save()
-        await keeper.updates.send_and_wait(updates, WAIT_S)
+        await keeper.updates.send_and_wait(updates, WAIT_S, by_command=True)
         waiting = keeper.updates.unsettled
         return {
             "containers": count,

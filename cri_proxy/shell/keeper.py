@@ -55,6 +55,11 @@ class Keeper:
     def enforcing(self) -> bool:
         return self.mode == ENFORCE
 
+    def switch(self, mode: str) -> None:
+        """Change the mode. While it is not enforce nothing is written to the runtime and the cgroups."""
+        self.mode = mode
+        self.updates.park(not self.enforcing)
+
     def active(self) -> Optional[Engine]:
         """The engine, if it is to be asked: not degraded and not in mode off."""
         return None if self.mode == OFF else self.engine
@@ -84,8 +89,13 @@ class Keeper:
 
     def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
+        if self.engine is not None and self.quotas is not None and self.enforcing:
+            self.quotas.follow(unlimited_pods(self.engine.around_lifted()), changed)
+
+    def give_back_quotas(self, pods: Iterable[str]) -> None:
+        """Give the quotas of these pods' cgroups back where no container needs them lifted, in every mode."""
         if self.engine is not None and self.quotas is not None:
-            self.quotas.follow(unlimited_pods(self.engine.around_lifted()), self.enforcing, changed)
+            self.quotas.give_back(frozenset(pods) - unlimited_pods(self.engine.around_lifted()))
 
     def send(self, updates: Iterable[Update]) -> None:
         """Give other containers their new cpusets, in the background."""

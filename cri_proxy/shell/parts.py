@@ -50,7 +50,7 @@ class Parts:
 def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: Runtime) -> Parts:
     """The parts as a configuration has them, with nothing read yet."""
     keeper = Keeper(Store(Path(config["state.directory"])), Updates(runtime, metrics, log), metrics, log)
-    keeper.mode = config["relay.mode"]
+    keeper.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()
     return Parts(

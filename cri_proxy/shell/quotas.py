@@ -66,21 +66,24 @@ class Quotas:
             return f"{file} cannot be written ({error.strerror}); {HINT}"
         return ""
 
-    def follow(self, unlimited: Iterable[str], lift: bool, changed: Optional[Iterable[str]] = None) -> None:
+    def follow(self, unlimited: Iterable[str], changed: Optional[Iterable[str]] = None) -> None:
         """Lift the limits of these pods, and give back those of all others.
 
-        ``lift`` False: only give back. ``changed``: the pods that have to be looked at again; None = all.
+        ``changed``: the pods that have to be looked at again; None = all.
         """
         wanted = frozenset(unlimited)
         self._settled = self._settled & wanted if changed is not None else set()
         self._settled.difference_update(changed or ())
-        if lift:
-            for pod in sorted(wanted - self._settled):
-                self._attempt(pod, self._lift)
-        for pod in [p for p in self.taken if p not in wanted]:
-            self._attempt(pod, self._give_back)
+        for pod in sorted(wanted - self._settled):
+            self._attempt(pod, self._lift)
+        self.give_back(self.taken.keys() - wanted)
         for pod in [p for p in self.problems if p not in wanted and p not in self.taken]:
             del self.problems[pod]
+
+    def give_back(self, pods: Iterable[str]) -> None:
+        """Give back the limits that were taken away from these pods."""
+        for pod in sorted(self.taken.keys() & frozenset(pods)):
+            self._attempt(pod, self._give_back)
 
     def drifted(self, grants: Iterable[Grant], cgroup_of: Callable[[str], Optional[str]]) -> list[Update]:
         """Updates for containers whose own cgroup does not say what it should.

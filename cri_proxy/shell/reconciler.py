@@ -238,7 +238,8 @@ class Reconciler:
                 self._explained[item.id] = (look.limits, grant.container.resources, resources)
             elif item.id in self._explained and has_news(grant, look.limits):
                 resources = self._explained[item.id][2]
-            seen[item.id] = replace(item, resources=resources)
+            quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
+            seen[item.id] = replace(item, resources=resources, has_no_quota=quota_us < 0)
 
     def _is_news(self, engine: Engine, container_id: str, limits: Optional[Reading]) -> bool:
         """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""

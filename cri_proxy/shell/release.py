@@ -110,7 +110,7 @@ def _give_back_quotas(node: _Node, engine: Engine, loaded: Loaded) -> None:
     quotas = Quotas(root, node.log, lambda text: node.store.write({}, {QUOTAS_KEY: text}))
     if loaded.meta.get(BOOT_KEY) == read_boot_id():
         quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
-    quotas.follow(unlimited_pods(engine.around_lifted()), lift=False)
+    quotas.give_back(quotas.taken.keys() - unlimited_pods(engine.around_lifted()))
 
 
 def _row(engine: Engine, update: Update, result: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Sends cpusets to containers other than the one of the request at hand.
 
 Eight at a time; of two updates for one container the later wins; one that fails is kept and sent again with
-the next ``retry``. A failure never reaches the caller of the request that caused it.
+the next ``retry``. A failure never reaches the caller of the request that caused it. While nothing may be sent, what
+waits is dropped: the comparison that follows finds out anew what a container lacks. Only what a person has asked for
+by a command is sent all the same.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ class Updates:
         #: The update each container should get, until it has got it.
         self._wanted: dict[str, Update] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
+        #: Ids of the containers whose updates were asked for by a command.
+        self._commanded: set[str] = set()
+        self._is_parked = False
         #: What the runtime said to the last update of a container, where it was no.
         self._refusals: dict[str, str] = {}
 
@@ -52,9 +57,16 @@ class Updates:
         update = self._wanted.get(container_id)
         return update is not None and update.give_back is not None
 
-    def send(self, updates: Iterable[Update]) -> None:
+    def park(self, is_parked: bool) -> None:
+        """Send nothing from now on but what is commanded, and drop what waits; or be as before."""
+        self._is_parked = is_parked
+        for container_id in [key for key in self._wanted if is_parked and key not in self._commanded]:
+            self.forget(container_id)
+
+    def send(self, updates: Iterable[Update], by_command: bool = False) -> None:
         """Start sending; does not wait."""
-        for update in updates:
+        for update in updates if by_command or not self._is_parked else ():
+            (self._commanded.add if by_command else self._commanded.discard)(update.id)
             waiting = self._wanted.get(update.id)
             # The later cpuset wins; a quota that was not given back yet is still owed.
             if waiting is not None and update.give_back is None and not update.placement.lift_quota:
@@ -64,10 +76,12 @@ class Updates:
             if update.id not in self._sending:
                 self._sending[update.id] = asyncio.create_task(self._deliver(update.id))
 
-    async def send_and_wait(self, updates: Iterable[Update], seconds: float) -> None:
+    async def send_and_wait(
+        self, updates: Iterable[Update], seconds: float, by_command: bool = False
+    ) -> None:
         """Start sending and wait until all have been tried, at most ``seconds``."""
         listed = list(updates)
-        self.send(listed)
+        self.send(listed, by_command)
         tasks = [self._sending[u.id] for u in listed if u.id in self._sending]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -77,14 +91,14 @@ class Updates:
         waiting = [u for key, u in self._wanted.items() if key not in self._sending]
         for update in waiting:
             self._metrics.updates.labels("retried").inc()
-            self.send([update])
+            self.send([update], update.id in self._commanded)
 
     def overtaken(self, update: Update) -> None:
         """A client's request has just carried this placement: what is older is not sent any more.
 
         One that is on its way may arrive behind the request; this follows it then.
         """
-        if update.id in self._sending:
+        if update.id in self._sending and not self._is_parked:
             self._wanted[update.id] = update
         else:
             self.forget(update.id)
@@ -92,6 +106,7 @@ class Updates:
     def forget(self, container_id: str) -> None:
         """The container is gone, or not ours any more."""
         self._wanted.pop(container_id, None)
+        self._commanded.discard(container_id)
         self._refusals.pop(container_id, None)
 
     async def close(self) -> None:
@@ -124,6 +139,7 @@ class Updates:
         self._metrics.updates.labels("sent").inc()
         if self._wanted.get(update.id) is update:
             del self._wanted[update.id]
+            self._commanded.discard(update.id)
 
     def _failed(self, update: Update, error: grpc.aio.AioRpcError) -> None:
         self._metrics.updates.labels("failed").inc()

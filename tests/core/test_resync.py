@@ -593,22 +593,31 @@ def test_other_resources_are_taken_over_and_the_container_is_placed_by_them() ->
     assert look(engine, resized_to(8000, "0-7")) == Resync()
 
 
-@pytest.mark.parametrize("why", ["update on its way", "resize on its way", "resize in doubt", "held"])
-def test_resources_of_a_container_in_motion_say_nothing_yet(why: str) -> None:
+@pytest.mark.parametrize("why", ["resize on its way", "resize in doubt", "held", "resized since"])
+def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(why: str) -> None:
     engine = with_app()
     if why == "held":
         engine.exited("app", None, 99.0)
-    if "resize" in why:
+    if why.startswith("resize "):
         admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_FENCE, 99.0)
         assert admission is not None
         if why == "resize in doubt":
             engine.doubt(admission.ticket)
-    item = replace(
-        resized_to(8000), cpus=None, resources=None if "doubt" in why else resized_to(8000).resources
-    )
-    result = look(engine, item, age_s=2.0, unsettled="app" if "update" in why else "")
+    then = dict(engine.grants)
+    known = APP.resources
+    if why == "resized since":
+        known = replace(APP.resources, milli_limit=3000)
+        engine.follow_resources("app", known, 99.5)
+    item = replace(resized_to(8000), resources=None if "doubt" in why else resized_to(8000).resources)
+    result = resync(engine, Listing({"app": item}, 98.0, then=then), 100.0)
     assert result.resized == ()
-    assert engine.grants["app"].container.resources == APP.resources
+    assert engine.grants["app"].container.resources == known
+
+
+def test_an_update_of_ours_on_its_way_keeps_no_resize_from_being_followed() -> None:
+    engine = with_app()
+    result = look(engine, resized_to(8000), unsettled="app")
+    assert (result.resized, told(result)) == (("app",), {"app": "0-7"})
 
 
 def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_after() -> None:

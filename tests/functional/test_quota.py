@@ -191,6 +191,69 @@ async def test_a_change_of_mode_moves_no_quota(site: Site) -> None:
     assert (site.quota(made), site.limit("app")) == (-1, "max")
 
 
+@pytest.mark.parametrize("other", ["observe", "off"])
+async def test_outside_of_enforce_nothing_is_written(
+    runtime: FakeRuntime, start_agent: StartAgent, other: str
+) -> None:
+    agent = await start_agent(policy={"Active": "topology-aware"}, placement={"cfs_quota": "lift"})
+    async with CriClient(agent.socket) as client, CriClient(runtime.socket) as direct:
+        site = Site(runtime, agent, client)
+        gone, stays = await site.owner("gone"), await site.owner("stays")
+        shared = await client.create(await site.pod("shared", 500), "shared", **SHARER)
+        # 1. Updates wait, as a runtime refuses them, when the mode changes.
+        busy = runtime.script("UpdateContainerResources", error=(2, "busy"))
+        runtime.set_cpuset(shared, "9")
+        await resync(agent, runtime)
+        await until(agent, lambda status: status["updates_waiting"] == 1)
+        await ask(agent, "mode", mode=other)
+        assert (await ask(agent, "status"))["updates_waiting"] == 0
+        runtime.scripts.remove(busy)
+        files = [site.limit_file(name) for name in ("gone", "stays", "shared")]
+        written = [(file.stat().st_mtime_ns, file.read_text()) for file in files]
+        calls = len(runtime.calls_of("UpdateContainerResources"))
+        # 2. All that makes a daemon write: an end, another's cpuset, a resize, other CPUs, another configuration.
+        await client.remove(gone)
+        runtime.set_cpuset(stays, "20-21")
+        await direct.update(shared, cpu_quota=100_000, cpu_period=CPU_PERIOD_US, cpu_shares=1024)
+        agent.write_config({"policy": {"AvailableResources": {"CPU": "cpuset:0-63"}}})
+        await reloaded(agent)
+        agent.write_config({"placement": {"cfs_quota": "keep"}})
+        await reloaded(agent)
+        pod = await site.pod("new", 2000)
+        made = await client.create(pod, "new", **OWNER)
+        await client.start(made)
+        if other == "observe":
+            for _ in range(3):
+                await resync(agent, runtime)
+        assert [(file.stat().st_mtime_ns, file.read_text()) for file in files] == written
+        assert len(runtime.calls_of("UpdateContainerResources")) == calls + 1
+        assert (runtime.cpuset(made), site.limit("new")) == ("", "200000")
+        # 3. Back: what was left is made good.
+        await ask(agent, "mode", mode="enforce")
+        await resync(agent, runtime)
+        await runtime.wait_until(lambda: site.quota(stays) == 200_000)
+        placed = await rows(agent)
+        for name, container_id in (("stays", stays), ("shared", shared)):
+            cpus = placed[name]["cpus"]
+            await runtime.wait_until(lambda key=container_id, cpus=cpus: runtime.cpuset(key) == cpus)
+        assert (placed["shared"]["cpu_limit_milli"], site.limit("gone"), site.limit("stays")) == (
+            1000,
+            "200000",
+            "200000",
+        )
+        assert (await ask(agent, "status"))["invariants"] == []
+
+
+@pytest.mark.parametrize("other", ["observe", "off"])
+async def test_a_release_by_command_is_carried_out_in_every_mode(site: Site, other: str) -> None:
+    made = await site.owner()
+    await ask(site.agent, "mode", mode=other)
+    await ask(site.agent, "release", all=True, container="")
+    assert (site.quota(made), site.limit("app")) == (200_000, "200000")
+    code, _, problem = await site.agent.cli("adopt", made)
+    assert (code, "nothing is placed" in problem) == (1, True)
+
+
 async def test_where_the_pods_cgroup_cannot_be_written_the_quota_stays_and_it_is_told_why(
     site: Site,
 ) -> None:

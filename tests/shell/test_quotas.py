@@ -69,11 +69,11 @@ def quotas_on(tree: Tree, kept: list[str]) -> Quotas:
 def test_a_pods_limit_is_lifted_and_given_back(tree: Tree) -> None:
     kept: list[str] = []
     quotas = quotas_on(tree, kept)
-    quotas.follow([POD, OTHER], lift=True)
+    quotas.follow([POD, OTHER])
     assert (tree.quota(POD), tree.quota(OTHER)) == ("max", "max")
-    quotas.follow([OTHER], lift=True)
+    quotas.follow([OTHER])
     assert (tree.quota(POD), tree.quota(OTHER)) == ("200000", "max")
-    quotas.follow([], lift=True)
+    quotas.follow([])
     assert (tree.quota(POD), tree.quota(OTHER)) == ("200000", "50000")
     assert [json.loads(text) for text in kept] == [
         {POD: LIMIT},
@@ -86,16 +86,16 @@ def test_a_pods_limit_is_lifted_and_given_back(tree: Tree) -> None:
 def test_a_limit_is_kept_before_it_is_taken(tree: Tree) -> None:
     seen = []
     quotas = Quotas(tree.root, structlog.get_logger(), lambda text: seen.append(tree.quota(POD)))
-    quotas.follow([POD], lift=True)
+    quotas.follow([POD])
     assert seen == ["200000"]
 
 
 def test_the_next_daemon_gives_back_what_this_one_has_taken(tree: Tree) -> None:
     kept: list[str] = []
-    quotas_on(tree, kept).follow([POD], lift=True)
+    quotas_on(tree, kept).follow([POD])
     after = quotas_on(tree, [])
     after.recall(kept[-1])
-    after.follow([], lift=False)
+    after.give_back([POD, OTHER])
     assert tree.quota(POD) == "200000"
 
 
@@ -103,47 +103,49 @@ def test_a_pod_without_limit_stays_as_it_is(tree: Tree) -> None:
     kept: list[str] = []
     tree.write(POD, "max 100000")
     quotas = quotas_on(tree, kept)
-    quotas.follow([POD], lift=True)
-    quotas.follow([], lift=True)
+    quotas.follow([POD])
+    quotas.follow([])
     assert (tree.quota(POD), kept) == ("max", [])
 
 
 def test_what_kubelet_writes_is_lifted_again_and_given_back_in_the_end(tree: Tree) -> None:
     quotas = quotas_on(tree, [])
-    quotas.follow([POD], lift=True)
+    quotas.follow([POD])
     tree.write(POD, "300000 100000")
-    quotas.follow([POD], lift=True, changed=[OTHER])
+    quotas.follow([POD], changed=[OTHER])
     assert tree.quota(POD) == "300000"  # nobody was told to look
-    quotas.follow([POD], lift=True, changed=[POD])
+    quotas.follow([POD], changed=[POD])
     assert tree.quota(POD) == "max"
     tree.write(POD, "400000 100000")
-    quotas.follow([POD], lift=True)
+    quotas.follow([POD])
     assert tree.quota(POD) == "max"
-    quotas.follow([], lift=True)
+    quotas.follow([])
     assert tree.quota(POD) == "400000"
 
 
 def test_a_limit_that_kubelet_has_written_meanwhile_is_not_overwritten(tree: Tree) -> None:
     quotas = quotas_on(tree, [])
-    quotas.follow([POD], lift=True)
+    quotas.follow([POD])
     tree.write(POD, "300000 100000")
-    quotas.follow([], lift=True)
+    quotas.follow([])
     assert (tree.quota(POD), quotas.taken) == ("300000", {})
 
 
 def test_a_pod_that_is_gone_is_forgotten(tree: Tree) -> None:
     kept: list[str] = []
     quotas = quotas_on(tree, kept)
-    quotas.follow([POD], lift=True)
+    quotas.follow([POD])
     tree.remove(POD)
-    quotas.follow([], lift=True)
+    quotas.follow([])
     assert (quotas.taken, kept[-1], quotas.problems) == ({}, "{}", {})
 
 
-def test_nothing_is_lifted_while_nothing_is_enforced(tree: Tree) -> None:
+def test_only_what_was_taken_is_given_back(tree: Tree) -> None:
     quotas = quotas_on(tree, [])
-    quotas.follow([POD], lift=False)
-    assert tree.quota(POD) == "200000"
+    quotas.follow([POD])
+    tree.write(OTHER, "max 100000")
+    quotas.give_back([OTHER])
+    assert (tree.quota(POD), tree.quota(OTHER)) == ("max", "max")
 
 
 def test_a_limit_that_cannot_be_written_is_a_problem_until_it_can(tree: Tree) -> None:
@@ -151,12 +153,12 @@ def test_a_limit_that_cannot_be_written_is_a_problem_until_it_can(tree: Tree) ->
     file = tree.folder(POD) / ("cpu.cfs_quota_us" if tree.is_v1 else "cpu.max")
     file.unlink()
     file.mkdir()
-    quotas.follow([POD], lift=True)
+    quotas.follow([POD])
     assert list(quotas.problems) == [POD]
     assert quotas.problems[POD].endswith(HINT)
     file.rmdir()
     tree.write(POD, LIMIT)
-    quotas.follow([POD], lift=True, changed=())
+    quotas.follow([POD], changed=())
     assert (quotas.problems, tree.quota(POD)) == ({}, "max")
 
 

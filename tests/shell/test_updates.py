@@ -163,3 +163,39 @@ async def test_when_it_is_closed_nothing_is_on_its_way(updates: Updates, runtime
     await turn()
     await updates.close()
     assert updates._sending == {}
+
+
+# ---------------------------------------------------------------------- while nothing may be sent
+
+
+async def test_what_waits_is_dropped_and_what_comes_is_not_sent(updates: Updates, runtime: Runtime) -> None:
+    flying = [f"flying{n}" for n in range(AT_A_TIME)]
+    updates.send(update(key, "1") for key in (*flying, "behind"))
+    await turn()
+    updates.park(True)
+    updates.send([update("later", "1"), update(flying[0], "2")])
+    updates.overtaken(update(flying[1], "3"))
+    for key in flying:
+        runtime.answer(key, grpc.StatusCode.UNAVAILABLE)
+    await turn()
+    updates.retry()
+    await asyncio.wait_for(updates.send_and_wait([update("later", "1")], WAIT_S), WAIT_S)
+    assert sorted(runtime.got) == sorted(f"{key}: 1" for key in flying)
+    assert updates.unsettled == frozenset()
+    updates.park(False)
+    updates.send([update("later", "1")])
+    await turn()
+    assert runtime.got[-1] == "later: 1"
+
+
+async def test_what_a_command_asks_for_is_sent_all_the_same(updates: Updates, runtime: Runtime) -> None:
+    updates.park(True)
+    asked = asyncio.ensure_future(updates.send_and_wait([update("c", "0-7")], WAIT_S, by_command=True))
+    await turn()
+    runtime.answer("c", grpc.StatusCode.UNAVAILABLE)
+    await asked
+    updates.retry()
+    await turn()
+    runtime.answer("c")
+    await turn()
+    assert (runtime.got, updates.unsettled) == (["c: 0-7", "c: 0-7"], frozenset())
