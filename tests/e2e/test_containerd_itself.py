@@ -45,6 +45,17 @@ async def test_a_container_runs_on_the_cpuset_it_was_created_with(containerd: Co
         assert status.split() == ["Cpus_allowed_list:", "0"]
 
 
+async def test_a_container_that_was_only_created_starts_on_the_cpuset_it_was_told_since(
+    containerd: Containerd,
+) -> None:
+    async with CriClient(str(containerd.socket)) as client:
+        pod, _ = await run_pod(client, containerd)
+        restored = await client.create(pod, "restored", cpuset="0", mems="0")
+        await client.update(restored, cpuset_cpus="1")
+        await client.start(restored)
+        assert containerd.allowed_of(restored) == ("1", "0")
+
+
 async def test_two_pods_talk_over_the_bridge(containerd: Containerd) -> None:
     async with CriClient(str(containerd.socket)) as client:
         pod, _ = await run_pod(client, containerd)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 
-from tests.cri_client import CPU_PERIOD_US
+from tests.cri_client import CPU_PERIOD_US, CriClient
 from tests.e2e.node import GIB, ONE_NODE, Node, Running, until
 
 pytestmark = pytest.mark.containerd
@@ -134,3 +136,33 @@ async def test_what_kubelets_static_policy_gave_away_is_nobody_elses(node: Node)
     (kubelet / "cpu_manager_state").write_text(json.dumps(state))
     node.agent.reload()
     await until_on(node, unfenced, "0")
+
+
+async def test_the_attempt_that_never_ran_after_a_kill_has_nothing_beside_kubelets_next_one(
+    node: Node,
+) -> None:
+    shared = await node.run("shared")
+    pod = await node.pod("db", qos="guaranteed")
+    size: dict[str, Any] = {"cpu_limit": 1000, "memory_limit": GIB // 8, "qos": "guaranteed"}
+    creating = asyncio.ensure_future(node.kubelet.create(pod, "main", **size))
+
+    async def created() -> list[str]:
+        found = await node.direct.list_containers(pod_sandbox_id=pod.id)
+        return [container.id for container in found]
+
+    [first] = await until(created, lambda ids: ids != [])
+    await node.agent.kill()
+    await asyncio.wait([creating])
+    creating.exception()
+    await node.agent.start()
+    async with CriClient(node.agent.socket) as kubelet:
+        second = Running(pod, await kubelet.create(pod, "main", attempt=1, **size))
+        await kubelet.start(second.id)
+    mine = await node.cpus(second)
+    await until_on(node, shared, OTHER[mine])
+    for _ in range(2):
+        await node.agent.kill()
+        await node.agent.start()
+        await node.until_runtime_is_known()
+        assert (await node.cpus(second), await node.cpus(shared)) == (mine, OTHER[mine])
+        assert (await node.row(first), (await node.row(second))["exclusive"]) == ({}, mine)
