@@ -3,14 +3,18 @@
 ``prefer``: a container with a memory limit gets the nodes of its CPUs, if the limits charged to them and its
 own stay within 90 % of their memory; else the nearest nodes are added until they do. A limit is charged to
 its nodes in proportion to what is free there, so that no node is ever promised more than it has: that is
-what keeps a pinned pod from the OOM killer while other nodes are empty. ``pin``: the nodes of its CPUs,
-always, widened only where the limit alone is larger than they are. ``off``: nothing is set.
+what keeps a pinned pod from the OOM killer while other nodes are empty. A node where its part of the limit is
+not free at this moment is left out, whatever is charged. ``pin``: the nodes of its CPUs, always, widened only
+where the limit alone is larger than they are. ``off``: nothing is set.
+
+Hugetlb pools are no memory for limits. A container that may have huge pages gets all nodes with pages of their
+size beside those: a pool that is empty now may be filled again, and the kernel takes pages from the nearest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from policies.cpus import NO_CPUS, format_cpus
@@ -18,7 +22,7 @@ from policies.model import Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.settings import PlacementSettings
 
-#: Part of a node's MemTotal that limits may fill: the kernel's own use and per-node watermarks need the rest.
+#: Part of a node's memory that limits may fill: the kernel's own use and per-node watermarks need the rest.
 FILL_PERCENT = 90
 
 MemoryCharge = tuple[tuple[int, int], ...]
@@ -33,6 +37,25 @@ class Memory:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class Need:
+    """What a container needs of its memory nodes besides its limit.
+
+    ``types``: the kinds of memory asked for. Linux tells one kind from another by this alone: a node with CPUs is
+    DRAM, one without is something else (PMEM, HBM, CXL); types other than dram mean those. ``page_sizes``: of its
+    huge pages, in bytes. ``shared``: bytes by node that are charged already for others under the same limit.
+    ``had``: the charge it has had so far.
+    """
+
+    types: frozenset[str] = frozenset()
+    page_sizes: frozenset[int] = NO_CPUS
+    shared: Mapping[int, int] = field(default_factory=dict)
+    had: MemoryCharge = ()
+
+
+NO_NEED = Need()
+
+
 def choose_memory(
     node: Node,
     cpus: frozenset[int],
@@ -40,42 +63,100 @@ def choose_memory(
     mode: str,
     only: frozenset[int],
     fence: Optional[frozenset[int]],
-    types: frozenset[str] = frozenset(),
+    need: Need = NO_NEED,
 ) -> Memory:
     """Nodes for a container on ``cpus``.
 
-    ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems; ``types``: kinds of memory asked
-    for. Linux tells one kind from another by this alone: a node with CPUs is DRAM, one without is something else
-    (PMEM, HBM, CXL); types other than dram mean those.
+    ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems.
     """
     if mode == "off" or (mode == "prefer" and not limit_bytes):
         return Memory()
     # 1. Candidates: nodes with memory, allowed to us and by the caller, with CPUs unless named in the configuration.
     with_cpus = node.topology.root.nodes
     allowed = node.mems & (with_cpus | only)
-    if types:
-        wanted = (with_cpus if types & {"dram", "mixed"} else NO_CPUS) | (
-            node.topology.memory_nodes - with_cpus if types - {"dram"} else NO_CPUS
+    if need.types:
+        wanted = (with_cpus if need.types & {"dram", "mixed"} else NO_CPUS) | (
+            node.topology.memory_nodes - with_cpus if need.types - {"dram"} else NO_CPUS
         )
         allowed = (node.mems & wanted) or allowed
     if fence is not None:
         allowed &= fence
     if not allowed:
         return Memory(why="memory not set: no node with memory is allowed")
-    # 2. The nodes of the CPUs; one without memory is replaced by its nearest that has some.
+    # 2. The nodes by what is charged; again without those that have less free now than would be charged there.
+    short: frozenset[int] = NO_CPUS
+    while True:
+        start, chosen = _by_charges(node, cpus, limit_bytes, mode, allowed - short, need)
+        charge = spread_limit(node, chosen, limit_bytes, need.shared)
+        found = NO_CPUS if mode == "pin" else _short(node, charge, need)
+        if not found:
+            break
+        short |= found
+        if short == allowed:  # nowhere: then it is fenced off nothing
+            start = chosen = allowed
+            charge = spread_limit(node, chosen, limit_bytes, need.shared)
+            break
+    if not chosen:
+        return Memory()
+    # 3. The nodes of its huge pages. Its limit is charged to the others: they are nearer, and have the room.
+    pages = node.topology.nodes_with_pages(need.page_sizes) & node.mems - chosen
+    pages = pages if fence is None else pages & fence
+    return Memory(chosen | pages, charge, _why(start, chosen, short, pages))
+
+
+def _by_charges(
+    node: Node, cpus: frozenset[int], limit_bytes: int, mode: str, allowed: frozenset[int], need: Need
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The nodes to begin with, and those that the charges leave room on."""
+    # 1. The nodes of the CPUs; one without memory is replaced by its nearest that has some.
     near = node.topology.nodes_of(cpus)
     chosen = {n if n in allowed else _nearest(node, [n], allowed) for n in near}
     start = frozenset(chosen)
-    # 3. Widen by the nearest node while the limits do not fit; by a full one only when all are.
-    while not _fits(node, chosen, limit_bytes, mode) and len(chosen) < len(allowed):
+    # 2. Widen by the nearest node while the limits do not fit; by a full one only when all are.
+    while not _fits(node, chosen, limit_bytes, mode, need) and len(chosen) < len(allowed):
         rest = allowed - chosen
-        with_room = rest if mode == "pin" else frozenset(n for n in rest if _fits(node, [n], 1, mode))
+        with_room = rest if mode == "pin" else frozenset(n for n in rest if _fits(node, [n], 1, mode, need))
         chosen.add(_nearest(node, near, with_room or rest))
-    nodes = frozenset(chosen)
-    if not nodes:
-        return Memory()
-    why = "" if nodes == start else f"memory widened from node {format_cpus(start)} to {format_cpus(nodes)}"
-    return Memory(nodes, _spread(node, nodes, limit_bytes), why)
+    return start, frozenset(chosen)
+
+
+def _short(node: Node, charge: MemoryCharge, need: Need) -> frozenset[int]:
+    """The nodes without as much free memory now as would be added to what is charged there."""
+    known, had = node.free_memory, dict(need.had)
+    return frozenset(
+        n for n, size in charge if n in known and size - max(need.shared.get(n, 0), had.get(n, 0)) > known[n]
+    )
+
+
+def _why(start: frozenset[int], chosen: frozenset[int], short: frozenset[int], pages: frozenset[int]) -> str:
+    words = []
+    if short >= chosen:
+        words.append("no node has as much free memory now")
+    elif short:
+        words.append(
+            f"memory on node {format_cpus(chosen)}: node {format_cpus(short)} has too little free now"
+        )
+    elif chosen != start:
+        words.append(f"memory widened from node {format_cpus(start)} to {format_cpus(chosen)}")
+    if pages:
+        words.append(f"and from node {format_cpus(pages)} for its huge pages")
+    return "; ".join(words)
+
+
+def memory_of(
+    node: Node,
+    cpus: frozenset[int],
+    container: Container,
+    settings: PlacementSettings,
+    fence: Fence,
+    had: MemoryCharge = (),
+) -> Memory:
+    """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``Need``."""
+    resources = container.resources
+    types, pages = container.wishes.memory_types, resources.hugepage_sizes
+    need = Need(types, pages, node.memory_shared(container), had)
+    limit, only = resources.memory_limit_bytes, settings.memory_only_nodes
+    return choose_memory(node, cpus, limit, settings.memory, only, fence.mems, need)
 
 
 def with_memory(
@@ -88,31 +169,25 @@ def with_memory(
     fits: bool = True,
 ) -> Decision:
     """The decision for CPUs that are chosen, with the memory nodes that go with them."""
-    memory = choose_memory(
-        node,
-        place.cpus,
-        container.resources.memory_limit_bytes,
-        settings.memory,
-        settings.memory_only_nodes,
-        fence.mems,
-        container.wishes.memory_types,
-    )
+    memory = memory_of(node, place.cpus, container, settings, fence)
     placed = replace(place, mems=memory.nodes, memory_charge=memory.charge)
     return Decision(placed, f"{why}; {memory.why}" if memory.why else why, fits)
 
 
-def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str) -> bool:
-    sizes = [node.topology.memory_bytes(n) for n in nodes]
+def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str, need: Need) -> bool:
+    sizes = [node.topology.ordinary_bytes(n) for n in nodes]
     if any(size is None for size in sizes):
         return True
     if mode == "pin":
         return limit_bytes <= sum(size or 0 for size in sizes)
-    return limit_bytes <= sum(_free(node, n) for n in nodes)
+    return limit_bytes <= sum(room_bytes(node, n, need.shared) for n in nodes)
 
 
-def _free(node: Node, memory_node: int) -> int:
-    size = node.topology.memory_bytes(memory_node) or 0
-    return max(0, size * FILL_PERCENT // 100 - node.memory_charged(memory_node))
+def room_bytes(node: Node, memory_node: int, shared: Mapping[int, int] = NO_NEED.shared) -> int:
+    """What limits may still be charged to a NUMA node; 0 where its size is not known. ``shared``: as in ``Need``."""
+    size = node.topology.ordinary_bytes(memory_node) or 0
+    charged = node.memory_charged(memory_node) - shared.get(memory_node, 0)
+    return max(0, size * FILL_PERCENT // 100 - charged)
 
 
 def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> int:
@@ -120,10 +195,13 @@ def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> i
     return min(candidates, key=lambda n: (min((node.topology.distance(o, n) for o in places), default=0), n))
 
 
-def _spread(node: Node, nodes: frozenset[int], limit_bytes: int) -> MemoryCharge:
-    """Charge the limit to the nodes in proportion to what is free there."""
+def spread_limit(
+    node: Node, nodes: frozenset[int], limit_bytes: int, shared: Mapping[int, int] = NO_NEED.shared
+) -> MemoryCharge:
+    """Charge a limit to nodes in proportion to what is free there. ``shared``: as in ``Need``."""
     ordered = sorted(nodes)
-    weights = [_free(node, n) if node.topology.memory_bytes(n) is not None else limit_bytes for n in ordered]
+    unknown = [node.topology.memory_bytes(n) is None for n in ordered]
+    weights = [limit_bytes if u else room_bytes(node, n, shared) for n, u in zip(ordered, unknown)]
     total = sum(weights)
     if not limit_bytes:
         return ()

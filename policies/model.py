@@ -41,6 +41,7 @@ class Resources:
     """What a container asks for. ``milli_limit`` None = no CPU limit; a memory figure of 0 = none.
 
     ``quota_period_us``: of the CPU quota that is the limit, in microseconds; 0 = the limit is no quota.
+    ``hugepage_sizes``: the sizes of the huge pages it may have, in bytes.
     """
 
     milli_request: int = 0
@@ -48,6 +49,7 @@ class Resources:
     memory_request_bytes: int = 0
     memory_limit_bytes: int = 0
     quota_period_us: int = 100_000
+    hugepage_sizes: frozenset[int] = NO_CPUS
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class PodSize:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod sandbox. ``id`` is the runtime's sandbox id; ``size`` None = must be learnt from its containers."""
+    """A pod sandbox. ``id`` is the runtime's sandbox id; ``size`` None = must be learnt from its containers.
+
+    ``memory_limit_bytes``: of all its containers together; 0 = none, or not told.
+    """
 
     id: str
     uid: str
@@ -72,6 +77,7 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     size: Optional[PodSize] = None
+    memory_limit_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ FENCES_KEPT = 8
 
 @dataclass(frozen=True)
 class Resident:
-    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` its memory limit by NUMA node.
+    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` the bytes of memory by NUMA node
+    that it may come to hold, or holds.
 
     ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
     ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
@@ -59,6 +60,16 @@ class Resident:
     def can_be_squeezed(self) -> bool:
         """Whether it loses those of its CPUs that another container takes for itself."""
         return bool(self.milli_wanted and self.cpus and not (self.exclusive or self.group or self.is_fixed))
+
+    @property
+    def has_limit_of_pod(self) -> bool:
+        """Whether its memory limit is its whole pod's: what all such containers of the pod hold is within one limit.
+
+        Kubelet writes a pod's limit into each of its containers that has none of its own.
+        """
+        container = self.container
+        limit = 0 if container is None else container.pod.memory_limit_bytes
+        return container is not None and 0 < limit == container.resources.memory_limit_bytes
 
     def charges(self) -> Iterator[tuple[frozenset[int], int, int]]:
         """What it is charged on each of its CPUs, by set of CPUs: its request, and what it counts for in ordering.
@@ -135,6 +146,10 @@ class Node:
         self._exclusive: dict[int, int] = {}
         self._alone: dict[int, int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
+        #: Of that, what pods are charged for containers that have their pod's limit.
+        self._memory_of_pod: dict[str, dict[int, int]] = {}
+        #: The free memory of NUMA nodes when it was last looked at, in bytes; a node that is not named has any.
+        self.free_memory: Mapping[int, int] = {}
         #: For the engine to keep what it has worked out from the pools; forgotten when these change.
         self.allowed_now: dict[object, frozenset[int]] = {}
         #: Grows whenever the exclusive CPUs change, and with them what is shared.
@@ -207,8 +222,11 @@ class Node:
             self._pool = None
             self._sums.clear()
             self.allowed_now.clear()
-        for node, size in resident.memory_charge:
-            self._memory[node] = self._memory.get(node, 0) + sign * size
+        if resident.memory_charge and resident.has_limit_of_pod:
+            self._book_memory_of_pod(resident.pod_uid)
+        else:
+            for node, size in resident.memory_charge:
+                self._memory[node] = self._memory.get(node, 0) + sign * size
 
     def _want(self, cpus: frozenset[int], milli: int, sign: int) -> None:
         """Note that there is one more or one less that wants so much of a set."""
@@ -224,6 +242,17 @@ class Node:
             del self._wants[cpus]
             for leaf in {self.leaf_of[cpu] for cpu in cpus}:
                 self._wanted_on[leaf].discard(cpus)
+
+    def _book_memory_of_pod(self, pod_uid: str) -> None:
+        """Charge the limit that containers of a pod have together: on each node the most that one of them has there."""
+        was, now = self._memory_of_pod.pop(pod_uid, {}), dict[int, int]()
+        for resident in self.of_pod(pod_uid).values():
+            for node, size in resident.memory_charge if resident.has_limit_of_pod else ():
+                now[node] = max(now.get(node, 0), size)
+        if now:
+            self._memory_of_pod[pod_uid] = now
+        for node in sorted(was.keys() | now.keys()):
+            self._memory[node] = self._memory.get(node, 0) + now.get(node, 0) - was.get(node, 0)
 
     def _enter(self) -> None:
         """Enter the charges that are waiting."""
@@ -298,8 +327,14 @@ class Node:
         return total
 
     def memory_charged(self, node: int) -> int:
-        """Bytes of memory limits charged to a NUMA node."""
+        """Bytes of memory charged to a NUMA node: limits, and what containers without one hold."""
         return self._memory.get(node, 0)
+
+    def memory_shared(self, container: Container) -> Mapping[int, int]:
+        """What is charged by node already of the limit that a container has together with others of its pod."""
+        limit = container.resources.memory_limit_bytes
+        is_shared = limit and limit == container.pod.memory_limit_bytes
+        return self._memory_of_pod.get(container.pod.uid, {}) if is_shared else {}
 
     def of_pod(self, pod_uid: str) -> Mapping[str, Resident]:
         """The containers of one pod, by key."""

@@ -30,3 +30,8 @@ class PlacementSettings:
     colocate_pods: bool = False
     colocate_namespaces: bool = False
     balloons: BalloonSettings = field(default_factory=BalloonSettings)
+
+    @property
+    def places_memory(self) -> bool:
+        """Whether any container is given memory nodes."""
+        return self.memory != "off" or any(kind.memory not in ("", "off") for kind in self.balloons.types)

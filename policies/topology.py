@@ -47,7 +47,8 @@ class TopologyData:
     """What was read of a machine, before it is made a tree; the JSON of ``cri-resmgr topology --json``.
 
     ``distance[i][j]`` goes by the rank of the node ids (None: defaults). ``memory`` is bytes by node; a node
-    not named there has unlimited memory unless ``has_memory`` leaves it out. ``offline`` CPUs may be in
+    not named there has unlimited memory unless ``has_memory`` leaves it out. ``hugepages``: the pages in the hugetlb
+    pools of a node, as their number by their size in bytes. ``offline`` CPUs may be in
     ``cpus`` (their place is known) or not. ``parent_cpus``: the CPUs kubelet's cgroup root allows, None =
     not known. ``devices``: NUMA node by PCI address.
     """
@@ -55,6 +56,7 @@ class TopologyData:
     cpus: tuple[Cpu, ...]
     distance: Optional[tuple[tuple[int, ...], ...]] = None
     memory: Mapping[int, int] = field(default_factory=dict)
+    hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     has_memory: Optional[frozenset[int]] = None
     isolated: frozenset[int] = NO_CPUS
     offline: frozenset[int] = NO_CPUS
@@ -159,6 +161,21 @@ class Topology:
     def memory_bytes(self, node: int) -> Optional[int]:
         """MemTotal of a NUMA node in bytes; None = not known, taken as unlimited."""
         return self.data.memory.get(node)
+
+    def hugepage_bytes(self, node: int) -> int:
+        """What the hugetlb pools of a NUMA node hold: a part of its MemTotal that is memory for nothing else."""
+        return sum(size * count for size, count in self.data.hugepages.get(node, {}).items())
+
+    def ordinary_bytes(self, node: int) -> Optional[int]:
+        """The memory of a NUMA node without its hugetlb pools; None = not known, taken as unlimited."""
+        total = self.memory_bytes(node)
+        return None if total is None else max(0, total - self.hugepage_bytes(node))
+
+    def nodes_with_pages(self, sizes: Iterable[int]) -> frozenset[int]:
+        """The NUMA nodes that have huge pages of one of these sizes, in bytes."""
+        wanted = frozenset(sizes)
+        pools = self.data.hugepages.items() if wanted else ()
+        return frozenset(node for node, pool in pools if any(pool.get(size) for size in wanted))
 
     def node_of(self, cpu: int) -> int:
         """The NUMA node of a CPU."""

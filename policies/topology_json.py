@@ -22,6 +22,7 @@ def read_topology(document: Any) -> TopologyData:
         cpus=tuple(_read_cpu(index, item) for index, item in enumerate(document["cpus"])),
         distance=_read_distance(document.get("distance")),
         memory={_read_node(node): size for node, size in _read_numbers(document, "memory").items()},
+        hugepages=_read_hugepages(document.get("hugepages", {})),
         has_memory=_read_set(document, "has_memory") or None,
         isolated=_read_set(document, "isolated"),
         offline=_read_set(document, "offline"),
@@ -38,6 +39,7 @@ _TOPOLOGY_KEYS = frozenset(
         "cpus",
         "distance",
         "memory",
+        "hugepages",
         "has_memory",
         "isolated",
         "offline",
@@ -55,6 +57,11 @@ def write_topology(data: TopologyData) -> dict[str, Any]:
     if data.distance is not None:
         document["distance"] = [list(row) for row in data.distance]
     document["memory"] = {str(node): size for node, size in sorted(data.memory.items())}
+    if data.hugepages:
+        document["hugepages"] = {
+            str(node): {str(size): count for size, count in sorted(pool.items())}
+            for node, pool in sorted(data.hugepages.items())
+        }
     document["isolated"] = format_cpus(data.isolated)
     document["offline"] = format_cpus(data.offline)
     if data.has_memory is not None:
@@ -131,9 +138,22 @@ def _read_numbers(document: dict[str, Any], key: str) -> dict[str, int]:
     return dict(numbers)
 
 
-def _read_node(text: str) -> int:
+def _read_hugepages(pools: Any) -> dict[int, dict[int, int]]:
+    if not isinstance(pools, dict) or not all(isinstance(pool, dict) for pool in pools.values()):
+        raise BadTopology(f"hugepages: expected numbers of pages by size, by NUMA node, found {pools!r:.60}")
+    found: dict[int, dict[int, int]] = {}
+    for node, pool in pools.items():
+        wrong = [size for size in pool if not (size.isascii() and size.isdigit() and int(size))]
+        if wrong:
+            raise BadTopology(f"hugepages[{node!r}]: {wrong[0]!r} is not the size of a page in bytes")
+        counts = {int(size): count for size, count in _read_numbers(pools, node).items()}
+        found[_read_node(node, "hugepages")] = counts
+    return found
+
+
+def _read_node(text: str, key: str = "memory") -> int:
     if not (text.isascii() and text.isdigit()):
-        raise BadTopology(f"memory: {text!r} is not the number of a NUMA node")
+        raise BadTopology(f"{key}: {text!r} is not the number of a NUMA node")
     return int(text)
 
 

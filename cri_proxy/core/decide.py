@@ -239,7 +239,7 @@ def _stay(books: Books, stay: Placement, container: Container, fence: Fence, old
     why = "stays where it is: the same rung"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and fence.mems == old.fence.mems):
-        memory = memory_for(books, cpus, container, fence)
+        memory = memory_for(books, cpus, container, fence, stay.memory_charge)
         anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
         kept = keep_memory(books, stay, anew, fence, not same_limit)
         why += f"; {memory.why}" if memory.why else ""

@@ -115,7 +115,7 @@ def _shared(books: Books, grant: Grant, move: Move) -> Optional[Placement]:
     cpus = effective(books, placement, grant.fence)
     if not cpus or len(cpus) * 1000 < min(wanted_milli(grant.container), len(grant.cpus) * 1000):
         return None
-    memory = memory_for(books, cpus, grant.container, grant.fence)
+    memory = memory_for(books, cpus, grant.container, grant.fence, grant.placement.memory_charge)
     placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
     return keep_memory(books, grant.placement, placement, grant.fence)
 

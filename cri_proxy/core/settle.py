@@ -15,7 +15,7 @@ from cri_proxy.core.books import Books, Pools
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.updates import has_changed, update_of
 from policies.cpus import NO_CPUS
-from policies.memory import Memory, choose_memory
+from policies.memory import Memory, MemoryCharge, memory_of
 from policies.model import (
     UNTOUCHED,
     BudgetSpent,
@@ -336,14 +336,14 @@ def effective(
     return cpus
 
 
-def memory_for(books: Books, cpus: frozenset[int], container: Container, fence: Fence) -> Memory:
-    """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none."""
-    settings = books.policy.settings
-    limit = container.resources.memory_limit_bytes
-    types = container.wishes.memory_types
-    return choose_memory(
-        books.node, cpus, limit, settings.memory, settings.memory_only_nodes, fence.mems, types
-    )
+def memory_for(
+    books: Books, cpus: frozenset[int], container: Container, fence: Fence, had: MemoryCharge = ()
+) -> Memory:
+    """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
+
+    ``had``: what the container is charged where it is.
+    """
+    return memory_of(books.node, cpus, container, books.policy.settings, fence, had)
 
 
 def keep_memory(
