@@ -13,6 +13,7 @@ from typing import Optional
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.hints import Use
+from policies.cpus import NO_CPUS
 from policies.model import NO_FENCE, Container, Fence, Placement
 
 
@@ -75,6 +76,7 @@ def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) ->
         fence=arrival.fence,
         life=Life.RUNNING,
         runs_on=runs_on,
+        runs_on_mems=arrival.mems or NO_CPUS,
         since_s=now_s,
         why=why,
     )

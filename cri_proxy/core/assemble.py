@@ -17,13 +17,14 @@ from policies.topology import Topology
 
 @dataclass(frozen=True)
 class Machine:
-    """What was read of the node: its tree, what kubelet's cgroup allows (None: unknown), kubelet's CPUs."""
+    """What was read of the node: its tree, what kubelet's cgroup allows (None: unknown), kubelet's CPUs, free memory."""
 
     topology: Topology
     parent_cpus: Optional[frozenset[int]] = None
     parent_mems: Optional[frozenset[int]] = None
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     kubelet_reserved: frozenset[int] = NO_CPUS
+    free_memory: Mapping[int, int] = field(default_factory=dict)
 
 
 def make_host(
@@ -61,6 +62,7 @@ def make_host(
         parent_cpus=parent,
         reserved=reserved.cpus,
         kubelet_exclusive=dict(machine.kubelet_exclusive),
+        free_memory=machine.free_memory,
     )
     return host, (*warnings, *reserved.warnings)
 

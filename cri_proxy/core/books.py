@@ -18,6 +18,7 @@ from policies.affinity.declared import Combined, declared_weights, peers_of
 from policies.affinity.observed import Observed, Peer, owner_of_container, pull_of
 from policies.affinity.traffic import Traffic
 from policies.cpus import NO_CPUS
+from policies.memory import MemoryCharge, spread_limit
 from policies.model import Affinity, Container, Pod, altered, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
@@ -25,6 +26,9 @@ from policies.registry import Policy
 #: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
 HISTORY = 1000
+#: What a container without a limit holds on a node may change by as much, or by one in SAME_PART, before the change is
+#: written down: it changes a little between any two looks, and a write every 30 seconds for each is for nothing.
+SAME_BYTES, SAME_PART = 64 * 1024**2, 20
 #: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
 MESSAGE_CHARS = 1000
 
@@ -83,6 +87,8 @@ class Books:
     def put(self, grant: Grant) -> None:
         """Insert or replace a grant, in the records and in the books."""
         self._unbook(grant.key)
+        if self._lacks_charge(grant):
+            grant = altered(grant, memory_charge=self._charge(grant))
         self.node.add(grant.key, resident_of(grant))
         self.store(grant)
 
@@ -103,6 +109,46 @@ class Books:
         self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
         self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
         self.replicas.setdefault(owner_of_container(container), set()).add(grant.key)
+
+    def limit_pod(self, key: str, memory_limit_bytes: int) -> None:
+        """Note the memory limit that the pod of a container has now."""
+        container = self.grants[key].container
+        pod = replace(container.pod, memory_limit_bytes=memory_limit_bytes)
+        self.put(replace(self.grants[key], container=replace(container, pod=pod)))
+
+    def note_memory(self, key: str, mems: Optional[frozenset[int]], held: Optional[MemoryCharge]) -> None:
+        """Charge a container as it was found: its limit on ``mems``, or without one what it holds.
+
+        ``mems``: its memory nodes now, empty = not set; ``held``: bytes by node. None = not looked at.
+        """
+        if not self.policy.settings.places_memory:
+            return
+        now = grant = self.grants[key]
+        has_limit = grant.container.resources.memory_limit_bytes > 0
+        if mems is not None and mems != grant.runs_on_mems and not grant.has_placed_memory:
+            now = altered(now, runs_on_mems=mems, memory_charge=() if has_limit else now.memory_charge)
+        if held is not None and not has_limit and is_other_amount(grant.memory_charge, held):
+            now = altered(now, memory_charge=held)
+        if now is not grant or self._lacks_charge(grant):
+            self.put(now)
+
+    def _lacks_charge(self, grant: Grant) -> bool:
+        """Whether a limit is to be charged where the container runs, and is not, or is elsewhere."""
+        limit = grant.container.resources.memory_limit_bytes
+        is_told = grant.has_placed_memory and grant.placement.memory_charge
+        if not limit or is_told or not self.policy.settings.places_memory:
+            return False
+        charge = dict(grant.memory_charge)
+        return sum(charge.values()) != limit or not charge.keys() <= self._memory_nodes(grant)
+
+    def _charge(self, grant: Grant) -> MemoryCharge:
+        container = grant.container
+        limit, shared = container.resources.memory_limit_bytes, self.node.memory_shared(container)
+        return spread_limit(self.node, self._memory_nodes(grant), limit, shared)
+
+    def _memory_nodes(self, grant: Grant) -> frozenset[int]:
+        """The nodes that a container's memory may come from."""
+        return grant.mems & self.host.topology.memory_nodes or self.node.mems
 
     def drop(self, key: str) -> None:
         container = self.grants[key].container
@@ -194,6 +240,7 @@ class Books:
     def new_node(self, host: Host) -> Node:
         isolated = host.topology.data.isolated if self.policy.keeps_isolated_apart else NO_CPUS
         node = Node(host.topology, host.usable, host.mems, host.reserved, isolated)
+        node.free_memory = host.free_memory
         assigned: frozenset[int] = frozenset().union(*host.kubelet_exclusive.values()) & host.topology.online
         if assigned:
             node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))
@@ -262,7 +309,10 @@ class Books:
 
 def resident_of(grant: Grant) -> Resident:
     container = grant.container
-    charge = grant.placement.memory_charge if grant.stance is Stance.PLACED else ()
+    placed_charge = grant.placement.memory_charge if grant.has_placed_memory else ()
+    charge = placed_charge or grant.memory_charge
+    if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
+        charge = ()  # it held that
     return Resident(
         container.pod.uid,
         container.resources.milli_request,
@@ -285,6 +335,17 @@ def _bounds_of(grant: Grant) -> Optional[frozenset[int]]:
     if grant.stance is Stance.PLACED:
         return grant.fence.cpus
     return grant.placement.home if grant.stance is Stance.ADOPTED else grant.runs_on
+
+
+def is_other_amount(before: MemoryCharge, now: MemoryCharge) -> bool:
+    """Whether what a container holds differs from what it is charged by enough to be written down."""
+    if not before:
+        return bool(now)
+    was, held = dict(before), dict(now)
+    return any(
+        abs(held.get(node, 0) - was.get(node, 0)) > max(SAME_BYTES, was.get(node, 0) // SAME_PART)
+        for node in was.keys() | held.keys()
+    )
 
 
 def discard(index: dict[Any, set[str]], name: Any, key: str) -> None:

@@ -121,11 +121,17 @@ def read_pod(
         labels=dict(config.labels),
         annotations=dict(config.annotations),
         size=read_pod_size(config),
+        memory_limit_bytes=memory_limit_of(config.linux.resources),
     )
     if known is None:
         return pod
     # The sandbox's size may have been changed since by UpdatePodSandboxResources; the runtime handler is told once.
-    return replace(pod, runtime_handler=known.runtime_handler or runtime_handler, size=known.size or pod.size)
+    return replace(
+        pod,
+        runtime_handler=known.runtime_handler or runtime_handler,
+        size=known.size or pod.size,
+        memory_limit_bytes=known.memory_limit_bytes or pod.memory_limit_bytes,
+    )
 
 
 def read_pod_size(config: cri.PodSandboxConfig) -> Optional[PodSize]:
@@ -199,20 +205,37 @@ def read_resources(linux: cri.LinuxContainerResources, qos: Qos, memory_capacity
 
     Requests are rounded up to the milli-CPU that gives these shares. A Guaranteed container without quota
     (kubelet with cpuCFSQuota off) has its request as limit. The memory request of a Burstable container is
-    read back from ``oom_score_adj`` where the machine's memory is known.
+    read back from ``oom_score_adj`` where the machine's memory is known. Kubelet names every size of huge pages that
+    the machine has, those that may not be had with a limit of 0.
     """
     request, limit = _milli_request(linux), _milli_limit(linux)
     if linux.cpu_shares >= MAX_SHARES and limit is not None:
         request = max(request, limit)
     if qos is Qos.GUARANTEED and limit is None:
         limit = request or None
-    memory_limit = max(0, linux.memory_limit_in_bytes)
+    memory_limit = memory_limit_of(linux)
     memory_request = memory_limit if qos is Qos.GUARANTEED else 0
     if qos is Qos.BURSTABLE and 3 < linux.oom_score_adj < 999:
         memory_request = (1000 - linux.oom_score_adj) * memory_capacity_bytes // 1000
     # A limit that no quota says is none to give back; a quota of -1 was taken away from what kubelet had set.
     period_us = (linux.cpu_period or DEFAULT_PERIOD_US) if linux.cpu_quota or limit is None else 0
-    return Resources(request, limit, memory_request, memory_limit, period_us)
+    pages = {parse_page_size(entry.page_size) for entry in linux.hugepage_limits if entry.limit}
+    return Resources(request, limit, memory_request, memory_limit, period_us, frozenset(pages - {0}))
+
+
+def memory_limit_of(linux: cri.LinuxContainerResources) -> int:
+    """The memory limit of a container or pod in bytes; 0 = none."""
+    return int(max(0, linux.memory_limit_in_bytes))
+
+
+def parse_page_size(text: str) -> int:
+    """The size of a huge page in bytes, as cgroups name it: ``2MB``, ``1GB``, ``64KB``; 0 = it is none."""
+    number, unit = text[:-2], text[-2:].upper()
+    known = _PAGE_UNITS.get(unit) if number.isascii() and number.isdigit() and len(number) < 6 else None
+    return 0 if known is None else int(number) * known
+
+
+_PAGE_UNITS = {"KB": 1024, "MB": 1024**2, "GB": 1024**3}
 
 
 def _milli_request(linux: cri.LinuxContainerResources) -> int:
@@ -244,6 +267,7 @@ def update_resources(old: Resources, linux: cri.LinuxContainerResources, qos: Qo
         memory_request_bytes=new.memory_request_bytes or old.memory_request_bytes,
         memory_limit_bytes=new.memory_limit_bytes if linux.memory_limit_in_bytes else old.memory_limit_bytes,
         quota_period_us=new.quota_period_us if linux.cpu_quota else old.quota_period_us,
+        hugepage_sizes=new.hugepage_sizes or old.hugepage_sizes,
     )
 
 

@@ -24,6 +24,7 @@ from cri_proxy.core.settle import grown, put_and_settle, refresh, refreshed
 from policies.affinity.observed import Observed
 from policies.affinity.traffic import Traffic
 from policies.cpus import NO_CPUS
+from policies.memory import MemoryCharge
 from policies.model import (
     Affinity,
     Container,
@@ -148,11 +149,15 @@ class Engine:
         self.books.change("pod", self.books.pods, pod.id, pod)
 
     @_transition
-    def resize_pod(self, sandbox_id: str, size: Optional[PodSize]) -> None:
-        """UpdatePodSandboxResources was accepted: the pod's size from now on."""
+    def resize_pod(self, sandbox_id: str, size: Optional[PodSize], memory_limit_bytes: int = 0) -> None:
+        """UpdatePodSandboxResources was accepted: the pod's size and memory limit (0 = not told) from now on."""
         pod = self.books.pods.get(sandbox_id)
         if pod is not None and size is not None:
             self.add_pod(replace(pod, size=size))
+        if pod is not None and memory_limit_bytes not in (0, pod.memory_limit_bytes):
+            self.add_pod(replace(self.books.pods[sandbox_id], memory_limit_bytes=memory_limit_bytes))
+            for key in sorted(self.books.sandboxes.get(sandbox_id, ())):
+                self.books.limit_pod(key, memory_limit_bytes)
 
     @_transition
     def end_pod(self, sandbox_id: str) -> tuple[Update, ...]:
@@ -370,6 +375,11 @@ class Engine:
             self.books.put(replace(grant, placement=replace(grant.placement, lift_quota=False)))
         return was
 
+    def note_free_memory(self, free_memory: Mapping[int, int]) -> None:
+        """Decide by this much free memory from now on, in bytes by NUMA node. Nothing is moved by it, or written down."""
+        self.books.host = replace(self.books.host, free_memory=free_memory)
+        self.books.node.free_memory = free_memory
+
     @_transition
     def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[Record],
                 distrusted: dict[tuple[str, str], float]) -> tuple[Update, ...]:  # fmt: skip
@@ -410,6 +420,16 @@ class Engine:
     def adopt(self, grant: Grant) -> tuple[Update, ...]:
         """Take a container into the records as it runs; it loses what belongs to others already."""
         return put_and_settle(self.books, grant)
+
+    @_transition
+    def note_memory(
+        self, container_id: str, mems: Optional[frozenset[int]], held: Optional[MemoryCharge]
+    ) -> None:
+        """Charge a known container's memory as it was found.
+
+        ``mems``: its memory nodes, empty = not set; ``held``: bytes by node. None = not looked at.
+        """
+        self.books.note_memory(container_id, mems, held)
 
     @_transition
     def amend(self, grant: Grant) -> tuple[Update, ...]:

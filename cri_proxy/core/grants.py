@@ -53,7 +53,9 @@ class Grant:
     ``repairs`` are the times at which drift was repaired. ``runs_in``: the cgroup that its processes run in where
     that is not its own, whose cpuset then binds nothing; "" = its own. ``is_outgrown``: its resources have changed while
     nothing could be sent; it is placed by them when that can be done. ``quota_taken``: we have taken its CPU quota away
-    once, so that it is we who owe it if it is not there.
+    once, so that it is we who owe it if it is not there. ``runs_on_mems`` is where its memory may come from when that is
+    not ``placement.mems``, as far as it was looked at; ``memory_charge``, bytes by NUMA node, is what it is charged when
+    that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold.
     """
 
     key: str
@@ -72,11 +74,23 @@ class Grant:
     runs_in: str = ""
     is_outgrown: bool = False
     quota_taken: bool = False
+    runs_on_mems: frozenset[int] = NO_CPUS
+    memory_charge: tuple[tuple[int, int], ...] = ()
 
     @property
     def cpus(self) -> frozenset[int]:
         """The CPUs it is charged on; in mode observe those it would have, so that the next decision makes sense."""
         return self.placement.cpus if self.stance in (Stance.PLACED, Stance.OBSERVED) else self.runs_on
+
+    @property
+    def mems(self) -> frozenset[int]:
+        """The memory nodes it is charged on; empty = all of kubelet's, or not looked at yet."""
+        return self.placement.mems if self.has_placed_memory else self.runs_on_mems
+
+    @property
+    def has_placed_memory(self) -> bool:
+        """Whether its placement says where its memory may come from."""
+        return self.stance in (Stance.PLACED, Stance.OBSERVED) and bool(self.placement.mems)
 
     @property
     def lifted(self) -> bool:
@@ -182,7 +196,8 @@ class Seen:
 
     ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells. ``runs_in``: as in its grant;
     None = not looked up. ``resources``: what it has now, as it is known where that cannot be told; None = not looked up.
-    ``has_no_quota``: it is seen to have none.
+    ``has_no_quota``: it is seen to have none. ``held``: bytes of memory by NUMA node that it cannot give back, None = not
+    looked up.
     """
 
     id: str
@@ -199,6 +214,7 @@ class Seen:
     runs_in: Optional[str] = None
     resources: Optional[Resources] = None
     has_no_quota: bool = False
+    held: Optional[tuple[tuple[int, int], ...]] = None
 
 
 @dataclass(frozen=True)

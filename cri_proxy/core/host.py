@@ -16,6 +16,7 @@ class Host:
     ``usable``: online, in the effective cpuset of kubelet's cgroup, and (if configured) available to us.
     ``mems``: NUMA nodes of that cgroup. ``parent_cpus``: what a container without any cpuset runs on.
     ``kubelet_exclusive``: kubelet's own assignments (cpu_manager_state) by (pod uid, container name).
+    ``free_memory``: what was free when it was read, in bytes by NUMA node; one that is not named has any.
     """
 
     topology: Topology
@@ -24,6 +25,7 @@ class Host:
     parent_cpus: frozenset[int] = NO_CPUS
     reserved: frozenset[int] = NO_CPUS
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    free_memory: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

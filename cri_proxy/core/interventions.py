@@ -34,7 +34,9 @@ def release(books: Books, container_id: str) -> Optional[Update]:
     cpus, mems = _unmanaged_place(books, grant)
     # What it may be found with, if the runtime fails.
     placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
-    now = replace(grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, displaced=None)
+    now = replace(
+        grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, runs_on_mems=mems, displaced=None
+    )
     books.put(replace(now, why="released by command"))
     if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
         return None

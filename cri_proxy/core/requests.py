@@ -53,12 +53,15 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
     else:
         decision = Decision(UNTOUCHED, reason)
     # 3. Book it under the ticket, and those who make room for it where they go.
-    runs_on = NO_CPUS
+    runs_on = runs_on_mems = NO_CPUS
     if stance is Stance.PLACED and not enforce:
         stance = Stance.OBSERVED
     if stance is not Stance.PLACED:
         decision = replace(decision, others={})  # nobody makes room for what is not sent
-        runs_on = fence.cpus or books.host.parent_cpus or books.host.usable
+        runs_on, runs_on_mems = (
+            fence.cpus or books.host.parent_cpus or books.host.usable,
+            fence.mems or NO_CPUS,
+        )
     key = books.next_ticket()
     grant = Grant(
         key,
@@ -67,6 +70,7 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
         stance,
         fence,
         runs_on=runs_on,
+        runs_on_mems=runs_on_mems,
         since_s=now_s,
         why=decision.why,
     )

@@ -158,17 +158,20 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
             # What a container runs on says nothing while it is being told to run elsewhere.
             in_motion = item.id in listing.unsettled or item.id in told or item.id in resizing
             now = None if in_motion else engine.grants.get(item.id)
-            if (
+            at_rest = (
                 now is not None
                 and was is not None
                 and was.placement == now.placement
                 and _unchanged(now, listing.then)
-            ):
+            )
+            if now is not None and at_rest:
                 found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
                 found = _with_quota(now, item, found) if listing.enforce else found
+            _follow_memory(engine, item, at_rest)
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
             found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen))
+            _follow_memory(engine, item, at_rest=True)
             # Its next containers' requests will not say what its runtime handler is.
             if item.sandbox_id not in engine.pods:
                 engine.add_pod(container.pod)
@@ -332,6 +335,13 @@ def _with_quota(grant: Grant, item: Seen, updates: tuple[Update, ...]) -> tuple[
     return (*(u for u in updates if u is not told), replace(own, give_back=grant.quota))
 
 
+def _follow_memory(engine: Engine, item: Seen, at_rest: bool) -> None:
+    """Charge a container's memory where it is. ``at_rest``: its memory nodes are what they were when they were read."""
+    grant = engine.grants.get(item.id)
+    if grant is not None and grant.life is not Life.HELD and not item.exited:
+        engine.note_memory(item.id, item.mems if at_rest else None, item.held)
+
+
 def _runs_on(engine: Engine, item: Seen) -> frozenset[int]:
     """The CPUs of a container, whose cpuset may be empty."""
     return item.cpus or item.inherited or engine.host.parent_cpus or engine.host.usable
@@ -372,6 +382,7 @@ def _adoption(
         stance=Stance.OPTED_OUT,
         life=Life.RUNNING if item.running else Life.CREATED,
         runs_on=cpus,
+        runs_on_mems=item.mems or NO_CPUS,
         since_s=now_s,
         why=opted_out(engine.books, container),
         runs_in=item.runs_in or "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from typing import Any, Callable, Optional, TypeVar
 
@@ -25,6 +25,8 @@ FORMAT = 1
 NAMED = 5
 #: Of as many containers the text is kept, about a kilobyte each: a record is written four times within seconds.
 CONTAINERS_KEPT = 256
+#: As many items of a container's resources are in a list; what came after those is beside it.
+RESOURCE_ITEMS = 5
 
 
 class UnreadableRecord(ValueError):
@@ -63,6 +65,8 @@ class RecordWriter:
             "runs_in": grant.runs_in,
             "is_outgrown": grant.is_outgrown,
             "quota_taken": grant.quota_taken,
+            "runs_on_mems": format_cpus(grant.runs_on_mems),
+            "memory": grant.memory_charge,
         }
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
@@ -246,6 +250,9 @@ def _write_container(container: Container) -> dict[str, Any]:
             resources.memory_limit_bytes,
             resources.quota_period_us,
         ],
+        # Apart: the version before this one takes five items of resources and nine fields of a pod, and no more.
+        "hugepage_sizes": sorted(resources.hugepage_sizes),
+        "pod_memory_limit": container.pod.memory_limit_bytes,
         "labels": dict(container.labels),
         "annotations": dict(container.annotations),
         "hints": [[hint.kind, hint.path, format_cpus(hint.nodes)] for hint in container.hints],
@@ -253,12 +260,14 @@ def _write_container(container: Container) -> dict[str, Any]:
 
 
 def _read_container(document: Mapping[str, Any]) -> Container:
+    sizes = frozenset(int(size) for size in document.get("hugepage_sizes", ()))
+    pod = replace(_read_pod(document["pod"]), memory_limit_bytes=int(document.get("pod_memory_limit", 0)))
     container = Container(
-        _read_pod(document["pod"]),
+        pod,
         document["name"],
         int(document["attempt"]),
         Qos(document["qos"]),
-        _checked(Resources(*document["resources"][: len(fields(Resources))])),
+        replace(_checked(Resources(*document["resources"][:RESOURCE_ITEMS])), hugepage_sizes=sizes),
         document["labels"],
         document["annotations"],
         hints=tuple(
@@ -297,6 +306,9 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
         runs_in=document.get("runs_in", ""),
         is_outgrown=bool(document.get("is_outgrown", False)),
         quota_taken=bool(document.get("quota_taken", False)),
+        # What earlier versions did not write.
+        runs_on_mems=parse_cpus(document.get("runs_on_mems", "")),
+        memory_charge=tuple((int(node), int(size)) for node, size, *_ in document.get("memory", ())),
     )
     return _checked(grant)
 

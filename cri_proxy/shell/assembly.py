@@ -206,6 +206,7 @@ class Assembly:
             if engine is not parts.keeper.engine:
                 return
             before, host = engine.host, self.host(machine)
+            engine.note_free_memory(host.free_memory)
             has_changed = _essence(before) != _essence(host)
             if has_changed:
                 parts.log.info("the machine has changed", usable=len(host.usable), was=len(before.usable))
@@ -273,4 +274,5 @@ def _essence(host: Host) -> tuple[Any, ...]:
     """What of a host placements depend on."""
     topology = host.topology
     sets = (host.usable, host.mems, host.parent_cpus, host.reserved)
-    return (*sets, host.kubelet_exclusive, topology.hash(), topology.online)
+    memory = (topology.data.memory, topology.data.hugepages)
+    return (*sets, host.kubelet_exclusive, topology.hash(), topology.online, *memory)

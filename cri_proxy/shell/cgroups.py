@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
@@ -42,6 +43,9 @@ class Cgroups:
         self._cpu_v1 = cpu_mounts[0] if cpu_mounts else None
         self._memory_v1 = root / "memory" if (root / "memory").is_dir() else None
         self._root = root
+        # Of a hybrid machine the memory controller may be on v2, and its path is the same.
+        is_hybrid = self.is_v1 and (root / "unified").is_dir()
+        self._memory = self._memory_v1 or (root / "unified" if is_hybrid else root)
 
     def effective(self, path: str) -> Optional[Cpusets]:
         """What a cgroup may really use, or else its nearest ancestor that exists. None without cpusets."""
@@ -148,8 +152,48 @@ class Cgroups:
             quota = _numbers(folder / "cpu.max")
             cpu = Reading(0, _numbers(folder / "cpu.weight")[0], quota[0], quota[-1])
         name = "memory.max" if self._memory_v1 is None else "memory.limit_in_bytes"
-        memory_bytes = _numbers((self._memory_v1 or self._root) / relative / name)[0]
+        memory_bytes = _numbers(self._memory / relative / name)[0]
         return replace(cpu, memory_limit_bytes=-1 if memory_bytes >= NO_MEMORY_LIMIT else memory_bytes)
+
+    def held(self, path: str) -> Optional[tuple[tuple[int, int], ...]]:
+        """What a cgroup and those below it hold and cannot give back, in bytes by NUMA node; None if it does not tell.
+
+        Page cache is not counted. Of v1 this is anonymous and shared memory, and what is locked: kernel memory it does
+        not tell by node.
+        """
+        try:
+            text = (self._memory / path.lstrip("/") / "memory.numa_stat").read_text()
+            rows = {name: nodes for name, nodes in map(_numa_row, text.splitlines()) if nodes}
+        except (OSError, ValueError):
+            return None
+        page_bytes = 1
+        names = HELD
+        if (
+            "total" in rows
+        ):  # v1, in pages: what it counts as anonymous is all that has no file, tmpfs included
+            page_bytes = os.sysconf("SC_PAGE_SIZE")
+            names = HELD_V1 if "hierarchical_total" in rows else tuple(n.split("_")[1] for n in HELD_V1)
+        held: dict[int, int] = {}
+        for name in names:
+            for node, count in rows.get(name, {}).items():
+                held[node] = held.get(node, 0) + count * page_bytes
+        return tuple(sorted((node, size) for node, size in held.items() if size)) if rows else None
+
+
+#: Rows of memory.numa_stat, v2: what is anonymous, what is in tmpfs, and kernel memory that nothing can reclaim.
+HELD = ("anon", "shmem", "kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable")
+#: Of v1, where pages are counted by the list they are on.
+HELD_V1 = ("hierarchical_anon", "hierarchical_unevictable")
+
+
+def _numa_row(line: str) -> tuple[str, dict[int, int]]:
+    """``anon N0=4096 N1=0`` of v2, ``anon=1 N0=1 N1=0`` of v1: the name and the numbers by node.
+
+    :raises ValueError: it is neither.
+    """
+    name, *nodes = line.split()
+    numbers = dict(part[1:].split("=", 1) for part in nodes if part.startswith("N"))
+    return name.split("=")[0], {int(node): int(count) for node, count in numbers.items()}
 
 
 def _read(path: Path) -> Optional[frozenset[int]]:

@@ -13,6 +13,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.books import MESSAGE_CHARS
 from cri_proxy.core.cri import (
     UnreadableRequest,
+    memory_limit_of,
     parse,
     read_create,
     read_pod,
@@ -303,7 +304,8 @@ class UpdatePodSandboxResources(Call):
         if end is End.OK:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
             self.fields["id"] = request.pod_sandbox_id
-            self.engine.resize_pod(request.pod_sandbox_id, sum_pod_size(request.resources, request.overhead))
+            size = sum_pod_size(request.resources, request.overhead)
+            self.engine.resize_pod(request.pod_sandbox_id, size, memory_limit_of(request.resources))
             self.keeper.save()
 
 

@@ -13,7 +13,7 @@ from cri_proxy.core.assemble import Machine
 from cri_proxy.core.cri import kubepods_root
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.kubelet import read_exclusive, read_reserved
-from cri_proxy.shell.sysfs import SysfsError, read_signature, read_sysfs
+from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.topology import BadTopology, Topology, TopologyData, remember
 from policies.topology_json import read_topology
@@ -57,6 +57,7 @@ class MachineReader:
             None if parent is None else parent.mems,
             read_exclusive(self.kubelet),
             read_reserved(self.kubelet),
+            read_free_memory(self.source) if os.path.isdir(self.source) else {},
         )
 
     def note_cgroup(self, cgroup_parent: str) -> bool:

@@ -83,6 +83,8 @@ class Reconciler:
             if with_cpusets:
                 await self._sandboxes(engine)
                 await self._cgroups_of(engine, seen)
+            known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
+            await self._held(engine, {**known, **details}, seen)
             unsettled |= keeper.updates.unsettled
             listing = Listing(seen, listed_at_s, details, then, unsettled, keeper.enforcing)
             parts = []
@@ -263,6 +265,21 @@ class Reconciler:
                 told[container_id] = linux_resources(*got)
         return told
 
+    async def _held(self, engine: Engine, containers: Mapping[str, Container], seen: dict[str, Seen]) -> None:
+        """What containers without a memory limit hold, from their cgroups; nothing where memory is not placed."""
+        places_memory = engine.policy.settings.places_memory
+        paths = {
+            key: path
+            for key, container in containers.items()
+            if places_memory and not container.resources.memory_limit_bytes
+            if key in seen and not seen[key].exited and (path := self._paths.get(key)) is not None
+        }
+        if paths:
+            held = await asyncio.to_thread(
+                lambda: {key: self._cgroups.held(path) for key, path in paths.items()}
+            )
+            seen.update({key: replace(seen[key], held=sizes) for key, sizes in held.items()})
+
     def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
         pid = info.get("pid")
         if pid == 0:
@@ -323,6 +340,7 @@ def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.Li
         spec = info.get("runtimeSpec") or {}
         resources = (spec.get("linux") or {}).get("resources") or {}
         cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
+        pages = resources.get("hugepageLimits") or ()
         return cri.LinuxContainerResources(
             cpu_shares=int(cpu.get("shares") or 0),
             cpu_quota=int(cpu.get("quota") or 0),
@@ -331,6 +349,10 @@ def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.Li
             cpuset_mems=str(cpu.get("mems") or ""),
             memory_limit_in_bytes=int(memory.get("limit") or 0),
             oom_score_adj=int((spec.get("process") or {}).get("oomScoreAdj") or 0),
+            hugepage_limits=[
+                cri.HugepageLimit(page_size=str(p.get("pageSize")), limit=int(p.get("limit") or 0))
+                for p in pages
+            ],
         )
     except (AttributeError, TypeError, ValueError):
         return cri.LinuxContainerResources()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Optional
@@ -61,6 +61,7 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> Reading
         cpus=tuple(cpus),
         distance=nodes.distance,
         memory=nodes.memory,
+        hugepages=nodes.hugepages,
         has_memory=nodes.has_memory,
         isolated=_optional_set(f"{base}/isolated", "no CPU is taken to be isolated", holes) or NO_CPUS,
         offline=offline,
@@ -74,6 +75,18 @@ def read_signature(root: Path = Path("/sys")) -> str:
     """What changes when CPUs or memory come and go: three small files, for a look every few seconds."""
     names = ("cpu/online", "node/online", "node/has_memory")
     return "\n".join(_optional_text(f"{root}/devices/system/{name}").strip() for name in names)
+
+
+def read_free_memory(root: Path = Path("/sys")) -> dict[int, int]:
+    """What new memory of each NUMA node can be made of at once, in bytes: free pages, and cached ones out of use."""
+    base = f"{root}/devices/system/node"
+    found = {}
+    for node in sorted(_numbered(base, "node", "", _Holes())):
+        meminfo = _optional_text(f"{base}/node{node}/meminfo")
+        free, cached = _mem_field(meminfo, "MemFree"), _mem_field(meminfo, "Inactive(file)")
+        if free is not None and cached is not None:
+            found[node] = free + cached
+    return found
 
 
 # ---------------------------------------------------------------------- CPUs
@@ -178,6 +191,7 @@ class _Nodes:
     of_cpu: dict[int, int]
     memory: dict[int, int]
     known: frozenset[int]
+    hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     has_memory: Optional[frozenset[int]] = None
     distance: Optional[tuple[tuple[int, ...], ...]] = None
 
@@ -186,7 +200,7 @@ def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) ->
     folders = _numbered(base, "node", "the NUMA nodes are not known, one is taken", holes)
     if not folders:
         # A kernel without NUMA: one node that has everything.
-        total = _mem_total(_optional_text(f"{proc}/meminfo"))
+        total = _mem_field(_optional_text(f"{proc}/meminfo"), "MemTotal")
         return _Nodes(dict.fromkeys(online, 0), {} if total is None else {0: total}, frozenset([0]))
     # 1. The nodes, in the order of the columns in "distance".
     columns = _optional_set(f"{base}/online", "every node is taken to be online", holes) or folders
@@ -206,7 +220,8 @@ def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) ->
     has_memory = _optional_set(f"{base}/has_memory", "the sizes tell which NUMA nodes have memory", holes)
     has_memory = (has_memory or NO_CPUS) & ids or None
     known = frozenset(of_cpu.values()) | memory.keys() | (has_memory or NO_CPUS)
-    return _Nodes(of_cpu, memory, known, has_memory, _read_distances(base, sorted(columns), known, holes))
+    distances = _read_distances(base, sorted(columns), known, holes)
+    return _Nodes(of_cpu, memory, known, _read_hugepages(base, ids, holes), has_memory, distances)
 
 
 def _read_memory(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, int]:
@@ -214,7 +229,7 @@ def _read_memory(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, int
     for node in sorted(ids):
         path = f"{base}/node{node}/meminfo"
         try:
-            total = _mem_total(_text(path))
+            total = _mem_field(_text(path), "MemTotal")
             if total is None:
                 raise _Hole(path, "has no MemTotal")
             memory[node] = total
@@ -223,10 +238,27 @@ def _read_memory(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, int
     return memory
 
 
-def _mem_total(meminfo: str) -> Optional[int]:
+def _mem_field(meminfo: str, name: str) -> Optional[int]:
     """Bytes of ``MemTotal: 65771024 kB``, which nodeN/meminfo writes with ``Node N`` before it."""
-    found = re.search(r"^(?:Node +\d+ +)?MemTotal: *(\d+) kB", meminfo, re.MULTILINE)
+    found = re.search(rf"^(?:Node +\d+ +)?{re.escape(name)}: *(\d+) kB", meminfo, re.MULTILINE)
     return int(found.group(1)) * BYTES_PER_KB if found else None
+
+
+def _read_hugepages(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, dict[int, int]]:
+    """The pages of the hugetlb pools, by size, from ``hugepages-2048kB/nr_hugepages``; pools without pages are none."""
+    pools: dict[int, dict[int, int]] = {}
+    for node in sorted(ids):
+        folder = f"{base}/node{node}/hugepages"
+        for name in sorted(_optional_names(folder, "its huge pages count as ordinary memory", holes)):
+            size = name[len("hugepages-") : -len("kB")]
+            try:
+                count = _number(f"{folder}/{name}/nr_hugepages") if _is_number(size) else 0
+            except _Hole as hole:
+                holes.note(hole, "its huge pages count as ordinary memory")
+                continue
+            if count > 0:
+                pools.setdefault(node, {})[int(size) * BYTES_PER_KB] = count
+    return pools
 
 
 def _read_distances(

@@ -103,13 +103,20 @@ def cri_resources(resources: nri.LinuxResources, oom_score_adj: int = 0) -> cri.
         cpuset_mems=cpu.mems,
         memory_limit_in_bytes=resources.memory.limit.value,
         oom_score_adj=oom_score_adj,
+        hugepage_limits=[
+            cri.HugepageLimit(page_size=entry.page_size, limit=entry.limit)
+            for entry in resources.hugepage_limits
+        ],
     )
 
 
-def read_size(request: nri.UpdatePodSandboxRequest) -> Optional[PodSize]:
-    """The pod's size after UpdatePodSandbox; None = it does not say."""
-    overhead = request.overhead_linux_resources
-    return cri_reader.sum_pod_size(cri_resources(request.linux_resources), cri_resources(overhead))
+def read_size(request: nri.UpdatePodSandboxRequest) -> tuple[Optional[PodSize], int]:
+    """The pod's size after UpdatePodSandbox, and its memory limit in bytes; None and 0 = it does not say."""
+    resources, overhead = (
+        cri_resources(request.linux_resources),
+        cri_resources(request.overhead_linux_resources),
+    )
+    return cri_reader.sum_pod_size(resources, overhead), cri_reader.memory_limit_of(resources)
 
 
 def _uses(container: nri.Container) -> tuple[Use, ...]:

@@ -63,7 +63,7 @@ class NriPlacing:
         self._unstarted: dict[str, tuple[str, str]] = {}
         #: Whether the host tells of starts at all.
         self._starts_told = False
-        self._sizes: dict[str, Optional[PodSize]] = {}
+        self._sizes: dict[str, tuple[Optional[PodSize], int]] = {}
         self._looks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ pods
@@ -99,9 +99,9 @@ class NriPlacing:
 
     async def post_update_pod_sandbox(self, request: Any, told: Told) -> None:
         told.fields["id"] = request.pod.id
-        engine, size = self._keeper.active(), self._sizes.pop(request.pod.id, None)
-        if engine is not None and size is not None:
-            engine.resize_pod(request.pod.id, size)
+        engine, told_sizes = self._keeper.active(), self._sizes.pop(request.pod.id, None)
+        if engine is not None and told_sizes is not None:
+            engine.resize_pod(request.pod.id, *told_sizes)
             self._keeper.save()
 
     async def stop_pod_sandbox(self, request: Any, told: Told) -> None:

@@ -210,10 +210,11 @@ def test_the_size_of_a_pod_is_resources_and_overhead() -> None:
     request = nri.UpdatePodSandboxRequest(
         linux_resources=linux(2048, 300_000, 100_000), overhead_linux_resources=linux(1024)
     )
-    size = read_size(request)
+    request.linux_resources.memory.limit.value = GIB
+    size, memory_limit_bytes = read_size(request)
     assert size is not None
-    assert (size.milli_request, size.milli_limit) == (3000, 4000)
-    assert read_size(nri.UpdatePodSandboxRequest()) is None
+    assert (size.milli_request, size.milli_limit, memory_limit_bytes) == (3000, 4000, GIB)
+    assert read_size(nri.UpdatePodSandboxRequest()) == (None, 0)
 
 
 # ---------------------------------------------------------------------- Synchronize
