@@ -120,8 +120,9 @@ def _title(topology: Topology, domain: Domain) -> str:
     names = [domain.name_at(level).replace("NUMA node", "node") for level in levels if level != "rest"]
     title = " = ".join(names) or "no L3"
     if "numa" in domain.levels:
-        size = topology.memory_bytes(domain.ids[domain.levels.index("numa")])
-        title += "" if size is None else f", {_memory(size)}"
+        node = domain.ids[domain.levels.index("numa")]
+        size = topology.memory_bytes(node)
+        title += "" if size is None else f", {_memory(size)}{_pages(topology, node)}"
     if not domain.children and len({_cores(topology, leaf) for leaf in topology.leaves}) > 1:
         title += f", {_count(_cores(topology, domain), 'core')}"
     return title
@@ -144,7 +145,8 @@ def _outside(topology: Topology, width: int) -> list[str]:
     lines: list[str] = []
     for node in sorted(set(topology.node_ids) - {c.numa for c in topology.cpus.values()}):
         size = topology.memory_bytes(node)
-        lines.append(f"node {node}: no CPUs{'' if size is None else ', ' + _memory(size)}")
+        text = "" if size is None else f", {_memory(size)}{_pages(topology, node)}"
+        lines.append(f"node {node}: no CPUs{text}")
     lost = topology.data.offline - frozenset(topology.cpus)
     return lines + (_wrap(f"offline, place not known: {format_cpus(lost)}", width) if lost else [])
 
@@ -155,6 +157,11 @@ def _cores(topology: Topology, domain: Domain) -> int:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _pages(topology: Topology, node: int) -> str:
+    pools = topology.hugepage_bytes(node)
+    return f" ({_memory(pools)} of it huge pages)" if pools else ""
 
 
 def _memory(size: int) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.core.affinity_text import status_lines
+from cri_proxy.core.books import resident_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Record, Stance
 from cri_proxy.core.peers import peer_rows, peer_text
 from policies.cpus import format_cpus
+from policies.memory import room_bytes
 from policies.node import Node
 from policies.topology import Topology
 
@@ -81,7 +83,7 @@ def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
         "stance": grant.stance.value,
         "level": level,
         "cpus": format_cpus(grant.cpus),
-        "mems": format_cpus(grant.placement.mems),
+        "mems": format_cpus(grant.placement.mems if grant.stance is Stance.PLACED else grant.mems),
         "exclusive": format_cpus(grant.exclusive),
         "cpu_request_milli": container.resources.milli_request,
         "cpu_limit_milli": container.resources.milli_limit,
@@ -201,16 +203,34 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
         for p in domain_pools(node)
         if p.level in ("l3", "numa") and not p.cpus.isdisjoint(grant.cpus)
     ]
-    row["memory"] = [
-        {"node": n, "charged_bytes": node.memory_charged(n), "total_bytes": node.topology.memory_bytes(n)}
-        for n in sorted(grant.placement.mems or node.topology.nodes_of(grant.cpus))
-    ]
+    row["memory_charge"] = [list(pair) for pair in resident_of(grant).memory_charge]
+    charged = frozenset(n for n, _ in row["memory_charge"])
+    nodes = charged | grant.placement.mems or node.topology.nodes_of(grant.cpus)
+    row["memory"] = [_memory_row(node, n) for n in sorted(nodes)]
     row["peers"] = peer_rows(engine.books, grant)
     return row
 
 
 def _not_bound(runs_in: str) -> str:
     return f"its processes run in {runs_in}, outside of its own cgroup, and no cpuset of ours reaches them"
+
+
+def _memory_row(node: Node, memory_node: int) -> dict[str, Any]:
+    """One NUMA node's memory. ``room_bytes``: what limits may still be charged; None = not known, without end."""
+    total = node.topology.memory_bytes(memory_node)
+    return {
+        "node": memory_node,
+        "charged_bytes": node.memory_charged(memory_node),
+        "total_bytes": total,
+        "hugepage_bytes": node.topology.hugepage_bytes(memory_node),
+        "room_bytes": None if total is None else room_bytes(node, memory_node),
+        "free_bytes": node.free_memory.get(memory_node),
+    }
+
+
+def memory_rows(node: Node) -> list[dict[str, Any]]:
+    """Size, charge and room of every NUMA node with memory, for JSON."""
+    return [_memory_row(node, n) for n in sorted(node.topology.memory_nodes)]
 
 
 def history_row(record: Record) -> dict[str, Any]:
@@ -251,11 +271,10 @@ def explain_text(document: dict[str, Any]) -> str:
         for domain in row["domains"]:
             charged, free = domain["charged_milli"], domain["free_milli"]
             lines.append(f"  {domain['name']} ({domain['cpus']}): {charged}m charged, {free}m free")
-        for memory in row["memory"]:
-            total = "unknown" if memory["total_bytes"] is None else f"{memory['total_bytes'] / 2**30:.1f} GiB"
-            lines.append(
-                f"  memory of node {memory['node']}: {memory['charged_bytes'] / 2**30:.1f} of {total} charged"
-            )
+        if row["memory_charge"]:
+            parts = ", ".join(f"{_gib(size)} on node {n}" for n, size in row["memory_charge"])
+            lines.append(f"  memory charged: {parts}")
+        lines += [_memory_text(memory) for memory in row["memory"]]
         lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
     if document["history"]:
         lines.append("decisions:")
@@ -266,6 +285,18 @@ def explain_text(document: dict[str, Any]) -> str:
             f"  #{row['number']} {row['operation']} {row['container']}: {where}, {row['why']}{outcome}"
         )
     return "\n".join(lines)
+
+
+def _memory_text(row: dict[str, Any]) -> str:
+    total = "unknown" if row["total_bytes"] is None else f"{row['total_bytes'] / 2**30:.1f} GiB"
+    text = f"  memory of node {row['node']}: {row['charged_bytes'] / 2**30:.1f} of {total} charged"
+    text += "" if row["room_bytes"] is None else f", room for {_gib(row['room_bytes'])}"
+    text += f", {_gib(row['hugepage_bytes'])} are huge pages" if row["hugepage_bytes"] else ""
+    return text + ("" if row["free_bytes"] is None else f"; {_gib(row['free_bytes'])} free now")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
 
 
 def domain_rows(node: Node) -> list[dict[str, Any]]:

@@ -166,8 +166,7 @@ class Cgroups:
             rows = {name: nodes for name, nodes in map(_numa_row, text.splitlines()) if nodes}
         except (OSError, ValueError):
             return None
-        page_bytes = 1
-        names = HELD
+        page_bytes, names = 1, HELD
         if (
             "total" in rows
         ):  # v1, in pages: what it counts as anonymous is all that has no file, tmpfs included
@@ -181,7 +180,14 @@ class Cgroups:
 
 
 #: Rows of memory.numa_stat, v2: what is anonymous, what is in tmpfs, and kernel memory that nothing can reclaim.
-HELD = ("anon", "shmem", "kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable")
+HELD: tuple[str, ...] = (
+    "anon",
+    "shmem",
+    "kernel_stack",
+    "pagetables",
+    "sec_pagetables",
+    "slab_unreclaimable",
+)
 #: Of v1, where pages are counted by the list they are on.
 HELD_V1 = ("hierarchical_anon", "hierarchical_unevictable")
 

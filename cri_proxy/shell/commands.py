@@ -25,6 +25,7 @@ from cri_proxy.core.report import (
     domain_rows,
     explain,
     find_one,
+    memory_rows,
     path_of,
     placement_rows,
 )
@@ -276,6 +277,7 @@ def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, 
         "distrusted": distrusted_paths(engine, now_s),
         "invariants": broken_invariants(engine) + crowded_out(engine),
         "domains": domain_rows(engine.node),
+        "memory": memory_rows(engine.node),
     }
 
 
