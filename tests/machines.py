@@ -281,8 +281,13 @@ def _node_files(data: TopologyData, online: list[Cpu]) -> dict[str, str]:
         total_kb = data.memory.get(node, 0) // 1024
         files[f"{base}/node{node}/cpulist"] = cpus.get(node, "")
         files[f"{base}/node{node}/meminfo"] = (
-            f"Node {node} MemTotal:       {total_kb} kB\nNode {node} MemFree:        {total_kb // 2} kB"
+            f"Node {node} MemTotal:       {total_kb} kB\nNode {node} MemFree:        {total_kb // 2} kB\n"
+            f"Node {node} Inactive(anon):  {total_kb // 3} kB\nNode {node} Inactive(file):  {total_kb // 4} kB"
         )
+        # As on a running kernel, also where there are no pages of a size.
+        for size_kb in (2048, 1048576):
+            count = data.hugepages.get(node, {}).get(size_kb * 1024, 0)
+            files[f"{base}/node{node}/hugepages/hugepages-{size_kb}kB/nr_hugepages"] = str(count)
         if data.distance is not None:
             files[f"{base}/node{node}/distance"] = " ".join(map(str, data.distance[rank]))
     return files

@@ -159,6 +159,7 @@ class Scene:
                 placement.cpus,
                 placement.exclusive,
                 placement.memory_charge,
+                container,
             ),
         )
         return key

@@ -176,6 +176,19 @@ RESOURCES = [
     (linux(memory_limit_in_bytes=5), BURSTABLE, Resources(memory_limit_bytes=5)),
     (linux(memory_limit_in_bytes=-1), BURSTABLE, Resources()),
     (linux(oom_score_adj=900), BURSTABLE, Resources(memory_request_bytes=100)),
+    # Kubelet names all sizes of huge pages that the machine has.
+    (
+        linux(
+            hugepage_limits=[
+                cri.HugepageLimit(page_size="2MB", limit=1 << 30),
+                cri.HugepageLimit(page_size="1GB", limit=0),
+                cri.HugepageLimit(page_size="64KB", limit=1),
+                cri.HugepageLimit(page_size="large", limit=1),
+            ]
+        ),
+        BURSTABLE,
+        Resources(hugepage_sizes=frozenset([2 << 20, 1 << 16])),
+    ),
     (linux(oom_score_adj=3), BURSTABLE, Resources()),
     (linux(oom_score_adj=999), BURSTABLE, Resources()),
 ]

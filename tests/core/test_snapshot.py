@@ -27,9 +27,18 @@ from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import engine_on, fence, make_container, run
 
 SET = parse_cpus
+TWO_MIB = 2 << 20
 PLACEMENT = Placement(SET("0-3,8"), SET("0-1"), SET("8"), "ccx", SET("0-3"), ((0, 5), (1, 7)))
 POD = Pod("s", "u", "web", "ns", "/kubepods", "kata", {"l": "1"}, {"a": "ü\n"}, PodSize(1500, None, "update"))
-CONTAINER = Container(POD, "app", 3, Qos.GUARANTEED, Resources(1, None, 2, 3), {"x": "y"}, {"z": ""})
+CONTAINER = Container(
+    replace(POD, memory_limit_bytes=7),
+    "app",
+    3,
+    Qos.GUARANTEED,
+    Resources(1, None, 2, 3, hugepage_sizes=frozenset([TWO_MIB])),
+    {"x": "y"},
+    {"z": ""},
+)
 GRANT = Grant(
     key="c1",
     container=CONTAINER,
@@ -45,6 +54,8 @@ GRANT = Grant(
     repairs=(1.25, 2.0),
     why="because",
     runs_in="/kubepods/pod1/sandbox",
+    runs_on_mems=SET("0-1"),
+    memory_charge=((0, 5), (1, 7)),
 )
 BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
 RECORD = Record(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed")
@@ -120,6 +131,21 @@ def test_a_writer_of_many_records_writes_each_as_if_it_were_the_only_one() -> No
 def test_a_ticket_of_an_older_daemon_does_not_say_whose_memory_waits() -> None:
     text = json.dumps({**json.loads(write_record(INNER)), "waiting": [["c1", "0-3"]]})
     assert read_record("ticket", text).waiting == (Waiting("c1", SET("0-3")),)
+
+
+def test_a_grant_of_an_older_daemon_says_nothing_of_memory_and_one_for_it_says_no_more_than_it_takes() -> (
+    None
+):
+    document = json.loads(write_record(GRANT))
+    # The version before this one builds a pod of its fields by name, and resources of their places in the list.
+    assert len(document["container"]["pod"]) == 9 and len(document["container"]["resources"]) == 5
+    for key in ("runs_on_mems", "memory"):
+        del document[key]
+    for key in ("hugepage_sizes", "pod_memory_limit"):
+        del document["container"][key]
+    container = replace(CONTAINER, pod=POD, resources=Resources(1, None, 2, 3))
+    expected = replace(GRANT, container=container, runs_on_mems=frozenset(), memory_charge=())
+    assert read_record("grant", json.dumps(document)) == expected
 
 
 def without(kind: str, value: JournalValue, key: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cpus import NO_CPUS, format_cpus, parse_cpus
-from policies.memory import FILL_PERCENT, Memory, choose_memory
+from policies.memory import FILL_PERCENT, Memory, Need, choose_memory
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from policies.topology import Topology
@@ -23,7 +23,7 @@ from tests.machines import (
     VM_NO_CACHE_INFO,
     machine,
 )
-from tests.scenes import Scene, fence, make_container, node_of, topology
+from tests.scenes import Scene, fence, make_container, make_pod, node_of, topology
 
 
 def choose(
@@ -169,6 +169,148 @@ def test_a_node_of_unknown_size_holds_everything() -> None:
     node = node_of(Topology(data))
     memory = choose(node, "0-3", 10_000)
     assert (shown(memory), charged_gib(memory)) == ("0", {0: 10_000})
+
+
+# ---------------------------------------------------------------------- what is free now
+
+#: What is free now in GiB by node, the limit of a container on node 0 in GiB, and its nodes.
+FREE_NOW = [
+    ({}, 10, "0"),
+    ({0: 10}, 10, "0"),
+    ({0: 9}, 10, "1"),
+    ({0: 9, 1: 9}, 10, "2"),
+    ({0: 0, 1: 0, 2: 0, 3: 9.9}, 10, "4"),
+    # Two nodes are needed by what is charged; of one of them the part of the limit is not free.
+    ({0: 20}, 60, "1-2"),
+    ({0: 30}, 60, "0-1"),
+    # Nowhere: then it is fenced off nothing.
+    (dict.fromkeys(range(8), 9), 10, "0-7"),
+    (dict.fromkeys(range(8), 20), 100, "0-7"),
+]
+
+
+@pytest.mark.parametrize(("free_gib", "gib", "nodes"), FREE_NOW)
+def test_a_node_that_has_not_as_much_free_now_is_left_out(
+    free_gib: dict[int, float], gib: float, nodes: str
+) -> None:
+    node = node_of(HYGON_7285_2S)
+    node.free_memory = {n: round(size * GIB) for n, size in free_gib.items()}
+    memory = choose(node, "0-3", gib)
+    assert shown(memory) == nodes
+    assert sum(charged_gib(memory).values()) == gib
+
+
+def test_why_names_the_node_that_has_too_little_free() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.free_memory = {0: GIB}
+    assert choose(node, "0-3", 10).why == "memory on node 1: node 0 has too little free now"
+    node.free_memory = dict.fromkeys(range(8), GIB)
+    assert choose(node, "0-3", 10).why == "no node has as much free memory now"
+
+
+def test_pin_does_not_look_at_what_is_free_now() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.free_memory = dict.fromkeys(range(8), 0)
+    assert shown(choose(node, "0-3", 10, "pin")) == "0"
+
+
+def test_what_a_container_was_charged_before_need_not_be_free_again() -> None:
+    node = node_of(HYGON_7285_2S)
+    node.free_memory = {0: 3 * GIB}
+    anew = choose_memory(node, parse_cpus("0-3"), 10 * GIB, "prefer", NO_CPUS, None)
+    grown = choose_memory(
+        node, parse_cpus("0-3"), 10 * GIB, "prefer", NO_CPUS, None, Need(had=((0, 8 * GIB),))
+    )
+    assert (shown(anew), shown(grown)) == ("1", "0")
+
+
+# ---------------------------------------------------------------------- huge pages
+
+TWO_MIB, ONE_GIB = 2 * 1024**2, GIB
+
+
+def with_pools(pools: dict[int, dict[int, int]]) -> Node:
+    return node_of(Topology(replace(machine(HYGON_7285_2S), hugepages=pools)))
+
+
+#: 64 GiB a node, of which 24 on node 0 are huge pages: 36 may be promised.
+POOLS = [
+    ("prefer", 36, "0"),
+    ("prefer", 36.1, "0-1"),
+    ("pin", 40, "0"),
+    ("pin", 40.1, "0-1"),
+]
+
+
+@pytest.mark.parametrize(("mode", "gib", "nodes"), POOLS)
+def test_hugetlb_pools_are_no_memory_for_limits(mode: str, gib: float, nodes: str) -> None:
+    node = with_pools({0: {TWO_MIB: 8 * 512, ONE_GIB: 16}})
+    assert shown(choose(node, "0-3", gib, mode)) == nodes
+
+
+#: The pools by node, the sizes a container may have, what the caller allows, and its nodes.
+PAGES = [
+    ({5: {TWO_MIB: 1}}, {TWO_MIB}, None, "0,5"),
+    ({5: {TWO_MIB: 1}}, {ONE_GIB}, None, "0"),
+    ({5: {TWO_MIB: 1}}, set(), None, "0"),
+    ({0: {TWO_MIB: 1}, 5: {TWO_MIB: 1}, 6: {ONE_GIB: 1}}, {TWO_MIB, ONE_GIB}, None, "0,5-6"),
+    ({0: {TWO_MIB: 1}}, {TWO_MIB}, None, "0"),
+    ({5: {TWO_MIB: 0}}, {TWO_MIB}, None, "0"),
+    ({5: {TWO_MIB: 1}, 6: {TWO_MIB: 1}}, {TWO_MIB}, "0-5", "0,5"),
+]
+
+
+@pytest.mark.parametrize("mode", ["prefer", "pin"])
+@pytest.mark.parametrize(("pools", "sizes", "within", "nodes"), PAGES)
+def test_a_container_is_not_fenced_off_the_nodes_of_its_huge_pages(
+    pools: dict[int, dict[int, int]], sizes: set[int], within: Optional[str], nodes: str, mode: str
+) -> None:
+    need = Need(page_sizes=frozenset(sizes))
+    allowed = None if within is None else parse_cpus(within)
+    memory = choose_memory(with_pools(pools), parse_cpus("0-3"), GIB, mode, NO_CPUS, allowed, need)
+    assert (shown(memory), charged_gib(memory)) == (nodes, {0: 1})
+    assert ("for its huge pages" in memory.why) is (nodes != "0")
+
+
+def test_the_nodes_of_huge_pages_stay_where_they_have_no_memory_free() -> None:
+    node = with_pools({5: {TWO_MIB: 1}})
+    node.free_memory = {0: 0, 5: 0}
+    need = Need(page_sizes=frozenset([TWO_MIB]))
+    assert shown(choose_memory(node, parse_cpus("0-3"), GIB, "prefer", NO_CPUS, None, need)) == "1,5"
+
+
+def test_the_policy_reads_the_sizes_of_huge_pages_from_the_container() -> None:
+    scene = Scene(Topology(replace(machine(HYGON_7285_2S), hugepages={7: {TWO_MIB: 1}})))
+    container = make_container(limit=2, memory=1)
+    resources = replace(container.resources, hugepage_sizes=frozenset([TWO_MIB]))
+    assert scene.place(replace(container, resources=resources)).placement.mems == {0, 7}
+
+
+# ---------------------------------------------------------------------- the limit of a whole pod
+
+
+def test_containers_with_the_limit_of_their_pod_are_charged_it_once() -> None:
+    scene = Scene(HYGON_7285_2S)
+    pod = replace(make_pod("shared"), memory_limit_bytes=40 * GIB)
+    for name in ("a", "b", "c"):
+        decision = scene.put(make_container(name, limit=2, memory=40, pod=pod), key=name)
+        assert decision.placement.mems == {0}, name
+    assert scene.node.memory_charged(0) == 40 * GIB
+    scene.put(make_container("own", limit=2, memory=10, pod=pod), key="own")
+    assert scene.node.memory_charged(0) == 50 * GIB
+    for name, left in (("a", 50), ("c", 50), ("own", 40), ("b", 0)):
+        scene.node.remove(name)
+        assert scene.node.memory_charged(0) == left * GIB, name
+
+
+def test_a_second_container_under_a_pods_limit_needs_nothing_free() -> None:
+    scene = Scene(HYGON_7285_2S)
+    pod = replace(make_pod("shared"), memory_limit_bytes=40 * GIB)
+    scene.put(make_container("a", limit=2, memory=40, pod=pod))
+    scene.node.free_memory = {0: 5 * GIB}
+    assert scene.place(make_container("b", limit=2, memory=40, pod=pod)).placement.mems == {0}
+    alone = make_container("c", limit=2, memory=40)
+    assert scene.place(alone).placement.mems != {0}
 
 
 # ---------------------------------------------------------------------- with the policy

@@ -317,6 +317,17 @@ def test_parents_are_written_and_read() -> None:
     assert read_topology(write_topology(data)) == data
 
 
+def test_hugetlb_pools_are_written_and_read() -> None:
+    data = replace(machine(HYGON_7285_2S), hugepages={0: {2 << 20: 512, 1 << 30: 4}, 3: {2 << 20: 1}})
+    assert read_topology(write_topology(data)) == data
+    tree = Topology(data)
+    assert [tree.hugepage_bytes(node) for node in (0, 1, 3)] == [5 << 30, 0, 2 << 20]
+    assert [tree.ordinary_bytes(node) for node in (0, 1)] == [59 << 30, 64 << 30]
+    assert tree.nodes_with_pages([2 << 20]) == {0, 3}
+    assert tree.nodes_with_pages([1 << 30, 1 << 16]) == {0}
+    assert not tree.nodes_with_pages([])
+
+
 def test_empty_parents_mean_not_told() -> None:
     data = read_topology({**PLAIN, "parent_cpus": "", "parent_mems": "", "has_memory": ""})
     assert (data.parent_cpus, data.parent_mems, data.has_memory) == (None, None, None)
@@ -352,6 +363,27 @@ BAD_DOCUMENTS: list[tuple[str, Any, str]] = [
         "memory with a unit",
         {**PLAIN, "memory": {"0": "4G"}},
         "memory['0'] is '4G', expected a number of 0 or",
+    ),
+    ("huge pages are a list", {**PLAIN, "hugepages": [1]}, "hugepages: expected numbers of pages by size"),
+    (
+        "huge pages of no size",
+        {**PLAIN, "hugepages": {"0": 7}},
+        "hugepages: expected numbers of pages by size",
+    ),
+    (
+        "huge pages of no node",
+        {**PLAIN, "hugepages": {"a": {"4096": 1}}},
+        "hugepages: 'a' is not the number of a NUMA node",
+    ),
+    (
+        "huge pages by name",
+        {**PLAIN, "hugepages": {"0": {"2MB": 1}}},
+        "hugepages['0']: '2MB' is not the size of a page in bytes",
+    ),
+    (
+        "huge pages without number",
+        {**PLAIN, "hugepages": {"0": {"2097152": "1"}}},
+        "0['2097152'] is '1', expected a number",
     ),
     (
         "a device by name",

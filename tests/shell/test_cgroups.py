@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Optional
@@ -206,6 +207,79 @@ def populate(tree: Cgroups, path: str, processes: str) -> None:
         for each in (folder, *folder.parents):
             if tree.base in each.parents:
                 (each / "cgroup.events").write_text(f"populated {int(bool(processes))}\nfrozen 0\n")
+
+
+# ---------------------------------------------------------------------- memory
+
+#: As kernel 6.12 has it (cgroup v2), of a container with 1 MiB of tmpfs; the rows that count are not together.
+V2_NUMA_STAT = """\
+anon N0=8388608 N1=4096
+file N0=3145728 N1=0
+kernel_stack N0=32768 N1=0
+pagetables N0=131072 N1=4096
+sec_pagetables N0=0 N1=0
+shmem N0=1048576 N1=0
+file_mapped N0=0 N1=0
+file_dirty N0=0 N1=0
+file_writeback N0=0 N1=0
+swapcached N0=0 N1=0
+anon_thp N0=0 N1=0
+file_thp N0=0 N1=0
+shmem_thp N0=0 N1=0
+inactive_anon N0=8380416 N1=4096
+active_anon N0=1056768 N1=0
+inactive_file N0=2097152 N1=0
+active_file N0=0 N1=0
+unevictable N0=0 N1=0
+slab_reclaimable N0=524288 N1=8192
+slab_unreclaimable N0=262144 N1=0
+workingset_refault_anon N0=0 N1=0
+workingset_refault_file N0=0 N1=0
+"""
+#: v1, in pages: its own, and with the cgroups below.
+V1_NUMA_STAT = """\
+total=7 N0=6 N1=1
+file=4 N0=4 N1=0
+anon=2 N0=1 N1=1
+unevictable=1 N0=1 N1=0
+hierarchical_total=70 N0=60 N1=10
+hierarchical_file=40 N0=40 N1=0
+hierarchical_anon=20 N0=10 N1=10
+hierarchical_unevictable=10 N0=10 N1=0
+"""
+V1_WITHOUT_HIERARCHY = "".join(V1_NUMA_STAT.splitlines(keepends=True)[:4])
+PAGE = os.sysconf("SC_PAGE_SIZE")
+NUMA_STATS = {
+    "v2": (V2_NUMA_STAT, ((0, 8388608 + 1048576 + 32768 + 131072 + 262144), (1, 8192))),
+    "v2 of an old kernel": ("anon N0=4096\nfile N0=8192\nshmem N0=0\n", ((0, 4096),)),
+    "v2, nothing held": ("anon N0=0\nfile N0=8192\n", ()),
+    "v1": (V1_NUMA_STAT, ((0, 20 * PAGE), (1, 10 * PAGE))),
+    "v1 of an old kernel": (V1_WITHOUT_HIERARCHY, ((0, 2 * PAGE), (1, PAGE))),
+    "empty": ("", None),
+    "garbage": ("anon N0=many\n", None),
+    "of a machine without NUMA": (None, None),
+}
+
+
+@pytest.mark.parametrize("case", NUMA_STATS)
+def test_what_is_held_is_what_cannot_be_given_back(case: str, tmp_path: Path) -> None:
+    text, held = NUMA_STATS[case]
+    kind = case[:2] if case[:2] in TREES else "v2"
+    tree = make_tree(kind, tmp_path, {POD: ("", "")})
+    folder = (tmp_path / "memory" if kind == "v1" else tmp_path) / POD.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    tree = Cgroups(tmp_path, tmp_path / "proc")
+    if text is not None:
+        (folder / "memory.numa_stat").write_text(text)
+    assert tree.held(POD) == held
+
+
+def test_of_a_hybrid_tree_memory_may_be_on_v2(tmp_path: Path) -> None:
+    tree = make_tree("hybrid", tmp_path, {POD: ("", "")})
+    folder = tmp_path / "unified" / POD.lstrip("/")
+    folder.mkdir(parents=True)
+    (folder / "memory.numa_stat").write_text("anon N0=4096\n")
+    assert tree.held(POD) == ((0, 4096),)
 
 
 #: Where the first process is, where any others are; what there is to say of it.

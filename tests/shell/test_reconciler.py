@@ -25,6 +25,8 @@ from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 from policies.cpus import format_cpus
+from policies.hygon import Hygon
+from policies.settings import PlacementSettings
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
 from tests.scenes import topology
@@ -197,6 +199,41 @@ async def test_a_cpuset_that_was_emptied_is_drift_and_one_that_never_was_is_inhe
     found.engine.manage(found.good)
     result = await found.reconciler.run()
     assert (result.drifted, result.foreign) == ((found.good,), ())
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def numa_stat(found: Found, path: str, anon: int) -> None:
+    (found.cgroups.base / path.lstrip("/") / "memory.numa_stat").write_text(f"anon N0={anon} N4=0\n")
+
+
+@pytest.mark.parametrize("mode", ["prefer", "off"])
+async def test_what_a_container_without_a_limit_holds_is_read_at_each_comparison(
+    found: Found, mode: str
+) -> None:
+    own = f"{POD_GROUP}/cri-containerd-{found.good}.scope"
+    found.process(found.good, own)
+    found.cgroup(own, "", "0-127")
+    found.engine.rehost(found.engine.host, Hygon(found.engine.host.topology, PlacementSettings(memory=mode)))
+    for held_mib in (300, 3000, 200):
+        numa_stat(found, own, held_mib << 20)
+        await found.reconciler.run()
+        charge = found.engine.grants[found.good].memory_charge
+        assert charge == (((0, held_mib << 20),) if mode == "prefer" else ())
+
+
+async def test_of_a_container_with_a_limit_it_is_not_read(found: Found) -> None:
+    own = f"{POD_GROUP}/cri-containerd-{found.good}.scope"
+    found.process(found.good, own)
+    found.cgroup(own, "", "0-127")
+    numa_stat(found, own, 300 << 20)
+    resources = cri.LinuxContainerResources(memory_limit_in_bytes=4 << 30)
+    found.runtime.containers[found.good].resources.CopyFrom(resources)
+    await found.reconciler.run()
+    grant = found.engine.grants[found.good]
+    assert sum(size for _, size in grant.memory_charge) == 4 << 30
+    assert len(grant.memory_charge) == 8
 
 
 # ---------------------------------------------------------------------- containers in a sandbox of their pod

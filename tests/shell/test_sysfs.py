@@ -16,7 +16,7 @@ from typing import Any, Optional, Union
 
 import pytest
 
-from cri_proxy.shell.sysfs import SysfsError, read_signature, read_sysfs
+from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.cpus import parse_cpus
 from policies.topology import Cpu, Topology, TopologyData, remember
 from policies.topology_json import read_topology, write_topology
@@ -407,6 +407,38 @@ def test_a_node_of_which_nothing_is_known_is_left_out_of_the_distances(folder: P
     data = read_sysfs(sys, folder / "proc").data
     assert data.distance == ((10, 21), (21, 10))
     assert Topology(data).node_ids == (0, 1)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def test_hugetlb_pools_are_read_by_node_and_size(folder: Path) -> None:
+    pools = {0: {2 << 20: 512}, 1: {2 << 20: 3, 1 << 30: 2}}
+    data = replace(machine(UNEVEN_CCX), hugepages=pools)
+    assert read_sysfs(write_sysfs(data, folder), folder / "proc").data == data
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("", "holds '' where a number is expected; its huge pages count as ordinary memory."),
+        (None, "nr_hugepages does not exist; its huge pages count as ordinary memory."),
+    ],
+)
+def test_a_pool_that_cannot_be_read_is_a_hole(text: Optional[str], warning: str, folder: Path) -> None:
+    sys = write_sysfs(UNEVEN_CCX, folder)
+    _damage(sys, {"node/node1/hugepages/hugepages-2048kB/nr_hugepages": text})
+    reading = read_sysfs(sys, folder / "proc")
+    assert reading.data == machine(UNEVEN_CCX)
+    assert len(reading.warnings) == 1 and reading.warnings[0].endswith(warning)
+
+
+def test_what_is_free_now_is_free_pages_and_file_pages_out_of_use(folder: Path) -> None:
+    sys = write_sysfs(UNEVEN_CCX, folder)
+    assert read_free_memory(sys) == {0: 24 * GIB, 1: 24 * GIB}
+    _damage(sys, {"node/node0/meminfo": "Node 0 MemTotal: 8 kB\nNode 0 MemFree: 4 kB"})
+    assert read_free_memory(sys) == {1: 24 * GIB}
+    assert read_free_memory(folder / "nothing") == {}
 
 
 DEVICES = [
