@@ -28,7 +28,7 @@ KUBELET_KEY = "kubelet"
 HISTORY = 1000
 #: What a container without a limit holds on a node may change by as much, or by one in SAME_PART, before the change is
 #: written down: it changes a little between any two looks, and a write every 30 seconds for each is for nothing.
-SAME_BYTES, SAME_PART = 64 * 1024**2, 20
+SAME_BYTES, SAME_PART = 16 * 1024**2, 20
 #: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
 MESSAGE_CHARS = 1000
 
