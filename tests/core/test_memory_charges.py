@@ -252,7 +252,7 @@ def test_placements_and_explain_tell_charge_and_room() -> None:
     data = replace(machine(HYGON_7285_2S), hugepages={3: {2 * MIB: 5 * 512}})
     engine = engine_on(replace(host_of(Topology(data)), free_memory={3: 7 * GIB}))
     look(engine, seen("big", BIG, "3"), big=BIG)
-    assert placement_row(engine.grants["big"])["mems"] == "3"
+    assert placement_row(engine.host.topology, engine.grants["big"])["mems"] == "3"
     document = explain(engine, "big")
     assert document is not None
     [row] = document["containers"][0]["memory"]
