@@ -116,7 +116,7 @@ class Hygon:
             choice = self.ladder.climb(survey, node, want)
         except LookupError:
             allowed = (
-                "the machine has" if fence.cpus is None else f"the caller allows ({format_cpus(fence.cpus)})"
+                "the machine has" if fence.cpus is None else f"{fence.of} allows ({format_cpus(fence.cpus)})"
             )
             return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
         self._check_demands(container, choice, hinted)

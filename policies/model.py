@@ -161,10 +161,36 @@ class Container:
 
 @dataclass(frozen=True)
 class Fence:
-    """What the caller set itself: our sets must be subsets of it. None = the caller set nothing."""
+    """What our sets must be subsets of. None = no bound.
+
+    ``caller``: what the caller set itself, where the pod's cgroup allows less than that; None = all of it is.
+    """
 
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
+    caller: Optional[Fence] = None
+
+    @property
+    def asked(self) -> Fence:
+        """What the caller set itself."""
+        return self.caller or self
+
+    @property
+    def of(self) -> str:
+        """What has put it up, for sentences."""
+        return "the caller" if self.caller is None else "the pod's cgroup"
+
+    def within(self, allowed: Fence) -> Fence:
+        """The caller's part of it, as far as the pod's cgroup allows that."""
+        asked = self.asked
+        cpus, mems = _both(asked.cpus, allowed.cpus), _both(asked.mems, allowed.mems)
+        return asked if (cpus, mems) == (asked.cpus, asked.mems) else Fence(cpus, mems, asked)
+
+
+def _both(one: Optional[frozenset[int]], other: Optional[frozenset[int]]) -> Optional[frozenset[int]]:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 NO_FENCE = Fence()

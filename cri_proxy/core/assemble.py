@@ -10,6 +10,7 @@ from cri_proxy.core.config import Config, CpuConstraint, engine_options, placeme
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import Host
 from policies.cpus import NO_CPUS, format_cpus
+from policies.model import NO_FENCE, Fence
 from policies.registry import POLICIES, Policy
 from policies.reserved import reserve
 from policies.topology import Topology
@@ -25,6 +26,8 @@ class Machine:
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     kubelet_reserved: frozenset[int] = NO_CPUS
     free_memory: Mapping[int, int] = field(default_factory=dict)
+    #: What cgroups with pods allow (CPUs, memory nodes), by path: system pods have a parent of their own.
+    parents: Mapping[str, tuple[frozenset[int], frozenset[int]]] = field(default_factory=dict)
 
 
 def make_host(
@@ -32,7 +35,8 @@ def make_host(
 ) -> tuple[Host, tuple[str, ...]]:
     """The host as policies see it, and warnings. ``cgroups``: the CPUs of those the configuration names.
 
-    Usable CPUs (design rule 11): online, in the effective cpuset of kubelet's cgroup, and available to us.
+    Usable CPUs (design rule 11): online, in the effective cpuset of a cgroup with pods, and available to us; each pod
+    has those of its own cgroup alone.
     """
     topology = machine.topology
     data = topology.data
@@ -40,43 +44,64 @@ def make_host(
     parent_cpus = data.parent_cpus if data.parent_cpus is not None else machine.parent_cpus
     parent_mems = data.parent_mems if data.parent_mems is not None else machine.parent_mems
     parent = topology.online if parent_cpus is None else parent_cpus & topology.online
+    mems = topology.memory_nodes if parent_mems is None else parent_mems & topology.memory_nodes
+    # On a topology that is not this machine's the two may have nothing in common.
+    allowed = {"": Fence(parent, mems or topology.memory_nodes)}
+    for path, (cpus, nodes) in (machine.parents if data.parent_cpus is None else {}).items():
+        if cpus & topology.online:
+            nodes = nodes & topology.memory_nodes or topology.memory_nodes
+            allowed[path] = Fence(cpus & topology.online, nodes)
+    everything = frozenset().union(*[fence.cpus or NO_CPUS for fence in allowed.values()])
     known = cgroups or {}
-    available = _available(config["policy.AvailableResources.CPU"], topology, parent, known)
-    usable = parent if available is None else parent & available
+    available = _available(config["policy.AvailableResources.CPU"], topology, parent, everything, known)
+    usable = everything if available is None else everything & available
     warnings = []
-    if not usable:
+    if not usable & parent:
         warnings.append(
             f"no CPU of AvailableResources is one of kubelet's cgroup ({format_cpus(parent)}): ignored"
         )
-        usable = parent
+        usable = everything
     wanted = reservation(config, known.get(config["policy.ReservedResources.CPU"].cgroup), topology.online)
     # Reserved CPUs need not be among those that are available: they are the system's.
     usable |= parent & (wanted.cpus or NO_CPUS)
-    reserved = reserve(topology, usable, wanted, machine.kubelet_reserved)
-    mems = topology.memory_nodes if parent_mems is None else parent_mems & topology.memory_nodes
-    # On a topology that is not this machine's the two may have nothing in common.
+    reserved = reserve(topology, usable & parent, wanted, machine.kubelet_reserved)
+    all_mems = frozenset().union(*[fence.mems or NO_CPUS for fence in allowed.values()])
     host = Host(
         topology=topology,
         usable=usable,
-        mems=mems or topology.memory_nodes,
+        mems=all_mems,
         parent_cpus=parent,
         reserved=reserved.cpus,
         kubelet_exclusive=dict(machine.kubelet_exclusive),
         free_memory=machine.free_memory,
+        bounds=_bounds(allowed, usable, all_mems),
     )
     return host, (*warnings, *reserved.warnings)
+
+
+def _bounds(
+    allowed: Mapping[str, Fence], usable: frozenset[int], mems: frozenset[int]
+) -> Mapping[str, Fence]:
+    """What is allowed where that is less than there is; nothing if all may use all."""
+
+    def bound(some: Optional[frozenset[int]], everything: frozenset[int]) -> Optional[frozenset[int]]:
+        return None if some is None or some >= everything else some
+
+    found = {path: Fence(bound(f.cpus, usable), bound(f.mems, mems)) for path, f in allowed.items()}
+    return {} if set(found.values()) == {NO_FENCE} else found
 
 
 def _available(
     constraint: CpuConstraint,
     topology: Topology,
     parent: frozenset[int],
+    everything: frozenset[int],
     cgroups: Mapping[str, frozenset[int]],
 ) -> Optional[frozenset[int]]:
     if constraint.cgroup:
         return cgroups.get(constraint.cgroup)
     if constraint.cpus is not None or not constraint.milli:
-        return constraint.of(parent)
+        return constraint.of(everything)
     # A count: whole leaves in their order, core by core, so that what is left to others is whole as well.
     cores = topology.cpus
     ordered = [

@@ -85,12 +85,20 @@ class Books:
         return f"ticket-{self.counter}"
 
     def put(self, grant: Grant) -> None:
-        """Insert or replace a grant, in the records and in the books."""
+        """Insert or replace a grant, in the records and in the books, inside of what its pod's cgroup allows."""
+        grant = self.bounded(grant)
         self._unbook(grant.key)
         if self._lacks_charge(grant):
             grant = altered(grant, memory_charge=self._charge(grant))
         self.node.add(grant.key, resident_of(grant))
         self.store(grant)
+
+    def bounded(self, grant: Grant) -> Grant:
+        """A grant with the fence that it has on this host."""
+        if not self.host.bounds and grant.fence.caller is None:
+            return grant
+        fence = self.host.bounded(grant.fence, grant.container.pod.cgroup_parent)
+        return grant if fence == grant.fence else altered(grant, fence=fence)
 
     def store(self, grant: Grant) -> None:
         known = self.grants.get(grant.key)

@@ -16,7 +16,7 @@ from cri_proxy.core.make_room import make_room, relieved
 from cri_proxy.core.peers import with_peers
 from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
-from policies.model import UNTOUCHED, Container, Decision, Fence, Placement, Qos, wanted_milli
+from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Qos, wanted_milli
 from policies.node import Resident
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
@@ -43,8 +43,17 @@ def stance_of(books: Books, container: Container, fence: Fence, now_s: float) ->
     if until_s > now_s:
         return Stance.UNTOUCHED, "it failed to start where it was placed: untouched for ten minutes"
     if fence.cpus is not None and not fence.cpus & books.host.usable:
-        return Stance.UNTOUCHED, f"the caller's cpuset {format_cpus(fence.cpus)} holds no usable CPU"
+        return Stance.UNTOUCHED, _unusable(books, container, fence)
     return Stance.PLACED, ""
+
+
+def _unusable(books: Books, container: Container, fence: Fence) -> str:
+    allowed = books.host.bounded(NO_FENCE, container.pod.cgroup_parent).cpus
+    if fence.caller is None or allowed is None:
+        return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
+    caller = fence.asked.cpus
+    of_it = "" if caller is None else f" that the caller allows ({format_cpus(caller)})"
+    return f"the pod's cgroup ({format_cpus(allowed)}) holds no usable CPU{of_it}"
 
 
 def opted_out(books: Books, container: Container) -> str:
@@ -65,11 +74,12 @@ def opted_out(books: Books, container: Container) -> str:
 
 def kubelet_owned(books: Books, container: Container, fence: Fence) -> bool:
     """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
+    asked = fence.asked.cpus
     if (container.pod.uid, container.name) in books.host.kubelet_exclusive:
-        return fence.cpus is not None
+        return asked is not None
     request = container.resources.milli_request
     whole = request > 0 and request % 1000 == 0 and container.qos is Qos.GUARANTEED
-    return whole and fence.cpus is not None and len(fence.cpus) * 1000 == request
+    return whole and asked is not None and len(asked) * 1000 == request
 
 
 def predecessors(books: Books, container: Container) -> tuple[Grant, ...]:
@@ -178,7 +188,7 @@ def resized(
     """
     # Not ours, unless the caller has just given it a cpuset to be placed in.
     fenced = old.stance in (Stance.KUBELET, Stance.ADOPTED) or (
-        old.stance is Stance.UNTOUCHED and old.fence.cpus
+        old.stance is Stance.UNTOUCHED and old.fence.asked.cpus
     )
     is_resized = old.stance is Stance.ADOPTED and calls_for_a_place(old, container)
     if old.stance is not Stance.PLACED and not (fenced and asked.cpus) and not is_resized:
@@ -188,7 +198,11 @@ def resized(
             asked.cpus or old.runs_on,
         )
     if kubelet_owned(books, container, fence):
-        return Decision(UNTOUCHED, "kubelet gave it CPUs of its own"), Stance.KUBELET, fence.cpus or NO_CPUS
+        return (
+            Decision(UNTOUCHED, "kubelet gave it CPUs of its own"),
+            Stance.KUBELET,
+            fence.asked.cpus or NO_CPUS,
+        )
     same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if old.is_outgrown:  # what it has now is not what its place was chosen for

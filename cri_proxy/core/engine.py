@@ -358,7 +358,7 @@ class Engine:
             self.books.options = options or self.books.options
             self.books.node = self.books.new_node(host)
             for grant in list(self.books.grants.values()):
-                now = grown(grant, old_topology, host.topology)
+                now = self.books.bounded(grown(grant, old_topology, host.topology))
                 if now is not grant:
                     self.books.store(now)
                 self.books.node.add(grant.key, resident_of(now))

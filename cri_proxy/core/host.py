@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cri_proxy.core.quota import pod_cgroup
 from policies.cpus import NO_CPUS
+from policies.model import NO_FENCE, Fence
 from policies.topology import Topology
 
 
@@ -13,10 +15,11 @@ from policies.topology import Topology
 class Host:
     """One node at one moment.
 
-    ``usable``: online, in the effective cpuset of kubelet's cgroup, and (if configured) available to us.
-    ``mems``: NUMA nodes of that cgroup. ``parent_cpus``: what a container without any cpuset runs on.
+    ``usable``: online, in the effective cpuset of kubelet's cgroup or another that pods are in, and (if configured)
+    available to us. ``mems``: NUMA nodes of those cgroups. ``parent_cpus``: what a container without any cpuset runs on.
     ``kubelet_exclusive``: kubelet's own assignments (cpu_manager_state) by (pod uid, container name).
     ``free_memory``: what was free when it was read, in bytes by NUMA node; one that is not named has any.
+    ``bounds``: what cgroups with pods allow, by path, where that is not the same for all; "" = where no other counts.
     """
 
     topology: Topology
@@ -26,6 +29,14 @@ class Host:
     reserved: frozenset[int] = NO_CPUS
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     free_memory: Mapping[int, int] = field(default_factory=dict)
+    bounds: Mapping[str, Fence] = field(default_factory=dict)
+
+    def bounded(self, fence: Fence, cgroup_parent: str) -> Fence:
+        """A caller's fence inside of what the cgroup of a pod allows: the nearest of those that are known."""
+        path = pod_cgroup(cgroup_parent) if self.bounds else ""
+        while path and path not in self.bounds:
+            path = path.rpartition("/")[0]
+        return fence.within(self.bounds.get(path, NO_FENCE))
 
 
 @dataclass(frozen=True)

@@ -163,9 +163,9 @@ def broken_placement(engine: Engine, grant: Grant) -> list[str]:
             f"{who} has memory nodes that are not usable: {format_cpus(placement.mems - node.mems)}"
         )
     if grant.fence.cpus is not None and placement.cpus - grant.fence.cpus:
-        problems.append(f"{who} left the caller's cpuset {format_cpus(grant.fence.cpus)}")
+        problems.append(f"{who} left {grant.fence.of}'s cpuset {format_cpus(grant.fence.cpus)}")
     if grant.fence.mems is not None and placement.mems - grant.fence.mems:
-        problems.append(f"{who} left the caller's memory nodes {format_cpus(grant.fence.mems)}")
+        problems.append(f"{who} left {grant.fence.of}'s memory nodes {format_cpus(grant.fence.mems)}")
     if placement.exclusive & node.reserved:
         problems.append(
             f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}"

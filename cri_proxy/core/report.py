@@ -192,7 +192,9 @@ def explain(engine: Engine, name: str) -> Optional[dict[str, Any]]:
 def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
     row = placement_row(engine.host.topology, grant)
     node = engine.node
-    row["fence_cpus"] = None if grant.fence.cpus is None else format_cpus(grant.fence.cpus)
+    asked, fence = grant.fence.asked.cpus, grant.fence
+    row["fence_cpus"] = None if asked is None else format_cpus(asked)
+    row["pod_cpus"] = None if fence.caller is None or fence.cpus is None else format_cpus(fence.cpus)
     row["domains"] = [
         {
             "name": p.name,
@@ -268,6 +270,8 @@ def explain_text(document: dict[str, Any]) -> str:
             lines.append(f"  not bound: {_not_bound(row['runs_in'])}")
         if row["fence_cpus"] is not None:
             lines.append(f"  the caller's own cpuset: {row['fence_cpus']}")
+        if row.get("pod_cpus") is not None:
+            lines.append(f"  with what the pod's cgroup allows: {row['pod_cpus']}")
         for domain in row["domains"]:
             charged, free = domain["charged_milli"], domain["free_milli"]
             lines.append(f"  {domain['name']} ({domain['cpus']}): {charged}m charged, {free}m free")

@@ -34,6 +34,7 @@ CHANGED_PAST_US = "resized past us"
 
 def admit(books: Books, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
     """``Engine.admit``."""
+    fence = books.host.bounded(fence, container.pod.cgroup_parent)
     stance, reason = stance_of(books, container, fence, now_s)
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
     replaced = predecessors(books, container)
@@ -58,9 +59,10 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
         stance = Stance.OBSERVED
     if stance is not Stance.PLACED:
         decision = replace(decision, others={})  # nobody makes room for what is not sent
+        allowed = fence.asked if stance is Stance.KUBELET else fence
         runs_on, runs_on_mems = (
-            fence.cpus or books.host.parent_cpus or books.host.usable,
-            fence.mems or NO_CPUS,
+            allowed.cpus or books.host.parent_cpus or books.host.usable,
+            allowed.mems or NO_CPUS,
         )
     key = books.next_ticket()
     grant = Grant(
@@ -210,7 +212,10 @@ def resize(
     open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
     books.set_aside(superseded, open_ones)
     # 2. Decide, and book it under a ticket.
-    new_fence = Fence(fence.cpus or old.fence.cpus, fence.mems or old.fence.mems)
+    was = old.fence.asked
+    new_fence = books.host.bounded(
+        Fence(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
+    )
     container = replace(old.container, resources=resources)
     key = books.next_ticket()
     decision, stance, runs_on = resized(books, old, container, new_fence, fence)

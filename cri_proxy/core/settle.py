@@ -94,7 +94,7 @@ def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tu
 def put_and_settle(books: Books, grant: Grant) -> tuple[Update, ...]:
     """Enter a record, bring it in line with the pools, and say who has to be told."""
     books.put(grant)
-    settle(books, grant, barred_from_owning(books))
+    settle(books, books.grants[grant.key], barred_from_owning(books))
     # It may be settled once more with all others: what it is told is the difference from what it has now.
     return refreshed(books, {grant.key: grant})
 

@@ -54,7 +54,7 @@ class RecordWriter:
         fields = {
             "key": grant.key,
             "stance": grant.stance.value,
-            "fence": [_write_set(grant.fence.cpus), _write_set(grant.fence.mems)],
+            "fence": [_write_set(grant.fence.asked.cpus), _write_set(grant.fence.asked.mems)],
             "life": grant.life.value,
             "runs_on": format_cpus(grant.runs_on),
             "since_s": grant.since_s,

@@ -76,9 +76,10 @@ class Assembly:
             try:
                 loaded = await self._load()
                 # Where kubelet's cgroup is; else what it does not allow would be used until the first round.
-                for pod in loaded.of("pod").values():
-                    parts.machine.note_cgroup(pod.cgroup_parent)
-                machine = await asyncio.to_thread(parts.machine.read)
+                parents = [pod.cgroup_parent for pod in loaded.of("pod").values()]
+                for parent in parents:
+                    parts.machine.note_cgroup(parent)
+                machine = await asyncio.to_thread(parts.machine.read, None, parents)
                 engine, updates = self._build(self.host(machine), loaded)
             except StateLocked:
                 parts.health.note("state", parts.store.problem)
@@ -198,7 +199,8 @@ class Assembly:
                 parts.look.set()
                 return
             try:
-                machine = await asyncio.to_thread(parts.machine.read, engine.host.topology)
+                parents = [pod.cgroup_parent for pod in engine.pods.values()]
+                machine = await asyncio.to_thread(parts.machine.read, engine.host.topology, parents)
             except NoMachine as error:
                 parts.health.note("topology", f"the machine could not be read again: {error}")
                 return
@@ -273,6 +275,6 @@ def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
 def _essence(host: Host) -> tuple[Any, ...]:
     """What of a host placements depend on."""
     topology = host.topology
-    sets = (host.usable, host.mems, host.parent_cpus, host.reserved)
+    sets = (host.usable, host.mems, host.parent_cpus, host.reserved, host.bounds)
     memory = (topology.data.memory, topology.data.hugepages)
     return (*sets, host.kubelet_exclusive, topology.hash(), topology.online, *memory)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.assemble import Machine
 from cri_proxy.core.cri import kubepods_root
-from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.core.quota import pod_cgroup
+from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.kubelet import read_exclusive, read_reserved
 from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
@@ -33,24 +35,30 @@ class MachineReader:
     proc: Path = Path("/proc")
     warnings: tuple[str, ...] = field(default=())
     _kubepods: str = ""
+    #: The newest pod's cgroup, and what was read last: by path, "" = kubelet's.
+    _newest: str = ""
+    _allowed: dict[str, Optional[Cpusets]] = field(default_factory=dict)
 
-    def read(self, before: Optional[Topology] = None) -> Machine:
+    def read(self, before: Optional[Topology] = None, pods: Iterable[str] = ()) -> Machine:
         """Read all of it. ``before``: the topology so far; CPUs that went offline keep their place in it.
+
+        ``pods``: the ``cgroup_parent`` of every pod, for what their cgroups allow.
 
         :raises NoMachine: nothing usable at ``source``, or something on the way may not be looked at.
         """
         try:
-            return self._read(before)
+            return self._read(before, pods)
         except OSError as error:
             raise NoMachine(f"{error.filename or self.source}: {error.strerror or error}") from None
 
-    def _read(self, before: Optional[Topology]) -> Machine:
+    def _read(self, before: Optional[Topology], pods: Iterable[str]) -> Machine:
         data = self._data()
         try:
             topology = Topology(data if before is None else remember(before, data))
         except BadTopology as error:
             raise NoMachine(f"{self.source}: {error}") from None
         parent = self.cgroups.effective(self._kubepods or self.cgroups.kubepods())
+        self._allowed = {"": parent, **self._read_parents({*pods, self._newest} - {""})}
         return Machine(
             topology,
             None if parent is None else parent.cpus,
@@ -58,15 +66,33 @@ class MachineReader:
             read_exclusive(self.kubelet),
             read_reserved(self.kubelet),
             read_free_memory(self.source) if os.path.isdir(self.source) else {},
+            {path: (s.cpus, s.mems) for path, s in self._allowed.items() if path and s is not None},
         )
 
+    def _read_parents(self, cgroup_parents: Iterable[str]) -> dict[str, Optional[Cpusets]]:
+        """What pods' cgroups allow, each by the highest of its ancestors with the same sets: most are there together."""
+        seen: dict[str, Optional[Cpusets]] = {}
+        found: dict[str, Optional[Cpusets]] = {}
+        for path in sorted({pod_cgroup(parent) for parent in cgroup_parents}):
+            sets = seen.setdefault(path, self.cgroups.effective(path))
+            while above := path.rpartition("/")[0]:
+                if above not in seen:
+                    seen[above] = self.cgroups.effective(above)
+                if seen[above] != sets:
+                    break
+                path = above
+            found[path] = sets
+        return found
+
     def note_cgroup(self, cgroup_parent: str) -> bool:
-        """Learn kubelet's root cgroup from a pod's. True if it is news."""
-        found = kubepods_root(cgroup_parent)
-        if not found or found == self._kubepods:
-            return False
-        self._kubepods = found
-        return True
+        """Learn kubelet's root cgroup from a pod's, and what that allows. True if it is news."""
+        root, path = kubepods_root(cgroup_parent), pod_cgroup(cgroup_parent)
+        is_news = root not in ("", self._kubepods)
+        self._kubepods, self._newest = root or self._kubepods, cgroup_parent
+        sets = self.cgroups.effective(path) if path else None
+        while path and path not in self._allowed:
+            path = path.rpartition("/")[0]
+        return is_news or (sets is not None and sets != self._allowed.get(path))
 
     def signature(self) -> str:
         """Cheap to read; changes when CPUs or memory nodes come or go."""

@@ -80,9 +80,10 @@ async def _engine(node: _Node, loaded: Loaded) -> Engine:
     config = node.config
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     reader = MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"]))
-    for pod in loaded.of("pod").values():
-        reader.note_cgroup(pod.cgroup_parent)
-    host, _ = make_host(config, reader.read())
+    parents = [pod.cgroup_parent for pod in loaded.of("pod").values()]
+    for parent in parents:
+        reader.note_cgroup(parent)
+    host, _ = make_host(config, reader.read(pods=parents))
     engine = make_engine(config, host)
     try:
         restore(engine, loaded, node.store, read_boot_id())

@@ -102,7 +102,7 @@ class Rounds:
     async def note_pod(self, pod: Pod) -> None:
         """A pod tells where kubelet's cgroup is: what that allows must be known before its first container."""
         if self._parts.machine.note_cgroup(pod.cgroup_parent):
-            self._parts.log.info("kubelet's cgroup is known from a pod", cgroup_parent=pod.cgroup_parent)
+            self._parts.log.info("a pod's cgroup is news", cgroup_parent=pod.cgroup_parent)
             await self._assembly.follow_machine()
 
     async def watchdog(self, period_s: float) -> None:

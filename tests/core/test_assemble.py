@@ -11,6 +11,7 @@ from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.options_policies import POLICY_OPTIONS
 from policies.cpus import format_cpus, parse_cpus
+from policies.model import NO_FENCE
 from policies.registry import POLICIES
 from policies.topology import Topology
 from tests.core.configs import AVAILABLE, RESERVED, read
@@ -51,6 +52,45 @@ def test_usable_cpus(case: str) -> None:
     assert format_cpus(host.usable) == expected
     assert host.parent_cpus == (HYGON.online if parent_cpus is None else parent_cpus & HYGON.online)
     assert warnings == ()
+
+
+# ---------------------------------------------------------------------- pods with a parent of their own
+
+ALL_MEMS = HYGON.memory_nodes
+
+
+def test_a_parent_inside_of_kubelets_bounds_its_own_pods_alone() -> None:
+    parents = {"kubepods": (HYGON.online, ALL_MEMS), "kubepods/system": (parse_cpus("0-3"), ALL_MEMS)}
+    host, _ = make_host(config(reserved='""'), Machine(HYGON, HYGON.online, ALL_MEMS, parents=parents))
+    assert host.usable == HYGON.online
+    assert format_cpus(host.bounded(NO_FENCE, "/kubepods/system/podx").cpus or ()) == "0-3"
+    assert host.bounded(NO_FENCE, "/kubepods/burstable/podx") == NO_FENCE
+
+
+def test_a_parent_beside_kubelets_has_its_cpus_and_kubelets_pods_do_not_see_them() -> None:
+    kubepods = parse_cpus("8-127")
+    parents = {"kubepods": (kubepods, ALL_MEMS), "system.slice/pods": (parse_cpus("0-7"), parse_cpus("0"))}
+    settings = config(reserved='"2"')
+    host, _ = make_host(settings, Machine(HYGON, kubepods, ALL_MEMS, parents=parents))
+    alone, _ = make_host(settings, Machine(HYGON, kubepods, ALL_MEMS))
+    assert host.usable == HYGON.online
+    assert (host.parent_cpus, host.reserved) == (alone.parent_cpus, alone.reserved)
+    for path in ("/kubepods/podx", "", "/kubepods/burstable/podx"):
+        assert host.bounded(NO_FENCE, path).cpus == alone.usable
+    system = host.bounded(NO_FENCE, "/system.slice/pods/podx")
+    assert (system.cpus, system.mems) == (parse_cpus("0-7"), parse_cpus("0"))
+
+
+def test_parents_that_allow_the_same_bound_nothing() -> None:
+    kubepods = parse_cpus("8-127")
+    machine_ = Machine(HYGON, kubepods, ALL_MEMS, parents={"kubepods": (kubepods, ALL_MEMS)})
+    assert make_host(config(), machine_)[0].bounds == {}
+
+
+def test_parents_say_nothing_of_a_topology_that_states_its_cgroup() -> None:
+    tree = Topology(replace(machine(HYGON_7285_2S), parent_cpus=parse_cpus("0-31")))
+    host, _ = make_host(config(), Machine(tree, parents={"kubepods/system": (parse_cpus("40"), ALL_MEMS)}))
+    assert (format_cpus(host.usable), host.bounds) == ("0-31", {})
 
 
 def test_available_cpus_outside_kubelets_cgroup_are_ignored_with_a_warning() -> None:

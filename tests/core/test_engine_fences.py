@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
 import pytest
 
 from cri_proxy.core.decide import OPT_OUT
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Admission, Stance
-from cri_proxy.core.host import EngineOptions
+from cri_proxy.core.grants import Admission, Grant, Stance
+from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.core.snapshot import read_record, write_record
 from policies.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Container, Qos
+from policies.model import NO_FENCE, UNTOUCHED, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import Number, engine_on, fence, host_of, make_container, make_pod, run
 
@@ -182,6 +183,117 @@ def test_rule_10_a_fence_of_which_all_is_taken_leaves_the_request_untouched() ->
     admission = admit(engine, make_container("app", limit=1), "0-1")
     assert admission.stance is Stance.UNTOUCHED
     assert admission.decision.why == "none of the CPUs the caller allows (0-1) may be used"
+
+
+# ---------------------------------------------------------------------- the pod's own cgroup
+
+SYSTEM = "/kubepods/system/podx"
+
+
+def bounding(where: str = VM_NO_CACHE_INFO, **bounds: str) -> Host:
+    """A machine on which the cgroups of some pods allow less; "_" in a path stands for "/"."""
+    sets = {path.replace("_", "/"): fence(cpus) for path, cpus in bounds.items()}
+    return replace(host_of(where), bounds={"": NO_FENCE, **sets})
+
+
+def in_pod(cgroup_parent: str, name: str = "app", **asks: Any) -> Container:
+    container = make_container(name, **asks)
+    return replace(container, pod=replace(container.pod, cgroup_parent=cgroup_parent))
+
+
+def test_a_pod_is_fenced_by_its_own_parents_cpus_and_others_are_not() -> None:
+    engine = engine_on(bounding(kubepods_system="4-5"))
+    assert format_cpus(admit(engine, in_pod(SYSTEM, limit=4)).placement.cpus) == "4-5"
+    free = engine_on(VM_NO_CACHE_INFO)
+    other = in_pod("/kubepods/burstable/pody", "other", limit=4)
+    assert admit(engine, other).placement.cpus == admit(free, other).placement.cpus
+    assert engine.grants["ticket-2"].fence == NO_FENCE
+
+
+def test_the_nearest_cgroup_that_is_known_counts_and_for_pods_elsewhere_kubelets() -> None:
+    bounds = {"": fence("0-3"), "kubepods": fence("0-5"), "kubepods/system": fence("4-5")}
+    host = replace(bounding(), bounds=bounds)
+    parents = {
+        "/kubepods/burstable/podx": "0-5",
+        "kubepods-burstable-podx.slice": "0-3",
+        "/kubepods/system/podx": "4-5",
+        "/kubepods/systematic/podx": "0-5",
+        "/elsewhere/podx": "0-3",
+        "": "0-3",
+    }
+    found = {parent: format_cpus(host.bounded(NO_FENCE, parent).cpus or ()) for parent in parents}
+    assert found == parents
+
+
+def test_a_cgroups_cpus_are_not_taken_for_kubelets_exclusive_ones_and_the_callers_inside_are() -> None:
+    engine = engine_on(bounding(kubepods_system="4-5"))
+    own = in_pod(SYSTEM, "own", limit=2, qos=Qos.GUARANTEED)
+    assert admit(engine, own).stance is Stance.PLACED
+    other = in_pod(SYSTEM, "other", limit=1, qos=Qos.GUARANTEED)
+    assert admit(engine, other, "5").stance is Stance.KUBELET
+    assert engine.node.exclusive == {5}
+
+
+@pytest.mark.parametrize(
+    ("caller", "sent", "why"),
+    [
+        ("3-4", "4", ""),
+        ("0-7", "4-5", ""),
+        ("0-1", "", "the pod's cgroup (4-5) holds no usable CPU that the caller allows (0-1)"),
+    ],
+)
+def test_callers_and_cgroups_fences_hold_together(caller: str, sent: str, why: str) -> None:
+    engine = engine_on(bounding(kubepods_system="4-5"))
+    admission = admit(engine, in_pod(SYSTEM, limit=2), caller)
+    assert format_cpus(admission.placement.cpus) == sent
+    assert not why or admission.decision.why == why
+    # A resize keeps both; the state file has the caller's alone.
+    engine.bind(admission.ticket, "app", 1.0)
+    grant = engine.grants["app"]
+    assert grant.fence.asked == fence(caller)
+    assert read_record("grant", write_record(grant)).fence == fence(caller)
+    resized = engine.resize("app", Resources(milli_limit=3000), NO_FENCE, 2.0)
+    assert resized is not None
+    engine.commit(resized.ticket, 3.0)
+    assert format_cpus(engine.grants["app"].placement.cpus) == sent
+
+
+def test_a_pods_cgroup_without_usable_cpus_leaves_the_request_untouched() -> None:
+    engine = engine_on(replace(bounding(kubepods_system="4-5"), usable=parse_cpus("0-3")))
+    admission = admit(engine, in_pod(SYSTEM, limit=2))
+    assert (admission.stance, admission.decision.why) == (
+        Stance.UNTOUCHED,
+        "the pod's cgroup (4-5) holds no usable CPU",
+    )
+    assert format_cpus(engine.grants[admission.ticket].cpus) == "4-5"
+
+
+def test_containers_follow_what_their_pods_cgroup_allows() -> None:
+    engine = engine_on(bounding(kubepods_system="2-5"))
+    for name, parent in (("app", SYSTEM), ("other", "/kubepods/pody")):
+        run(engine, in_pod(parent, name, limit=4), name)
+    place = engine.grants["other"].placement
+    for allowed, expected in (("4-5", "4-5"), ("6-7", "6-7"), ("2-5", "2-5")):
+        updates = engine.rehost(bounding(kubepods_system=allowed))
+        assert [u.id for u in updates] == ["app"]
+        assert format_cpus(engine.grants["app"].placement.cpus) == expected
+        assert broken_invariants(engine) == []
+    assert engine.grants["other"].placement == place
+    engine.rehost(host_of(VM_NO_CACHE_INFO))
+    assert engine.grants["app"].fence == NO_FENCE
+
+
+def test_adopted_and_restored_containers_are_fenced_as_well() -> None:
+    before = engine_on(VM_NO_CACHE_INFO)
+    run(before, in_pod(SYSTEM, limit=4), "app")
+    engine = engine_on(bounding(kubepods_system="4-5"))
+    updates = engine.restore(before.grants.values(), (), (), (), {})
+    assert [(u.id, format_cpus(u.placement.cpus)) for u in updates] == [("app", "4-5")]
+    late = Grant(
+        "late", in_pod(SYSTEM, "late", limit=1), UNTOUCHED, Stance.ADOPTED, runs_on=parse_cpus("4-5")
+    )
+    engine.adopt(late)
+    assert engine.grants["late"].fence.cpus == parse_cpus("4-5")
 
 
 def test_rule_10_mems_in_a_request_are_a_fence_too() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.machine import MachineReader, NoMachine
+from policies.cpus import format_cpus
 from tests.machines import MONOLITHIC_2S, write_sysfs
 
 #: No file system has it, and to look for it is an error of its own.
@@ -50,3 +51,39 @@ def test_a_sysfs_that_hides_the_numa_nodes_is_no_machine(case: str, tmp_path: Pa
     else:
         with pytest.raises(NoMachine, match=f"^{nodes} names no NUMA node, .* nodes 0-1"):
             reader.read()
+
+
+# ---------------------------------------------------------------------- what pods' cgroups allow
+
+
+def limit(base: Path, path: str, cpus: str) -> None:
+    folder = base / path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cpuset.cpus.effective").write_text(f"{cpus}\n")
+    (folder / "cpuset.mems.effective").write_text("0\n")
+
+
+def test_pods_with_one_parent_are_read_together_and_a_pod_with_another_is_news(tmp_path: Path) -> None:
+    base = tmp_path / "cgroup"
+    for path in ("", "kubepods", "kubepods/pod3"):
+        limit(base, path, "0-7")
+    for path in ("kubepods/burstable", "kubepods/burstable/pod1"):
+        limit(base, path, "2-7")
+    for path in ("kubepods/system", "kubepods/system/pod2"):
+        limit(base, path, "0-1")
+    reader = MachineReader(write_sysfs(MONOLITHIC_2S, tmp_path), Cgroups(base), tmp_path, tmp_path / "proc")
+    pods = ["/kubepods/burstable/pod1", "/kubepods/system/pod2", "/kubepods/pod3"]
+
+    def parents() -> dict[str, str]:
+        return {path: format_cpus(cpus) for path, (cpus, _) in reader.read(None, pods).parents.items()}
+
+    assert parents() == {"kubepods/burstable": "2-7", "kubepods/system": "0-1", "kubepods": "0-7"}
+    assert reader.note_cgroup("/kubepods/pod4")  # where kubelet's cgroup is was not known
+    parents()
+    # Of a pod's cgroup that is not there yet its parent's counts.
+    for known in ("/kubepods/pod4", "/kubepods/system/pod5", ""):
+        assert not reader.note_cgroup(known), known
+    limit(base, "kubepods/system/pod5", "1")
+    assert reader.note_cgroup("/kubepods/system/pod5")
+    assert parents()["kubepods/system/pod5"] == "1"
+    assert not reader.note_cgroup("/kubepods/system/pod5")

@@ -56,8 +56,8 @@ class System:
     more: tuple[str, ...] = ()
 
 
-#: Kernel 6.1, Python 3.11, containerd 1.6 (CRI v1), bcc 0.26.
-BOOKWORM = System("bookworm", ("python3-bpfcc",))
+#: Kernel 6.1, Python 3.11, containerd 1.6 (CRI v1), bcc 0.26; crun beside runc.
+BOOKWORM = System("bookworm", ("python3-bpfcc", "crun"))
 #: Kernel 5.10, Python 3.9, containerd 1.4 (CRI v1alpha2 only), bcc 0.18: as old as openEuler 22.03.
 BULLSEYE = System("bullseye", ("python3-bpfcc",))
 

@@ -28,6 +28,9 @@ CALL_TIMEOUT_S = 60.0  # programs in Go are slow under emulation
 UNTIL_TIMEOUT_S = 90.0
 GIB = 1 << 30
 
+#: Runtime handlers, with what makes the cgroups of their containers; a system may have no crun.
+HANDLERS = {"runc": "systemd", "runc-cgroupfs": "cgroupfs", "crun": "systemd", "crun-cgroupfs": "cgroupfs"}
+
 _CONTAINERD = """\
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -36,9 +39,12 @@ version = 2
   disable_hugetlb_controller = false
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = "{plugins}"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+"""
+_HANDLER = """\
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
   runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
+  BinaryName = "{program}"
   SystemdCgroup = {systemd}
 """
 _NETWORK = {
@@ -220,8 +226,12 @@ def start_runtime(node: Node) -> None:
     """The distribution's containerd, with a network and the images of the job."""
     config = Path("/etc/containerd/config.toml")
     config.parent.mkdir(parents=True, exist_ok=True)
-    systemd = "true" if node.driver == "systemd" else "false"
-    config.write_text(_CONTAINERD.format(plugins=CNI_PLUGINS, systemd=systemd))
+    handlers = {**HANDLERS, "runc": node.driver}
+    chosen = [
+        _HANDLER.format(name=name, program=name.split("-")[0], systemd=str(driver == "systemd").lower())
+        for name, driver in handlers.items()
+    ]
+    config.write_text(_CONTAINERD.format(plugins=CNI_PLUGINS) + "".join(chosen))
     network = Path("/etc/cni/net.d/pods.conflist")
     network.parent.mkdir(parents=True, exist_ok=True)
     network.write_text(json.dumps(_NETWORK))

@@ -6,7 +6,18 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Callable
 
-from tests.vm.guest import affinity, doctor, faults, kubelet, load, placement, plugins, removal, restarts
+from tests.vm.guest import (
+    affinity,
+    doctor,
+    faults,
+    kubelet,
+    load,
+    nesting,
+    placement,
+    plugins,
+    removal,
+    restarts,
+)
 from tests.vm.guest.node import Node
 
 Check = Callable[[Node], Awaitable[None]]
@@ -86,6 +97,8 @@ RUNS: Mapping[str, Run] = {
             *_PLACEMENT,
             doctor.doctor_says_that_all_of_the_host_is_shown,
             *_RESTARTS,
+            nesting.what_containers_do_below_or_beside_their_cgroups_is_no_drift,
+            nesting.a_pod_under_a_parent_of_its_own_has_that_ones_cpus,
             kubelet.kubelet_is_switched_over_and_back_to_the_byte,
             affinity.the_observer_sees_by_ebpf,
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
