@@ -92,6 +92,12 @@ def resources_told(grant: Grant, told: cri.LinuxContainerResources) -> Resources
     return update_resources(grant.container.resources, told, grant.container.qos)
 
 
+def with_quota(reading: Reading, limit: str) -> Reading:
+    """With another quota: ``QUOTA PERIOD``, as cpu.max of cgroup v2 has it."""
+    words = [int(word) for word in limit.split() if word.isdecimal()]
+    return replace(reading, quota_us=words[0], period_us=words[1]) if len(words) == 2 else reading
+
+
 def size_read(known: Optional[PodSize], reading: Reading) -> Optional[PodSize]:
     """A pod's size by the cgroup that kubelet keeps for it; ``known`` where that says nothing else.
 

@@ -285,7 +285,7 @@ class Simulation:
 
 def _told(found: Resync) -> str:
     """What a look at the runtime has found, in words."""
-    topics = ("bound", "adopted", "removed", "drifted", "foreign", "cancelled")
+    topics = ("bound", "adopted", "removed", "drifted", "resized", "foreign", "cancelled")
     news = {topic: getattr(found, topic) for topic in topics}
     return _join(*[f"{topic}: {', '.join(ids)}" for topic, ids in news.items() if ids])
 

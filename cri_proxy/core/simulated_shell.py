@@ -26,10 +26,11 @@ from cri_proxy.core.cri import (
     write_update_delta,
 )
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Admission, Grant, Stance, Update
+from cri_proxy.core.grants import Admission, Grant, Seen, Stance, Update
 from cri_proxy.core.hints import counted, hints_by_address
 from cri_proxy.core.host import Host
 from cri_proxy.core.invariants import broken_invariants, crowded_out
+from cri_proxy.core.resources import resources_told
 from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process, Runtime
@@ -236,10 +237,11 @@ class SimulatedShell:
         if not self.active:
             return Resync()
         self._reread()
-        seen = [process.seen() for process in self.runtime.containers.values()]
+        seen = [self._seen(process) for process in self.runtime.containers.values()]
         wanted = unknown_ids(self.engine, seen)
         details = {key: self.runtime.containers[key].details(self.memory_bytes) for key in wanted}
-        found = resync(self.engine, Listing({s.id: s for s in seen}, self.now_s, details), self.now_s)
+        listing = Listing({s.id: s for s in seen}, self.now_s, details, enforce=self.enforcing)
+        found = resync(self.engine, listing, self.now_s)
         self.send(found.updates)
         if self.enforcing:
             self.send(self.engine.mend(self.now_s).updates)
@@ -248,6 +250,15 @@ class SimulatedShell:
     def broken(self) -> list[str]:
         """What must not be, in sentences."""
         return broken_invariants(self.engine) + crowded_out(self.engine)
+
+    def _seen(self, process: Process) -> Seen:
+        """What a look at the list and at the container's cgroup shows."""
+        seen, grant = process.seen(), self.engine.grants.get(process.id)
+        if grant is None or process.exited:
+            return seen
+        return replace(
+            seen, resources=resources_told(grant, process.linux), has_no_quota=process.linux.cpu_quota < 0
+        )
 
     def pass_time(self, seconds: float, edges: Iterable[Edge] = ()) -> Resync:
         """Let time pass, in which containers have talked, and look what has become of everything."""

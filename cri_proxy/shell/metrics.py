@@ -61,7 +61,7 @@ class Metrics:
         )
         self.drift = Counter(
             "cri_resmgr_drift_total",
-            "Cpusets found changed by somebody else, by result: repaired, foreign",
+            "What a comparison found changed past us, by result: repaired, foreign (cpusets), resized, pod resized",
             ["result"],
             registry=r,
         )

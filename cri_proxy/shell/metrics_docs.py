@@ -55,7 +55,7 @@ groups:
           - (cri_resmgr_start_failures_total offset 15m or cri_resmgr_start_failures_total * 0) > 0
       - alert: CriResmgrDrift             # something else writes cpusets: status lists as foreign what we gave up on
         expr: >
-          cri_resmgr_drift_total
+          cri_resmgr_drift_total{{result=~"repaired|foreign"}}
           - (cri_resmgr_drift_total offset 1h or cri_resmgr_drift_total * 0) > 3
       - alert: CriResmgrForeign           # such a container is left alone from then on
         expr: cri_resmgr_containers{{stance="foreign"}} > 0

@@ -17,7 +17,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Seen
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quota import pod_cgroup
-from cri_proxy.core.resources import Reading, has_news, resources_read, resources_told
+from cri_proxy.core.resources import Reading, has_news, resources_read, resources_told, size_read, with_quota
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
@@ -83,6 +83,7 @@ class Reconciler:
             if with_cpusets:
                 await self._sandboxes(engine)
                 await self._cgroups_of(engine, seen)
+                await self._pod_sizes(engine)
             known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
             await self._held(engine, {**known, **details}, seen)
             unsettled |= keeper.updates.unsettled
@@ -242,6 +243,26 @@ class Reconciler:
                 resources = self._explained[item.id][2]
             quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
             seen[item.id] = replace(item, resources=resources, has_no_quota=quota_us < 0)
+
+    async def _pod_sizes(self, engine: Engine) -> None:
+        """The sizes of pods that kubelet has changed past us, by the cgroups that it keeps for them."""
+        pods = {pod.id: pod for pod in engine.pods.values() if pod.cgroup_parent}
+        found = await asyncio.to_thread(
+            lambda: {key: self._cgroups.limits(pod_cgroup(pod.cgroup_parent)) for key, pod in pods.items()}
+        )
+        taken = {} if self._keeper.quotas is None else self._keeper.quotas.taken
+        for key, limits in found.items():
+            pod = pods[key]
+            # What we have taken away is the limit all the same.
+            lifted = taken.get(pod.cgroup_parent) if limits.quota_us < 0 else None
+            size = size_read(pod.size, limits if lifted is None else with_quota(limits, lifted))
+            if size != pod.size and engine.pods.get(key) is pod:
+                engine.resize_pod(key, size)
+                if pod.size is not None:  # else it is not changed but known now
+                    self._keeper.metrics.drift.labels("pod resized").inc()
+                    self._keeper.log.info(
+                        "a pod was resized past us", pod=f"{pod.namespace}/{pod.name}", id=key
+                    )
 
     def _is_news(self, engine: Engine, container_id: str, limits: Optional[Reading]) -> bool:
         """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cri_proxy.core.assemble import Machine, make_engine, make_host
 from cri_proxy.core.config import read_config
 from cri_proxy.core.config_text import Source
 from cri_proxy.core.report import placement_row
+from cri_proxy.core.resources import Reading
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.commands import engine_status
 from cri_proxy.shell.keeper import Keeper
@@ -263,3 +265,109 @@ async def test_a_container_whose_processes_are_outside_of_its_cgroup_is_said_to_
     (found.cgroups.base / own.lstrip("/") / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     assert (await found.reconciler.run()).drifted == (found.odd,)
     assert found.engine.grants[found.odd].runs_in == ""
+
+
+# ---------------------------------------------------------------------- resources
+
+OWN = "/kubepods/burstable/podx/"
+
+
+def limits(found: Found, path: str, weight: int, quota: str, memory: str = "max") -> None:
+    """The files of a cgroup (v2) that say what it may use."""
+    folder = found.cgroups.base / path.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("cpu.weight", str(weight)), ("cpu.max", quota), ("memory.max", memory)):
+        (folder / name).write_text(text + "\n")
+
+
+async def on_its_cgroup(found: Found) -> str:
+    """The good container, placed, with a cgroup that says what it was created with; its path."""
+    path = OWN + found.good
+    found.process(found.good, path)
+    found.runtime.containers[found.good].resources.MergeFrom(
+        cri.LinuxContainerResources(cpu_shares=512, cpu_quota=200_000, cpu_period=100_000)
+    )
+    found.cgroup(path, "0-127", "0-127")
+    limits(found, path, 20, "200000 100000")
+    await found.reconciler.run()
+    found.keeper.send(found.engine.manage(found.good))
+    await found.runtime.wait_for_call("UpdateContainerResources")
+    found.cgroup(path, found.runtime.cpuset(found.good), "0-127")
+    return path
+
+
+def statuses(found: Found) -> int:
+    return sum(call.message.container_id == found.good for call in found.runtime.calls_of("ContainerStatus"))
+
+
+async def test_what_the_cgroup_says_is_followed_and_the_runtime_is_asked_only_where_it_is_news(
+    found: Found,
+) -> None:
+    path = await on_its_cgroup(found)
+    before = statuses(found)
+    assert (await found.reconciler.run()).resized == ()
+    assert statuses(found) == before
+    # 1. A resize past us: the files have it rounded, the runtime as it was asked for.
+    runtimes = found.runtime.containers[found.good].resources
+    runtimes.cpu_shares, runtimes.cpu_quota = 1638, 3_200_000
+    limits(found, path, 63, "3200000 100000", str(1 << 30))
+    assert (await found.reconciler.run()).resized == (found.good,)
+    now = found.engine.grants[found.good].container.resources
+    assert (now.milli_request, now.milli_limit, now.memory_limit_bytes) == (1600, 32_000, 1 << 30)
+    assert statuses(found) == before + 1
+    await found.runtime.wait_for_call("UpdateContainerResources", 2)
+    found.cgroup(path, found.runtime.cpuset(found.good), "0-127")
+    assert (await found.reconciler.run()).resized == ()
+    # 2. A weight that nothing explains is asked for once.
+    limits(found, path, 7000, "3200000 100000", str(1 << 30))
+    for _ in range(3):
+        assert (await found.reconciler.run()).resized == ()
+    assert statuses(found) == before + 2
+
+
+async def test_the_limits_of_a_container_in_a_child_of_its_cgroup_are_where_its_runtime_wrote_them(
+    found: Found,
+) -> None:
+    path = await on_its_cgroup(found)
+    cpus = found.runtime.cpuset(found.good)
+    found.cgroup(path, "", "0-127")
+    found.cgroup(f"{path}/container", cpus, cpus)
+    limits(found, f"{path}/container", 100, "max 100000")
+    found.process(found.good, f"{path}/container")
+    assert (await found.reconciler.run()).resized == ()
+    limits(found, path, 20, "800000 100000")
+    assert (await found.reconciler.run()).resized == (found.good,)
+
+
+async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(found: Found) -> None:
+    await found.reconciler.run()
+    [sandbox] = [pod for pod in found.engine.pods if found.engine.pods[pod].name == "good"]
+    assert found.engine.pods[sandbox].size is None
+    limits(found, "/kubepods/burstable/podx", 79, "400000 100000")
+    await found.reconciler.run()
+    size = found.engine.pods[sandbox].size
+    assert size is not None and (size.milli_limit, size.source) == (4000, "the pod's cgroup")
+    limits(found, "/kubepods/burstable/podx", 79, "800000 100000")
+    await found.reconciler.run()
+    assert found.engine.pods[sandbox].size == replace(size, milli_limit=8000)
+    assert 'cri_resmgr_drift_total{result="pod resized"} 2.0' in found.keeper.metrics.text()
+    version = found.engine.version
+    await found.reconciler.run()
+    assert found.engine.version == version
+
+
+async def test_files_of_cgroup_v1_are_followed(runtime: FakeRuntime, tmp_path: Path) -> None:
+    for mount in ("cpuset", "cpu,cpuacct", "memory"):
+        (tmp_path / "cgroup" / mount).mkdir(parents=True)
+    cgroups = Cgroups(tmp_path / "cgroup", tmp_path / "proc")
+    path = tmp_path / "cgroup"
+    for name, text in (
+        ("cpu,cpuacct/c/cpu.shares", "512"),
+        ("cpu,cpuacct/c/cpu.cfs_quota_us", "-1"),
+        ("cpu,cpuacct/c/cpu.cfs_period_us", "100000"),
+        ("memory/c/memory.limit_in_bytes", "9223372036854771712"),
+    ):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(text + "\n")
+    assert cgroups.limits("/c") == Reading(512, 0, -1, 100_000, -1)
+    assert cgroups.limits("/gone") == Reading()
