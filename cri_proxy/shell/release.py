@@ -14,7 +14,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance, Update
 from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.core.report import find_one, path_of
-from cri_proxy.shell.assembly import BOOT_KEY, QUOTAS_KEY, read_boot_id, restore
+from cri_proxy.shell.assembly import BOOT_KEY, LOST_KEY, QUOTAS_KEY, read_boot_id, restore
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.machine import MachineReader
@@ -56,7 +56,9 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         engine = await _engine(node, loaded)
         updates = _release(engine, container)
         results = await gather_limited(AT_A_TIME, [runtime.update(u) for u in updates])
-        store.write(engine.drain())
+        # What was lost is for the next daemon to tell.
+        lost = "; ".join(filter(None, [loaded.meta.get(LOST_KEY), loaded.lost]))
+        store.write(engine.drain(), {LOST_KEY: lost} if lost else {})
         _give_back_quotas(node, engine, loaded)
         rows = [_row(engine, update, result) for update, result in zip(updates, results)]
         return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}

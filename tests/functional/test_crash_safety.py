@@ -290,6 +290,20 @@ async def test_what_of_the_state_is_lost_is_a_reason(runtime: FakeRuntime, loss:
         assert not list(agent.state.glob("*.aside-*"))
 
 
+async def test_what_a_release_without_daemon_finds_lost_is_told_by_the_next(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            await run_pod_with(client, "a", cpu_limit=8000)
+        await agent.kill()
+        for path in agent.state.glob("state.db*"):
+            path.write_bytes(b"no database" * 1000)
+        code, _, _ = await agent.cli("release", "--all", "--config", str(agent.config_file))
+        status = await start(agent)
+        assert (code, status["containers"]) == (0, {"released": 1})
+        assert "set aside as state.db.aside-1" in status["degraded"]["lost state"]
+
+
 async def test_a_state_file_of_a_later_version_keeps_what_is_placed(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
         await start(agent)
