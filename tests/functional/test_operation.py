@@ -264,13 +264,16 @@ async def test_reset_policy_adopts_and_moves_nothing_and_replace_places_anew(
     run_without_us(runtime, "old", cpu_request=4000, cpu_limit=4000, cpuset="96-99")
     agent = await start_agent()
     async with CriClient(agent.socket) as client:
-        await run_pod(client)
+        own = await run_pod(client, memory_limit=2 << 30)
     before, charged = cpusets(runtime), (await agent.ask("status"))["domains"]
     assert charged[0]["charged_milli"] == 8000
+    memory = (await agent.ask("explain", own))["containers"][0]["memory"]
+    assert [(row["node"], row["charged_bytes"]) for row in memory] == [(0, 2 << 30)]
     result = await agent.ask("reset-policy")
     assert (result["updates"], cpusets(runtime)) == ([], before)
     # What is adopted counts where it runs, as before.
     assert (await agent.ask("status"))["domains"] == charged
+    assert (await agent.ask("explain", own))["containers"][0]["memory"] == memory
     assert {row["level"] for row in await agent.ask("placements")} == {"ccx"}
     assert {row["stance"] for row in await agent.ask("placements")} == {"adopted"}
     result = await agent.ask("reset-policy", "--replace")
