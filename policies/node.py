@@ -7,7 +7,7 @@ some of them, what its own do not carry is spread over the others. They are kept
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -57,11 +57,6 @@ class Resident:
         return bool(place is not None and place.cpus and not owns and place.level != "reserved")
 
     @property
-    def can_be_squeezed(self) -> bool:
-        """Whether it loses those of its CPUs that another container takes for itself."""
-        return bool(self.milli_wanted and self.cpus and not (self.exclusive or self.group or self.is_fixed))
-
-    @property
     def has_limit_of_pod(self) -> bool:
         """Whether its memory limit is its whole pod's: what all such containers of the pod hold is within one limit.
 
@@ -71,20 +66,22 @@ class Resident:
         limit = 0 if container is None else container.pod.memory_limit_bytes
         return container is not None and 0 < limit == container.resources.memory_limit_bytes
 
-    def charges(self) -> Iterator[tuple[frozenset[int], int, int]]:
+    def charges(self) -> list[tuple[frozenset[int], int, int]]:
         """What it is charged on each of its CPUs, by set of CPUs: its request, and what it counts for in ordering.
 
         Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
         """
-        parts: tuple[tuple[frozenset[int], int], ...] = ((self.cpus, self.milli_request),)
-        own = NO_CPUS if self.group else self.cpus & self.exclusive
-        if own and own != self.cpus:
-            milli_shared = max(self.milli_request % 1000, self.milli_request - len(self.exclusive) * 1000)
-            parts = ((own, self.milli_request - milli_shared), (self.cpus - own, milli_shared))
-        for cpus, milli in parts:
-            if cpus:
-                nano, for_order = milli * NANO_PER_MILLI, max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI
-                yield cpus, nano // len(cpus), for_order // len(cpus)
+        own = self.cpus & self.exclusive if self.exclusive and not self.group else NO_CPUS
+        if not own or own == self.cpus:
+            return [_spread(self.cpus, self.milli_request)] if self.cpus else []
+        milli_shared = max(self.milli_request % 1000, self.milli_request - len(self.exclusive) * 1000)
+        return [_spread(own, self.milli_request - milli_shared), _spread(self.cpus - own, milli_shared)]
+
+
+def _spread(cpus: frozenset[int], milli: int) -> tuple[frozenset[int], int, int]:
+    """A request on each of some CPUs, in nano-CPUs, and what it counts for in ordering."""
+    count = len(cpus)
+    return cpus, milli * NANO_PER_MILLI // count, max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI // count
 
 
 @dataclass
@@ -195,29 +192,31 @@ class Node:
 
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
-        if resident.group:
-            self.group_versions[resident.group] = self.version
-        for cpus, share, order in resident.charges():
-            entry = self._unentered.setdefault(cpus, [0, 0])
+        group, exclusive = resident.group, resident.exclusive
+        if group:
+            self.group_versions[group] = self.version
+        for part, share, order in resident.charges():
+            entry = self._unentered.setdefault(part, [0, 0])
             entry[0] += sign * share
             entry[1] += sign * order
         count = self._sets.get(resident.cpus, 0) + sign
         self._sets[resident.cpus] = count
         if not count:
             del self._sets[resident.cpus]
-        if resident.can_be_squeezed:
+        # Who loses those of its CPUs that another container takes for itself.
+        if resident.milli_wanted and resident.cpus and not (exclusive or group or resident.is_fixed):
             self._want(resident.cpus, resident.milli_wanted, sign)
         if resident.bounds is not None:
             bound = resident.bounds, resident.is_fixed
             self._bound[bound] = self._bound.get(bound, 0) + sign
             if not self._bound[bound]:
                 del self._bound[bound]
-        for counts in (self._exclusive,) if resident.group else (self._exclusive, self._alone):
-            for cpu in resident.exclusive:
-                counts[cpu] = counts.get(cpu, 0) + sign
-                if not counts[cpu]:
-                    del counts[cpu]
-        if resident.exclusive:
+        if exclusive:
+            for counts in (self._exclusive,) if group else (self._exclusive, self._alone):
+                for cpu in exclusive:
+                    counts[cpu] = counts.get(cpu, 0) + sign
+                    if not counts[cpu]:
+                        del counts[cpu]
             self.pool_version += 1
             self._pool = None
             self._sums.clear()
@@ -235,9 +234,11 @@ class Node:
             wants = self._wants[cpus] = {}
             for leaf in {self.leaf_of[cpu] for cpu in cpus}:
                 self._wanted_on.setdefault(leaf, set()).add(cpus)
-        wants[milli] = wants.get(milli, 0) + sign
-        if not wants[milli]:
-            del wants[milli]
+        count = wants.get(milli, 0) + sign
+        if count:
+            wants[milli] = count
+            return
+        del wants[milli]
         if not wants:
             del self._wants[cpus]
             for leaf in {self.leaf_of[cpu] for cpu in cpus}:

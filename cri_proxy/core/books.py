@@ -316,33 +316,33 @@ class Books:
 
 
 def resident_of(grant: Grant) -> Resident:
-    container = grant.container
-    placed_charge = grant.placement.memory_charge if grant.has_placed_memory else ()
-    charge = placed_charge or grant.memory_charge
+    container, place, exclusive = grant.container, grant.placement, grant.exclusive
+    is_placed = grant.stance is Stance.PLACED
+    charge = (place.memory_charge if grant.has_placed_memory else ()) or grant.memory_charge
     if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
         charge = ()  # it held that
-    return Resident(
-        container.pod.uid,
-        container.resources.milli_request,
-        wanted_milli(container),
-        grant.cpus,
-        grant.exclusive,
-        charge,
-        container,
-        grant.placement if grant.stance is Stance.PLACED else None,
-        grant.fence.cpus,
-        _bounds_of(grant),
-        grant.stance not in (Stance.PLACED, Stance.ADOPTED),
+    # The CPUs it can be on where it owns none: those its caller allows, or those of a cpuset that is not ours.
+    bounds = grant.fence.cpus
+    if not is_placed:
+        bounds = place.home if grant.stance is Stance.ADOPTED else grant.runs_on
+    return altered(
+        _NO_RESIDENT,
+        pod_uid=container.pod.uid,
+        milli_request=container.resources.milli_request,
+        milli_wanted=wanted_milli(container),
+        cpus=place.cpus if is_placed else grant.cpus,
+        exclusive=exclusive,
+        memory_charge=charge,
+        container=container,
+        placement=place if is_placed else None,
+        inside=grant.fence.cpus,
+        bounds=None if exclusive or place.level == "reserved" else bounds,
+        is_fixed=not is_placed and grant.stance is not Stance.ADOPTED,
     )
 
 
-def _bounds_of(grant: Grant) -> Optional[frozenset[int]]:
-    """The CPUs a container can be on, where it owns none: those its caller allows, or those of a cpuset that is not ours."""
-    if grant.exclusive or grant.placement.level == "reserved" or grant.stance is Stance.KUBELET:
-        return None
-    if grant.stance is Stance.PLACED:
-        return grant.fence.cpus
-    return grant.placement.home if grant.stance is Stance.ADOPTED else grant.runs_on
+#: What residents are made from: a hundred of them may change with one decision.
+_NO_RESIDENT = Resident("", 0, 0, NO_CPUS)
 
 
 def is_other_amount(before: MemoryCharge, now: MemoryCharge) -> bool:
