@@ -70,6 +70,16 @@ def broken_invariants(engine: Engine) -> list[str]:
     return problems
 
 
+def unmet(engine: Engine) -> list[str]:
+    """Both."""
+    return broken_invariants(engine) + crowded_out(engine)
+
+
+def unmet_in_short(engine: Engine) -> str:
+    """The first of them, as a reason in the status; "" if there is none."""
+    return "; ".join(unmet(engine)[:3])
+
+
 def crowded_out(engine: Engine) -> list[str]:
     """Sentences, one for each container that runs on nothing but CPUs that are exclusive to others."""
     found = []

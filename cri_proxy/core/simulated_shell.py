@@ -29,7 +29,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Seen, Stance, Update
 from cri_proxy.core.hints import counted, hints_by_address
 from cri_proxy.core.host import Host
-from cri_proxy.core.invariants import broken_invariants, crowded_out
+from cri_proxy.core.invariants import unmet
 from cri_proxy.core.resources import resources_told
 from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.core.scenario import Edge
@@ -249,7 +249,7 @@ class SimulatedShell:
 
     def broken(self) -> list[str]:
         """What must not be, in sentences."""
-        return broken_invariants(self.engine) + crowded_out(self.engine)
+        return unmet(self.engine)
 
     def _seen(self, process: Process) -> Seen:
         """What a look at the list and at the container's cgroup shows."""

@@ -18,7 +18,7 @@ from cri_proxy.core.config_diff import diff_document, records_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.interventions import is_adoptable
-from cri_proxy.core.invariants import broken_invariants, crowded_out
+from cri_proxy.core.invariants import unmet, unmet_in_short
 from cri_proxy.core.report import (
     NotOne,
     distrusted_paths,
@@ -79,7 +79,10 @@ class Commands:
     async def status(self, arguments: dict[str, Any]) -> Any:
         daemon, parts = self._daemon, self._daemon.parts
         keeper, runtime = parts.keeper, parts.runtime
-        parts.health.note("state", parts.store.problem)  # it may be younger than the last round
+        # They may be younger than the last round.
+        parts.health.note("state", parts.store.problem)
+        if (engine := keeper.active()) is not None:
+            parts.health.note("invariants", unmet_in_short(engine))
         connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
         document: dict[str, Any] = {
             "version": VERSION,
@@ -275,7 +278,7 @@ def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, 
             if g.stance is Stance.PLACED and g.runs_in
         },
         "distrusted": distrusted_paths(engine, now_s),
-        "invariants": broken_invariants(engine) + crowded_out(engine),
+        "invariants": unmet(engine),
         "domains": domain_rows(engine.node),
         "memory": memory_rows(engine.node),
     }

@@ -14,7 +14,7 @@ import grpc
 
 from bpf.notify import notify
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.invariants import broken_invariants, crowded_out
+from cri_proxy.core.invariants import unmet_in_short
 from cri_proxy.shell.assembly import Assembly
 from cri_proxy.shell.event_stream import note_event
 from cri_proxy.shell.parts import Parts
@@ -216,8 +216,7 @@ class Rounds:
                 self._parts.log.warning("invariants were broken", sentences=mended.broken)
             keeper.send(mended.updates)
             keeper.save()
-        left = broken_invariants(engine) + crowded_out(engine)
-        self._parts.health.note("invariants", "; ".join(left[:3]))
+        self._parts.health.note("invariants", unmet_in_short(engine))
 
     async def _compare(self, full: bool) -> bool:
         """Whether the runtime's list could be had."""

@@ -17,15 +17,18 @@ from policies.cpus import parse_cpus
 from tests.agent import ROOT
 from tests.cri_client import CriClient, cgroup_parent
 from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, resync
+from tests.functional.conftest import StartAgent, ask, cpus_of, resync, run_guaranteed, until
 from tests.functional.support import (
     UPDATE,
     compared,
     cpusets,
+    new_agent,
     placed,
     reloaded,
     restart,
+    run_pod_with,
     run_without_us,
+    start,
     updates,
 )
 
@@ -444,3 +447,23 @@ async def test_intels_flags_start_the_daemon_without_a_subcommand(
     async with CriClient(agent.socket) as client:
         assert runtime.cpuset(await run_pod(client)) == CCX_0
     assert "-metrics-interval" in agent.log()
+
+
+async def test_a_container_with_no_cpu_left_is_a_reason_until_the_next_comparison_has_got_it_one(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime, policy={"Active": "topology-aware"}) as agent:
+        await start(agent)
+        async with CriClient(agent.socket) as client:
+            pod = await run_guaranteed(client, "db")
+            db = await client.create(pod, "db", qos="guaranteed", cpu_limit=3000, memory_limit=1 << 30)
+            here = sorted(cpus_of(runtime, db))
+            annotations = {"cri-resmgr.io/manage": "false"}
+            await run_pod_with(client, "pinned", cpuset=str(here[0]), pod_annotations=annotations)
+            reason = (await ask(agent, "status"))["degraded"]["invariants"]
+            assert f"default/pinned/pinned (opted out) may run only on CPUs {here[0]}" in reason
+            status = await compared(agent)
+            assert (status["degraded"], status["invariants"]) == ({}, [])
+            await until(agent, lambda status: not status["updates_waiting"])
+            assert len(cpus_of(runtime, db)) == 3 and cpus_of(runtime, db) > set(here[1:])
+            assert "invariants were broken" in agent.log()
