@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
-from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket
+from cri_proxy.core.grants import Change, Grant, Life, Record, Stance, Ticket
 from cri_proxy.core.host import EngineOptions, Host
 from policies.affinity.declared import Combined, declared_weights, peers_of
 from policies.affinity.observed import Observed, Peer, owner_of_container, pull_of
@@ -57,12 +57,19 @@ class Books:
         self.distrusted: dict[tuple[str, str], float] = {}
         self.start_failures: dict[tuple[str, str], int] = {}
         self.history: deque[Record] = deque(maxlen=HISTORY)
+        #: The last change of each container's place that came of something else, and its cause.
+        self.changed: dict[str, tuple[Record, Change]] = {}
+        #: The latest time that a transition was told.
+        self.now_s = 0.0
         self.version = 0
         self.longest_create_s = 0.0
         self.counter = 0
         self.journal: dict[JournalKey, JournalValue] = {}
         #: While a transition runs: the records it has changed, as (table, key, value before).
         self.undo: Optional[dict[JournalKey, tuple[dict[Any, Any], Any, Any]]] = None
+        #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
+        self.amended: dict[str, Record] = {}
+        self.found: dict[str, Grant] = {}
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
@@ -299,10 +306,33 @@ class Books:
 
     def _remember(self, record: Record) -> None:
         self.history.append(record)
+        self.note_record(record)
+
+    def note_record(self, record: Record) -> None:
+        """Have an entry of the history written down as it is now."""
         self._note("record", str(record.number), record)
 
     def rename(self, ticket_id: str, container_id: str) -> None:
+        """A container that was known by its ticket has its id."""
+        change = self.changed.pop(ticket_id, None)
+        if change is not None:
+            self.changed[container_id] = change
+            self._rename_in_changes(ticket_id, container_id)
         self._amend(ticket_id, id=container_id, outcome="created")
+
+    def _rename_in_changes(self, ticket_id: str, container_id: str) -> None:
+        """In the entries of what came while it was created."""
+        for index in range(len(self.history) - 1, -1, -1):
+            record = self.history[index]
+            if record.id == ticket_id:
+                return
+            if any(ticket_id in change.keys for change in record.changes):
+                changes = tuple(
+                    altered(c, keys=tuple(container_id if key == ticket_id else key for key in c.keys))
+                    for c in record.changes
+                )
+                self.history[index] = altered(record, changes=changes)
+                self.note_record(self.history[index])
 
     def outcome(self, container_id: str, outcome: str) -> None:
         self._amend(container_id, outcome=outcome)
@@ -311,7 +341,8 @@ class Books:
         for index in range(len(self.history) - 1, -1, -1):
             if self.history[index].id == container_id:
                 self.history[index] = altered(self.history[index], **changes)
-                self._note("record", str(self.history[index].number), self.history[index])
+                self.note_record(self.history[index])
+                self.amended[container_id] = self.history[index]
                 return
 
 

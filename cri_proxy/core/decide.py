@@ -27,6 +27,9 @@ OPT_OUT = {
     "memory.preserve.resource-policy.nri.io": "true",
 }
 
+#: Between the reason for a place and what a resize that has changed nothing of it says.
+RESIZED = "; stays with "
+
 
 def stance_of(books: Books, container: Container, fence: Fence, now_s: float) -> tuple[Stance, str]:
     """Whether the container is ours to place, and why not."""
@@ -247,10 +250,12 @@ def still_holds(books: Books, stay: Placement, container: Container, fence: Fenc
 
 
 def _stay(books: Books, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
-    """The same CPUs, without the container in the books; memory nodes are only added, where a larger limit needs them."""
+    """The same domain, without the container in the books; memory nodes are only added, where a larger limit needs them."""
     cpus = effective(books, stay, fence) or stay.cpus
     kept = replace(stay, cpus=cpus)
-    why = "stays where it is: the same rung"
+    # Why it is there is still true; a note of the resize before is not.
+    wanted = wanted_milli(container) / 1000
+    why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same rung"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and fence.mems == old.fence.mems):
         memory = memory_for(books, cpus, container, fence, stay.memory_charge)

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
+from inspect import signature
 from typing import Any, Callable, Optional, TypeVar, cast
 
 from cri_proxy.core import interventions, mend, moves, requests
 from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
+from cri_proxy.core.changes import note_changes
 from cri_proxy.core.grants import Admission, Grant, Life, Move, Plan, Record, Stance, Ticket, Update
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.quota import lifts_to_end
@@ -40,7 +42,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _transition(method: _Method) -> _Method:
-    """A public method that changes records: it runs to its end, or what it has done is undone."""
+    """A public method that changes records: it runs to its end, or what it has done is undone.
+
+    What it has done to the places of containers is in the history then, with the last time that was told.
+    """
+    arguments = list(signature(method).parameters)[1:]
+    time_at = arguments.index("now_s") if "now_s" in arguments else len(arguments)
 
     @wraps(method)
     def run(self: Engine, *args: Any, **kwargs: Any) -> Any:
@@ -49,13 +56,17 @@ def _transition(method: _Method) -> _Method:
             return method(self, *args, **kwargs)
         books.undo = {}
         newest = books.history[-1].number if books.history else 0
+        books.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", books.now_s)
         try:
-            return method(self, *args, **kwargs)
+            returned = method(self, *args, **kwargs)
+            note_changes(books, method.__name__, newest)
+            return returned
         except BaseException:
             books.roll_back(newest)
             raise
         finally:
             books.undo = None
+            books.amended, books.found = {}, {}
 
     return cast(_Method, run)
 
@@ -387,6 +398,7 @@ class Engine:
 
         Returns updates only for containers whose CPUs are not usable any more.
         """
+        history = list(history)
         for pod in pods:
             self.books.change("pod", self.books.pods, pod.id, pod)
         # Of a CPU that is offline now the place is not known, but it is there, and may come back.
@@ -396,6 +408,7 @@ class Engine:
             if grant.placement.home - known:
                 grant = replace(grant, placement=replace(grant.placement, home=NO_CPUS), displaced=None)
             self.books.put(grant)
+            self.books.found[grant.key] = grant
         for ticket in tickets:
             self.books.put_ticket(replace(ticket, in_doubt=True))
         # Half of a pair is of no use to anybody.
@@ -405,6 +418,10 @@ class Engine:
         for key in [k for k, g in self.books.grants.items() if g.life is Life.CREATING and k not in pending]:
             self.books.drop(key)
         self.books.history.extend(history)
+        for record in history:
+            self.books.now_s = max(self.books.now_s, record.at_s)
+            for change in record.changes:
+                self.books.changed.update(dict.fromkeys(change.keys, (record, change)))
         for who, until_s in distrusted.items():
             self.books.change("distrust", self.books.distrusted, who, until_s)
         # A number is never used twice: ``explain`` finds decisions by it.

@@ -243,8 +243,30 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What became of the places of some containers by one cause: of those of ``keys`` the same.
+
+    ``operation``: shrunk, grown, moved (other CPUs), changed (what of them is its own, memory nodes, level), repaired
+    (its cpuset was set again), or the stance it has now. ``cpus``, ``mems``, ``level``: the place after it. ``why``:
+    the reason it has for that; "" = the one it had still holds.
+    """
+
+    operation: str
+    stance: str
+    cpus: frozenset[int]
+    mems: frozenset[int]
+    level: str
+    why: str = ""
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Record:
-    """One decision as it is kept for ``explain``: what was asked, what was decided, how it ended."""
+    """One decision as it is kept for ``explain``: what was asked, what was decided, how it ended.
+
+    ``changes``: what it has done to the places of others. A cause that is no decision about its container (it was
+    removed, say) has a record where it has changed some. ``path`` is "" where the cause is no container.
+    """
 
     number: int
     at_s: float
@@ -256,3 +278,4 @@ class Record:
     placement: Placement
     why: str
     outcome: str = ""
+    changes: tuple[Change, ...] = ()

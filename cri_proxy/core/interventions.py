@@ -80,7 +80,7 @@ def manage(books: Books, container_id: str) -> tuple[Update, ...]:
     was = {key: books.grants[key] for key in decision.others}
     managed = placed(grant, decision.placement, decision.why)
     books.put(managed)
-    give_places(books, decision)
+    give_places(books, decision, grant.container)
     books.record("adopt", container_id, managed, grant.since_s)
     others = [u for u in refreshed(books, was) if u.id != container_id]
     place = books.grants[container_id].placement

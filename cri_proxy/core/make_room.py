@@ -13,6 +13,7 @@ from typing import Optional
 
 from cri_proxy.core.books import Books, resident_of
 from cri_proxy.core.grants import Grant, Life, Stance
+from cri_proxy.core.moves import being_resized
 from cri_proxy.core.settle import keep_memory
 from policies.model import (
     PLACEMENT_LEVELS,
@@ -89,10 +90,12 @@ def _targets(books: Books, container: Container) -> list[tuple[Domain, int]]:
 
 def _movable(books: Books, cpus: frozenset[int]) -> list[Grant]:
     """Containers that live inside these CPUs and may be moved, the largest first."""
+    resized = being_resized(books)  # the request under way says where it is
     found = [
         grant
         for grant in books.grants.values()
         if grant.stance is Stance.PLACED
+        and grant.key not in resized
         and grant.key in books.node.residents
         and grant.life in (Life.CREATED, Life.RUNNING)
         and grant.container.resources.milli_request

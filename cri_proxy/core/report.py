@@ -9,7 +9,8 @@ from typing import Any, Optional
 from cri_proxy.core.affinity_text import status_lines
 from cri_proxy.core.books import resident_of
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Life, Record, Stance
+from cri_proxy.core.findings import duration_text
+from cri_proxy.core.grants import Change, Grant, Life, Record, Stance
 from cri_proxy.core.peers import peer_rows, peer_text
 from policies.cpus import format_cpus
 from policies.memory import room_bytes
@@ -95,7 +96,25 @@ def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
 def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     """All containers, by namespace, pod and name."""
     grants = sorted(engine.grants.values(), key=lambda g: (g.container.path, g.container.attempt, g.key))
-    return [placement_row(engine.host.topology, grant) for grant in grants]
+    return [
+        {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)} for grant in grants
+    ]
+
+
+def present_why(engine: Engine, grant: Grant) -> str:
+    """Why a container is where it is now: the reason of its place, and what has become of that for others."""
+    cause, change = engine.books.changed.get(grant.key, (None, None))
+    if cause is None or change is None or change.why or change.operation not in ("shrunk", "grown", "moved"):
+        return grant.why
+    if (change.cpus, change.stance) != (grant.cpus, grant.stance.value):  # it is elsewhere by now
+        return grant.why
+    count = "1 CPU" if len(grant.cpus) == 1 else f"{len(grant.cpus)} CPUs"
+    return f"{grant.why}; since then {change.operation} to {count}{_for(cause.path, cause.operation)}"
+
+
+def _for(path: str, operation: str) -> str:
+    """What a change was done for: the container, and what happened to it."""
+    return f" for {path} ({operation})" if path else f" ({operation})"
 
 
 _COLUMNS = (
@@ -174,23 +193,33 @@ def _matches(path: str, name: str) -> bool:
     return path == name or path.endswith("/" + name)
 
 
-def explain(engine: Engine, name: str) -> Optional[dict[str, Any]]:
-    """Everything known of a container: its place now, past decisions, the room around it. None if unknown."""
+def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optional[dict[str, Any]]:
+    """Everything known of a container: its place now, past decisions, the room around it. None if unknown.
+
+    ``now_s``: seconds since boot, for how long ago things were; None: when the engine was last told the time.
+    """
     grants = find(engine, name)
-    ids = {g.key for g in grants}
-    history = [
-        r for r in engine.history if r.id in ids or (name and r.id.startswith(name)) or _matches(r.path, name)
-    ]
+    paths = {g.key: g.container.path for g in grants}
+    history: list[dict[str, Any]] = []
+    for record in engine.history if name else ():
+        changes = [
+            change_row(record, c, key, paths[key]) for c in record.changes for key in c.keys if key in paths
+        ]
+        own = any(row["id"] == record.id for row in changes)
+        if not own and (record.id in paths or record.id.startswith(name) or _matches(record.path, name)):
+            history.append(history_row(record))
+        history += changes
     if not grants and not history:
         return None
+    now_s = engine.books.now_s if now_s is None else now_s
     return {
         "containers": [_explained(engine, grant) for grant in grants],
-        "history": [history_row(record) for record in history],
+        "history": [{**row, "age_s": round(max(0.0, now_s - row["at_s"]), 3)} for row in history],
     }
 
 
 def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
-    row = placement_row(engine.host.topology, grant)
+    row = {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)}
     node = engine.node
     asked, fence = grant.fence.asked.cpus, grant.fence
     row["fence_cpus"] = None if asked is None else format_cpus(asked)
@@ -235,8 +264,28 @@ def memory_rows(node: Node) -> list[dict[str, Any]]:
     return [_memory_row(node, n) for n in sorted(node.topology.memory_nodes)]
 
 
+def change_row(cause: Record, change: Change, key: str, path: str) -> dict[str, Any]:
+    """One past change of a container's place; in ``for`` the container it was done for, "" = itself or none."""
+    return {
+        "number": cause.number,
+        "at_s": round(cause.at_s, 3),
+        "operation": change.operation,
+        "container": path,
+        "id": key,
+        "stance": change.stance,
+        "level": change.level,
+        "cpus": format_cpus(change.cpus),
+        "mems": format_cpus(change.mems),
+        "why": change.why,
+        "outcome": "",
+        "for": "" if cause.id == key else cause.path,
+        "cause": cause.operation,
+        "changed": 0,
+    }
+
+
 def history_row(record: Record) -> dict[str, Any]:
-    """One past decision."""
+    """One past decision; ``changed``: how many other containers' places it has changed."""
     return {
         "number": record.number,
         "at_s": round(record.at_s, 3),
@@ -249,6 +298,9 @@ def history_row(record: Record) -> dict[str, Any]:
         "mems": format_cpus(record.placement.mems),
         "why": record.why,
         "outcome": record.outcome,
+        "for": "",
+        "cause": "",
+        "changed": sum(len(change.keys) for change in record.changes),
     }
 
 
@@ -282,12 +334,7 @@ def explain_text(document: dict[str, Any]) -> str:
         lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
     if document["history"]:
         lines.append("decisions:")
-    for row in document["history"]:
-        outcome = f" -> {row['outcome']}" if row["outcome"] else ""
-        where = f"{row['cpus'] or 'untouched'} ({row['level']})"
-        lines.append(
-            f"  #{row['number']} {row['operation']} {row['container']}: {where}, {row['why']}{outcome}"
-        )
+    lines += [f"  {_decision_text(row)}" for row in document["history"]]
     return "\n".join(lines)
 
 
@@ -301,6 +348,16 @@ def _memory_text(row: dict[str, Any]) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def _decision_text(row: Mapping[str, Any]) -> str:
+    what = _for(row["for"], row["cause"]).strip() if row["cause"] else ""
+    others = f"places of others changed: {row['changed']}" if row["changed"] else ""
+    said = ", ".join(text for text in (what, row["why"], others) if text)
+    outcome = f" -> {row['outcome']}" if row["outcome"] else ""
+    where = f"{row['cpus'] or 'untouched'} ({row['level']})"
+    when = f"{duration_text(row['age_s'])} ago"
+    return f"#{row['number']} {when} {row['operation']} {row['container']}: {where}, {said}{outcome}"
 
 
 def domain_rows(node: Node) -> list[dict[str, Any]]:

@@ -91,7 +91,7 @@ def _book(
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
     was = {key: books.grants[key] for key in decision.others}
     books.put(pending)
-    moved = give_places(books, decision)
+    moved = give_places(books, decision, pending.container)
     ticket = altered(ticket, moved=moved) if moved else ticket
     books.put_ticket(ticket)
     books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)

@@ -69,12 +69,14 @@ def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
     return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
 
-def give_places(books: Books, decision: Decision) -> tuple[tuple[str, Placement, Placement], ...]:
-    """Give others the placements a decision has for them; returns what they had and have now."""
+def give_places(
+    books: Books, decision: Decision, container: Container
+) -> tuple[tuple[str, Placement, Placement], ...]:
+    """Give others the placements a decision about a container has for them; returns what they had and have now."""
     moved = []
     for key, placement in sorted(decision.others.items()):
         before = books.grants[key].placement
-        put_placement(books, key, placement, "makes room: " + decision.why)
+        put_placement(books, key, placement, f"makes room for {container.path}: {decision.why}")
         # What it has been given, inside of what its caller allows.
         moved.append((key, before, books.grants[key].placement))
     return tuple(moved)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
+from cri_proxy.core.grants import Change, Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.core.wishes import understood
 from policies.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
@@ -47,7 +47,7 @@ class RecordWriter:
         if isinstance(value, Ticket):
             return self._ticket(value)
         if isinstance(value, Record):
-            return _joined(vars(value), placement=_placement(value.placement))
+            return self._record(value)
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
     def _grant(self, grant: Grant) -> str:
@@ -90,6 +90,16 @@ class RecordWriter:
         tickets = _listed(self._ticket(replaced) for replaced in ticket.replaced_tickets)
         return _joined(fields, sent=_placement(ticket.sent), replaces=replaces, replaced_tickets=tickets)
 
+    def _record(self, record: Record) -> str:
+        fields = {name: field for name, field in vars(record).items() if name != "changes"}
+        placement = _placement(record.placement)
+        if record.changes:
+            # In the placement: the version before this one takes no other fields in a record than it knows.
+            placement = _joined(
+                write_placement(record.placement), changes=_listed(map(_change, record.changes))
+            )
+        return _joined(fields, placement=placement)
+
     def _container(self, container: Container) -> str:
         # Kept together, so that no other object gets that identity.
         kept = self._containers.get(id(container))
@@ -108,6 +118,11 @@ def _joined(fields: Mapping[str, Any], **texts: str) -> str:
     rest = {name: value for name, value in fields.items() if name not in texts}
     parts = "".join([f',"{name}":{text}' for name, text in texts.items()])
     return f"{_encode(rest)[:-1]}{parts}}}"
+
+
+def _change(change: Change) -> str:
+    sets = {"cpus": format_cpus(change.cpus), "mems": format_cpus(change.mems)}
+    return _encode({**vars(change), **sets})
 
 
 def _listed(texts: Iterable[str]) -> str:
@@ -340,7 +355,15 @@ def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = ""
 
 def _read_history(document: Mapping[str, Any]) -> Record:
     placement = read_placement(document["placement"])
-    return _checked(Record(**{**_known(Record, document), "placement": placement}))
+    # What the first version did not write.
+    changes = tuple(_read_change(change) for change in document["placement"].get("changes", ()))
+    return _checked(Record(**{**_known(Record, document), "placement": placement, "changes": changes}))
+
+
+def _read_change(document: Mapping[str, Any]) -> Change:
+    sets = {"cpus": parse_cpus(document["cpus"]), "mems": parse_cpus(document["mems"])}
+    keys = tuple(str(key) for key in document["keys"])
+    return _checked(Change(**{**_known(Change, document), **sets, "keys": keys}))
 
 
 def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Commands:
 
     async def explain(self, arguments: dict[str, Any]) -> Any:
         name = str(arguments.get("container", ""))
-        document = explain(self._engine(), name)
+        document = explain(self._engine(), name, self._daemon.parts.keeper.clock())
         if document is None:
             raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
         return document

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
@@ -14,7 +14,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.arrivals import Arrival
 from cri_proxy.core.cri import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Seen
+from cri_proxy.core.grants import Grant, Life, Seen
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quota import pod_cgroup
 from cri_proxy.core.resources import Reading, has_news, resources_read, resources_told, size_read, with_quota
@@ -27,6 +27,8 @@ from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod, Resources
 
 AT_A_TIME = 8
+#: As many containers of a kind are named in the line about a comparison.
+NAMED = 20
 
 #: Given the running and created containers that there is no record of, by id; returns those to take as they are.
 Welcome = Callable[[Engine, Mapping[str, Arrival]], Awaitable[Mapping[str, Arrival]]]
@@ -94,7 +96,7 @@ class Reconciler:
                     break
                 keeper.send(part.updates)
                 keeper.save()
-                self._tell(part)
+                self._tell(part, {**then, **engine.grants})
                 parts.append(part)
                 await asyncio.sleep(0)
             self._keeper.metrics.resyncs.labels("ok").inc()
@@ -103,19 +105,28 @@ class Reconciler:
             self._explained = {key: found for key, found in self._explained.items() if key in seen}
             return merged(parts)
 
-    def _tell(self, result: Resync) -> None:
+    def _tell(self, result: Resync, grants: Mapping[str, Grant]) -> None:
+        """``grants``: those before and after it, by the keys in ``result``."""
         metrics, log = self._keeper.metrics, self._keeper.log
         metrics.drift.labels("repaired").inc(len(result.drifted))
         metrics.drift.labels("foreign").inc(len(result.foreign))
         metrics.drift.labels("resized").inc(len(result.resized))
         for container_id in result.foreign:
-            log.error("another writer keeps changing a cpuset; the container is left alone", id=container_id)
-        counts = {
-            name: len(getattr(result, name))
+            path = grants[container_id].container.path
+            log.error(
+                "another writer keeps changing a cpuset; the container is left alone",
+                id=container_id,
+                container=path,
+            )
+        found: dict[str, tuple[str, ...]] = {
+            name: getattr(result, name)
             for name in ("adopted", "removed", "drifted", "resized", "foreign", "bound", "cancelled")
         }
-        if any(counts.values()) or result.updates:
-            log.info("resync", updates=len(result.updates), **counts)
+        found["updates"] = tuple(update.id for update in result.updates)
+        if any(found.values()):
+            counts = {name: len(keys) for name, keys in found.items()}
+            names = {name: _named(keys, grants) for name, keys in found.items() if keys}
+            log.info("resync", **counts, containers=names)
 
     # ------------------------------------------------------------------ looking things up
 
@@ -351,6 +362,12 @@ def _with_cpusets(item: Seen, look: Look, linux: Optional[cri.LinuxContainerReso
         cpus, mems = parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems)
         return replace(item, cpus=cpus, mems=mems or None)
     return item
+
+
+def _named(keys: Sequence[str], grants: Mapping[str, Grant]) -> list[str]:
+    """What people call containers, the first of many."""
+    names = [grants[key].container.path if key in grants else key for key in keys[:NAMED]]
+    return names + ([f"and {len(keys) - NAMED} more"] if len(keys) > NAMED else [])
 
 
 def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.LinuxContainerResources:

@@ -202,7 +202,8 @@ def test_a_move_that_is_taken_back_leaves_the_placement_of_before(target: int) -
     grant = engine.grants["a"]
     assert (update.id, update.placement) == ("a", grant.placement)
     assert grant.why == "back at its place before the plan: the runtime refused it"
-    assert engine.history[-1].outcome == "taken back: the runtime refused it"
+    assert engine.history[-2].outcome == "taken back: the runtime refused it"
+    assert engine.history[-1].operation == "move taken back"
     engine.amend(replace(grant, why=before["grants"]["a"].why))  # type: ignore[index]
     assert dump(engine) == before
 
