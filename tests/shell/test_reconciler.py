@@ -66,13 +66,14 @@ def test_devices_and_mounts_are_what_was_asked_for(info: dict[str, Any], devices
 
 
 async def test_the_line_about_a_comparison_names_the_containers(found: Found) -> None:
-    with structlog.testing.capture_logs() as lines:
-        await found.reconciler.run()
-        for key in (found.good, found.odd):
-            del found.runtime.containers[key]
-        found.keeper.clock = lambda: 2000.0
-        await found.reconciler.run()
-    adopted, removed = [line for line in lines if line["event"] == "resync"]
+    seen, levels = structlog.testing.LogCapture(), structlog.make_filtering_bound_logger(0)
+    found.keeper.log = structlog.wrap_logger(None, processors=[seen], wrapper_class=levels)
+    await found.reconciler.run()
+    for key in (found.good, found.odd):
+        del found.runtime.containers[key]
+    found.keeper.clock = lambda: 2000.0
+    await found.reconciler.run()
+    adopted, removed = [line for line in seen.entries if line["event"] == "resync"]
     both = ["ns/good/app", "ns/odd/app"]
     assert adopted["adopted"] == 2 and sorted(adopted["containers"]["adopted"]) == both
     assert removed["removed"] == 2 and sorted(removed["containers"]["removed"]) == both
