@@ -229,6 +229,7 @@ class Runtime:
             "RuntimeService/RemovePodSandbox": self.remove_pod,
             "RuntimeService/PodSandboxStatus": self.pod_status,
             "RuntimeService/ListPodSandbox": self.list_pods,
+            "RuntimeService/RestorePod": self.restore_pod,
             "RuntimeService/CreateContainer": self.create,
             "RuntimeService/StartContainer": self.start,
             "RuntimeService/StopContainer": self.stop,
@@ -306,6 +307,16 @@ class Runtime:
     def list_pods(self, request: cri.ListPodSandboxRequest, _call: Call) -> Message:
         pods = [pod.item() for pod in self.pods.values()]
         return cri.ListPodSandboxResponse(items=[pod for pod in pods if _matches(pod, request.filter)])
+
+    def restore_pod(self, request: cri.RestorePodRequest, call: Call) -> Message:
+        pod = cri.RunPodSandboxRequest(config=request.config, runtime_handler=request.runtime_handler)
+        pod_id = self.run_pod(pod, call).pod_sandbox_id
+        reply = cri.RestorePodResponse(pod_sandbox_id=pod_id)
+        for config in request.container_configs:
+            create = cri.CreateContainerRequest(pod_sandbox_id=pod_id, config=config)
+            made = self.create(create, call).container_id
+            reply.restored_containers.add(name=config.metadata.name, container_id=made)
+        return reply
 
     # Containers
 

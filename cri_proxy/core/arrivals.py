@@ -41,13 +41,14 @@ class Steps:
 
 
 def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Steps:
-    """Place a container that runs as if it were being created. Its own update is ``own_update``'s.
+    """Place a container that is there as if it were being created. Its own update is ``own_update``'s.
 
     :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
     """
     admission = engine.admit(arrival.container, arrival.fence, now_s, enforce)
     missed = engine.bind(admission.ticket, arrival.id, now_s)
-    engine.started(arrival.id)
+    if arrival.is_running:
+        engine.started(arrival.id)
     others = tuple(u for u in missed if u.id != arrival.id)
     return Steps(admission.before, others)
 
@@ -62,11 +63,12 @@ def own_update(engine: Engine, arrival: Arrival) -> tuple[Update, ...]:
     if has_its_place and not place.lift_quota:
         return ()
     runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
-    return (Update(arrival.id, place, bool(runs_on - place.cpus), "placed after its start", None, runs_on),)
+    why = "placed after its start" if arrival.is_running else "placed before its start"
+    return (Update(arrival.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
 
 
 def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) -> tuple[Update, ...]:
-    """Know a container that could not be placed. It runs already, so there is nobody to refuse it to."""
+    """Know a container that could not be placed. It is there already, so there is nobody to refuse it to."""
     runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
     grant = Grant(
         key=arrival.id,
@@ -74,7 +76,7 @@ def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) ->
         placement=Placement(),
         stance=Stance.UNTOUCHED,
         fence=arrival.fence,
-        life=Life.RUNNING,
+        life=Life.RUNNING if arrival.is_running else Life.CREATED,
         runs_on=runs_on,
         runs_on_mems=arrival.mems or NO_CPUS,
         since_s=now_s,

@@ -67,18 +67,39 @@ def read_create(message: bytes, pods: Mapping[str, Pod], memory_capacity_bytes: 
         raise UnreadableRequest("CreateContainerRequest without a sandbox id or a container name")
     known = pods.get(request.pod_sandbox_id)
     pod = read_pod(request.sandbox_config, request.pod_sandbox_id, "", known)
-    resources = request.config.linux.resources
+    return _read_container(pod, request.config, memory_capacity_bytes)
+
+
+def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes: int) -> CreateRequest:
+    resources = config.linux.resources
     qos = read_qos(pod.cgroup_parent, resources)
     container = Container(
         pod=pod,
-        name=request.config.metadata.name,
-        attempt=request.config.metadata.attempt,
+        name=config.metadata.name,
+        attempt=config.metadata.attempt,
         qos=qos,
         resources=read_resources(resources, qos, memory_capacity_bytes),
-        labels=dict(request.config.labels),
-        annotations=dict(request.config.annotations),
+        labels=dict(config.labels),
+        annotations=dict(config.annotations),
     )
-    return CreateRequest(understood(container), read_fence(resources), read_uses(request.config))
+    return CreateRequest(understood(container), read_fence(resources), read_uses(config))
+
+
+def read_restore(message: bytes, reply: bytes, memory_capacity_bytes: int = 0) -> dict[str, CreateRequest]:
+    """The containers that a RestorePod has made, by their ids: each as a create of its own would have asked for it.
+
+    Those that the reply names and the request does not are left out.
+
+    :raises UnreadableRequest: not such messages, or without pod identity.
+    """
+    request, made = parse(cri.RestorePodRequest, message), parse(cri.RestorePodResponse, reply)
+    pod = read_pod(request.config, made.pod_sandbox_id, request.runtime_handler)
+    configs = {config.metadata.name: config for config in request.container_configs}
+    return {
+        item.container_id: _read_container(pod, configs[item.name], memory_capacity_bytes)
+        for item in made.restored_containers
+        if item.container_id and item.name in configs
+    }
 
 
 def read_update(message: bytes) -> UpdateRequest:

@@ -26,6 +26,7 @@ INTERCEPTED = frozenset(
         "StopContainer",
         "RemoveContainer",
         "UpdateContainerResources",
+        "RestorePod",
         "GetContainerEvents",
     ]
 )

@@ -29,7 +29,10 @@ class Arrivals:
         self.count = 0
 
     async def place(self, engine: Engine, found: Iterable[Arrival]) -> None:
-        """Decide about all of them in the order of their starts, then tell the runtime: who makes room first."""
+        """Decide about all of them in the order of their starts, then tell the runtime: who makes room first.
+
+        Those that were not started yet have been told when this returns, if the runtime is not too slow.
+        """
         keeper = self._parts.keeper
         decided: list[Arrival] = []
         before: list[Update] = []
@@ -48,7 +51,19 @@ class Arrivals:
         await keeper.make_room(before)
         if keeper.engine is engine:
             own = [update for arrival in decided for update in core.own_update(engine, arrival)]
-            keeper.send([*own, *after])
+            waiting = {arrival.id for arrival in decided if not arrival.is_running}
+            await keeper.make_room([update for update in own if update.id in waiting])
+            keeper.send([*(update for update in own if update.id not in waiting), *after])
+            self._note_untold(engine, waiting & keeper.updates.unsettled)
+
+    def _note_untold(self, engine: Engine, ids: Iterable[str]) -> None:
+        """Containers that may start before they have their CPUs: those come with the update, which is sent again."""
+        keeper = self._parts.keeper
+        for grant in [engine.grants[key] for key in sorted(ids) if key in engine.grants]:
+            keeper.log.warning("not told before its start", container=grant.container.path, id=grant.key)
+            why = f"{grant.why}; the runtime could not be told before its start"
+            keeper.send(engine.amend(replace(grant, why=why)))
+        keeper.save()
 
     async def _looked_up(self, engine: Engine, arrival: Arrival) -> Arrival:
         keeper, container = self._parts.keeper, arrival.container

@@ -17,6 +17,7 @@ from cri_proxy.core.cri import (
     parse,
     read_create,
     read_pod,
+    read_restore,
     read_update,
     sum_pod_size,
     update_resources,
@@ -40,6 +41,7 @@ from cri_proxy.core.interception import (
 from cri_proxy.shell.event_stream import EventCount, EventStream
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.lookup import look_up
+from cri_proxy.shell.restores import Restores
 from policies.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
 
@@ -47,9 +49,10 @@ from policies.model import BudgetSpent, PlacementRefused
 class CriInterceptor:
     """Opens an ``Interception`` for every intercepted method while the engine is to be asked."""
 
-    def __init__(self, keeper: Keeper, events: EventCount) -> None:
+    def __init__(self, keeper: Keeper, events: EventCount, restores: Restores) -> None:
         self._keeper = keeper
         self._events = events
+        self._restores = restores
 
     def open(self, full_method: str) -> Optional[Interception]:
         method = intercepted(full_method)
@@ -61,6 +64,8 @@ class CriInterceptor:
         if method == "GetContainerEvents":
             return EventStream(self._keeper, self._events)
         assert engine is not None
+        if method == "RestorePod":
+            return RestorePod(self._keeper, engine, self._restores)
         return _KINDS[method](self._keeper, engine)
 
 
@@ -290,6 +295,42 @@ class RunPodSandbox(Call):
         self.keeper.save()
         self.fields.update(pod=f"{pod.namespace}/{pod.name}", id=sandbox_id)
         await self.keeper.on_pod(pod)
+
+
+class RestorePod(Call):
+    """Its containers are placed between the reply and their start; whatever goes wrong, the reply passes."""
+
+    method = "RestorePod"
+    message = b""
+    pod_uid = ""
+    is_placed = False
+
+    def __init__(self, keeper: Keeper, engine: Engine, restores: Restores) -> None:
+        super().__init__(keeper, engine)
+        self._restores = restores
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.message = message
+        pod = parse(cri.RestorePodRequest, message).config.metadata
+        self.pod_uid = pod.uid
+        self.fields.update(pod=f"{pod.namespace}/{pod.name}")
+        self._restores.begun(pod.uid)
+        return Forward()
+
+    async def done(self, message: bytes) -> None:
+        made = read_restore(self.message, message, self.keeper.memory_bytes)
+        self.fields.update(containers=len(made))
+        await self._restores.place(self.engine, made)
+        # Those that the reply names and the request does not are the next comparison's.
+        named = len(parse(cri.RestorePodResponse, message).restored_containers)
+        self.is_placed = len(made) == named and all(key in self.engine.grants for key in made)
+        self.outcome = "placed" if self.is_placed else "in doubt"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        is_known = self.is_placed or end is End.REFUSED
+        self._restores.ended(self.pod_uid, is_known)
+        if not is_known:
+            self.keeper.on_doubt()
 
 
 class UpdatePodSandboxResources(Call):

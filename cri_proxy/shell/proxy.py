@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from cri_proxy.core.interception import runtime_method
+from cri_proxy.shell.arrivals import Arrivals
 from cri_proxy.shell.frame_relay import FrameRelay
 from cri_proxy.shell.interceptor import CriInterceptor
 from cri_proxy.shell.last_call import LastCall
@@ -16,6 +17,7 @@ from cri_proxy.shell.listen import activated
 from cri_proxy.shell.nri.unhosted import make_hosting
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.relay import Relay
+from cri_proxy.shell.restores import Restores
 from cri_proxy.shell.runtime import Runtime, discover
 from cri_proxy.shell.serving import Serving
 
@@ -43,7 +45,9 @@ class Proxy:
         self._parts = parts
         self._transport: Optional[Transport] = None
         self._image_runtime: Optional[Runtime] = None
-        self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events))
+        restores = Restores(Arrivals(parts))
+        parts.reconciler.welcome = restores.welcome
+        self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events, restores))
         self._calls = LastCall(self._nri)
 
     async def open(self) -> None:

@@ -57,6 +57,16 @@ def test_its_record_is_that_of_a_container_whose_create_we_saw() -> None:
     assert late.tickets == {}
 
 
+def test_one_that_was_not_started_yet_is_placed_before_its_start() -> None:
+    engine, container = engine_on(HYGON_7285_2S), make_container("app", limit=2, request=1)
+    who = arrival(container, is_running=False)
+    assert come(engine, who) == [("new", "0-3,64-67")]
+    assert engine.grants["new"].life is Life.CREATED
+    assert [update.why for update in own_update(engine, who)] == ["placed before its start"]
+    leave_untouched(engine, arrival(container, key="other", is_running=False), 11.0, "not placed")
+    assert engine.grants["other"].life is Life.CREATED
+
+
 def test_who_makes_room_is_told_first() -> None:
     host = host_of(MONOLITHIC_2S)
     engine = engine_on(host, policy=Owning(topology(MONOLITHIC_2S)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Optional
 
 import pytest
@@ -22,6 +23,7 @@ from cri_proxy.core.cri import (
     read_pod_size,
     read_qos,
     read_resources,
+    read_restore,
     read_update,
     scoped_annotation,
     sum_pod_size,
@@ -438,6 +440,27 @@ def test_a_pod_without_uid_is_its_sandbox() -> None:
     config = sandbox()
     config.metadata.uid = ""
     assert read_pod(config, "sandbox-1", "").uid == "sandbox-1"
+
+
+def test_a_restore_makes_containers_as_creates_of_their_own_would() -> None:
+    create = create_request(cpu_quota=200_000, cpu_period=100_000, cpuset_cpus="0-3")
+    request = cri.RestorePodRequest(
+        config=create.sandbox_config, runtime_handler="kata", container_configs=[create.config]
+    )
+    reply = cri.RestorePodResponse(pod_sandbox_id=create.pod_sandbox_id)
+    for name, key in ((create.config.metadata.name, "id-1"), ("unknown", "id-2")):
+        reply.restored_containers.add(name=name, container_id=key)
+    made = read_restore(request.SerializeToString(), reply.SerializeToString())
+    asked = read_create(create.SerializeToString(), {})
+    assert list(made) == ["id-1"]
+    assert made["id-1"].container.pod.runtime_handler == "kata"
+    pod = replace(made["id-1"].container.pod, runtime_handler="")
+    assert replace(made["id-1"], container=replace(made["id-1"].container, pod=pod)) == asked
+
+
+def test_a_restore_without_a_pods_identity_cannot_be_read() -> None:
+    with pytest.raises(UnreadableRequest):
+        read_restore(b"", b"")
 
 
 def test_an_update_request_is_an_id_resources_and_a_fence() -> None:

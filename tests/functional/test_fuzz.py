@@ -56,6 +56,9 @@ VALID = {
         container_id="c1",
         linux=cri.LinuxContainerResources(cpu_shares=512, cpu_quota=900_000, cpuset_cpus="0-63"),
     ),
+    "RestorePod": cri.RestorePodRequest(
+        checkpoint_path="/checkpoint", config=POD.config, runtime_handler="runc", container_configs=[CONFIG]
+    ),
     "GetContainerEvents": cri.GetEventsRequest(),
 }
 REPLIES = {
