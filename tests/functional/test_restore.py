@@ -15,7 +15,7 @@ from tests.agent import Agent
 from tests.cri_client import CriClient, cgroup_parent, container_config, pod_config
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import StartAgent, ask, cpus_of, rows, until
-from tests.functional.support import compared, cpusets, run_pod_with, updates
+from tests.functional.support import compared, cpusets, eventually, run_pod_with, updates
 
 RESTORE = "/runtime.v1.RuntimeService/RestorePod"
 BIG: dict[str, Any] = {"cpu_limit": 6000, "memory_limit": 1 << 30}
@@ -114,10 +114,11 @@ async def test_what_the_reply_does_not_tell_is_placed_by_the_next_look(
         runtime.script("RestorePod", act_before_error=True, reply=strange.SerializeToString())
         assert await restore(client) == {"other": "c"}
     found = {row["container"]: row for row in await until(agent, lambda rows: len(rows) == 3, "placements")}
-    await until(agent, lambda status: status["updates_waiting"] == 0)
     assert (found["big"]["stance"], found["big"]["state"]) == ("placed", "created")
     big = ids(runtime)["big"]
-    assert len(cpus_of(runtime, big)) == 6 and is_alone(runtime, big)
+    await eventually(
+        lambda: len(cpus_of(runtime, big)) == 6 and is_alone(runtime, big), "it is told its place"
+    )
 
 
 async def test_a_runtime_that_will_not_be_told_before_the_start_is_told_later_and_explain_says_so(
