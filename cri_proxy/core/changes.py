@@ -18,6 +18,7 @@ CAUSES = {
     "bind": "create",
     "cancel": "refused request",
     "commit": "resize",
+    "follow_resources": "resize",
     "end_pod": "end of the pod",
     "exited": "exit",
     "remove": "removal",
