@@ -156,17 +156,12 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
                 found += engine.follow_resources(item.id, resources, now_s, listing.enforce)
                 resized.append(item.id)
             # What a container runs on says nothing while it is being told to run elsewhere.
-            in_motion = item.id in listing.unsettled or item.id in told or item.id in resizing
-            now = None if in_motion else engine.grants.get(item.id)
-            at_rest = (
-                now is not None
-                and was is not None
-                and was.placement == now.placement
-                and _unchanged(now, listing.then)
-            )
-            if now is not None and at_rest:
+            told_now = told | {u.id for u in found}
+            in_motion = item.id in listing.unsettled or item.id in told_now or item.id in resizing
+            at_rest = was is not None and not in_motion and _unchanged(was, listing.then)
+            if at_rest:
                 found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
-                found = _with_quota(now, item, found) if listing.enforce else found
+                found = _with_quota(engine, item, found) if listing.enforce else found
             _follow_memory(engine, item, at_rest)
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
@@ -182,9 +177,9 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
     return Resync(tuple(updates), **{name: tuple(ids) for name, ids in news.items()})
 
 
-def _unchanged(now: Grant, then: Mapping[str, Grant]) -> bool:
+def _unchanged(grant: Grant, then: Mapping[str, Grant]) -> bool:
     """Whether a container's place is what it was when its cpuset was looked at."""
-    return not then or (now.key in then and then[now.key].placement == now.placement)
+    return not then or (grant.key in then and then[grant.key].placement == grant.placement)
 
 
 def _news_of_resources(engine: Engine, item: Seen, listing: Listing) -> Optional[Resources]:
@@ -325,10 +320,12 @@ def _check_cpuset(
     return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
 
 
-def _with_quota(grant: Grant, item: Seen, updates: tuple[Update, ...]) -> tuple[Update, ...]:
+def _with_quota(engine: Engine, item: Seen, updates: tuple[Update, ...]) -> tuple[Update, ...]:
     """With the quota of a container that is without it only since we have taken it and could not give it back."""
-    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED) and not grant.lifted and grant.quota_taken
-    if not (is_ours and item.has_no_quota and grant.quota) or grant.life is Life.HELD:
+    grant = engine.grants.get(item.id)
+    if grant is None or not item.has_no_quota or grant.lifted or not (grant.quota_taken and grant.quota):
+        return updates
+    if grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
         return updates
     told = next((u for u in updates if u.id == grant.key), None)
     own = told or Update(grant.key, UNTOUCHED, False, "its CPU quota had not come back")

@@ -263,7 +263,8 @@ class UpdateContainerResources(Call):
             return
         if end is End.OK:
             sent = self.admission.placement
-            if sent.cpus or self.give_back is not None:
+            is_open = self.admission.ticket in self.engine.tickets  # else a later resize has superseded it
+            if is_open and (sent.cpus or self.give_back is not None):
                 why = "a client's update came between"
                 self.keeper.updates.overtaken(Update(self.container_id, sent, False, why, self.give_back))
             self.keeper.send(self.engine.commit(self.admission.ticket, self.keeper.clock()))

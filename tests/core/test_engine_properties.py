@@ -274,6 +274,7 @@ class Node_(RuleBasedStateMachine):
         if call.target:
             if call.target in self.runtime:
                 there, sent = self.runtime[call.target], call.admission.placement
+                there.container = call.container
                 there.cpus = sent.cpus or call.fence.cpus or there.cpus
                 there.mems = sent.mems or call.fence.mems or there.mems
             if call.admission.ticket not in self.engine.tickets:
@@ -297,6 +298,7 @@ class Node_(RuleBasedStateMachine):
         self.unknown.add(call.target)
         if call.target and arrived and call.target in self.runtime:
             there, sent = self.runtime[call.target], call.admission.placement
+            there.container = call.container
             there.cpus = sent.cpus or call.fence.cpus or there.cpus
             there.mems = sent.mems or call.fence.mems or there.mems
         elif not call.target and arrived:
@@ -317,7 +319,8 @@ class Node_(RuleBasedStateMachine):
         bytes_ = old.memory_limit_bytes if memory is None else memory * GIB
         within = self._fence(fence, where, request, container.qos)
         try:
-            admission = self.engine.resize(key, Resources(request, limit, 0, bytes_), within, self.now_s)
+            resources = Resources(request, limit, 0, bytes_)
+            admission = self.engine.resize(key, resources, within, self.now_s)
         except PlacementRefused:
             assert container.wishes != Wishes()
             return
@@ -325,7 +328,17 @@ class Node_(RuleBasedStateMachine):
             return
         self._send(tuple(u for u in admission.before if u.id != key))
         assert all(u.id != key for u in (*admission.before, *admission.after)), "it is told twice"
-        self.calls.append(Call(admission, container, within, key))
+        self.calls.append(Call(admission, replace(container, resources=resources), within, key))
+
+    @rule(which=index, limit=st.sampled_from(LIMITS), memory=st.sampled_from([0, 2, 80]))
+    def resize_past_us(self, which: int, limit: Optional[int], memory: int) -> None:
+        """A client of the runtime's own, or kubelet while we are away: only a comparison tells."""
+        key = self._pick(which)
+        if key is not None and not any(c.target == key for c in self.calls):
+            there = self.runtime[key]
+            request = limit or 0 if there.container.qos is Qos.GUARANTEED else min(limit or 500, 500)
+            resources = Resources(request, limit, 0, memory * GIB)
+            there.container = replace(there.container, resources=resources)
 
     @rule(which=index)
     def start(self, which: int) -> None:
@@ -431,12 +444,13 @@ class Node_(RuleBasedStateMachine):
             self.unknown.add(key)
             self.resync()
 
-    @rule()
-    def resync(self) -> None:
+    @rule(enforce=st.sampled_from([True, True, True, False]))
+    def resync(self, enforce: bool = True) -> None:
         pods = {k: r.container.pod for k, r in self.runtime.items()}
         seen = [
             Seen(k, pods[k].id, pods[k].uid, r.container.name, r.container.attempt, r.state == "running",
-                 r.state == "exited", r.exit_code if r.state == "exited" else None, r.cpus, r.mems or None)
+                 r.state == "exited", r.exit_code if r.state == "exited" else None, r.cpus, r.mems or None,
+                 resources=r.container.resources)
             for k, r in sorted(self.runtime.items())
         ]  # fmt: skip
         self.now_s += 0.5
@@ -444,9 +458,19 @@ class Node_(RuleBasedStateMachine):
         busy = frozenset(c.target for c in self.calls)
         result = resync(
             self.engine,
-            Listing({s.id: s for s in seen}, self.now_s - 0.2, details, unsettled=frozenset(busy)),
+            Listing(
+                {s.id: s for s in seen}, self.now_s - 0.2, details, unsettled=frozenset(busy), enforce=enforce
+            ),
             self.now_s,
         )
+        for key in [k for k, r in self.runtime.items() if r.state != "exited" and k not in busy]:
+            grant = self.engine.grants.get(key)
+            if grant is not None and grant.life is not Life.HELD:
+                assert grant.container.resources == self.runtime[key].container.resources, key
+                assert not (enforce and grant.is_outgrown), key
+        if not enforce:  # nothing is sent: the next one finds it out
+            self.unknown |= {update.id for update in result.updates}
+            return
         for update in result.updates:
             self._send((update,))
         self.unknown = {k for k in self.unknown if k in busy or k not in self.engine.grants}

@@ -18,6 +18,7 @@ from tests.agent import Agent
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import UPDATE, ask, until
 from tests.functional.nri_host import ScriptedHost, make_container, make_pod, running
+from tests.functional.support import run_without_us
 from tests.machines import EPYC_NPS1_1S, machine
 
 PLUGIN = (sys.executable, "-m", "cri_proxy", "nri")
@@ -375,3 +376,20 @@ async def test_one_that_is_launched_takes_the_connection_it_is_given_and_then_th
     host.drop()
     await until(agent, lambda status: status["nri"]["connections"] == 2)
     assert [(found.plugin_name, found.plugin_idx) for found in host.registered] == [("mine", "42")] * 2
+
+
+async def test_a_resize_while_it_was_not_asked_is_followed(
+    host: ScriptedHost, start_plugin: StartPlugin, runtime: FakeRuntime
+) -> None:
+    agent = await start_plugin()
+    runtime.scripts.clear()  # the runtime's list can be had, and says what runs
+    old = run_without_us(runtime, "old", cpu_request=1000, cpu_limit=8000)
+    await ask(agent, "mode", mode="enforce")
+    await until(agent, lambda rows: [r["stance"] for r in rows] == ["adopted"], "placements")
+    await ask(agent, "mode", mode="off")
+    runtime.containers[old].resources.cpu_quota = 200_000
+    await ask(agent, "mode", mode="enforce")
+    [known] = await until(agent, lambda rows: [r["stance"] for r in rows] == ["placed"], "placements")
+    assert (known["cpu_limit_milli"], known["level"]) == (2000, "ccx")
+    assert await counted(agent, "drift_total{result=resized}") == 1
+    await until(agent, lambda status: status["counters"].get("cri_resmgr_updates_total{result=sent}") == 1)

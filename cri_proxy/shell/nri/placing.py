@@ -230,7 +230,8 @@ class NriPlacing:
         if flying is None:
             return
         sent = flying.admission.placement
-        if sent.cpus or flying.give_back is not None:
+        is_open = flying.admission.ticket in flying.engine.tickets  # else it was settled by a comparison
+        if is_open and (sent.cpus or flying.give_back is not None):
             why = "a client's update came between"
             keeper.updates.overtaken(Update(key, sent, False, why, flying.give_back))
         keeper.send(flying.engine.commit(flying.admission.ticket, keeper.clock()))
