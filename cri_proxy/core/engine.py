@@ -168,7 +168,8 @@ class Engine:
         if pod is not None and memory_limit_bytes not in (0, pod.memory_limit_bytes):
             self.add_pod(replace(self.books.pods[sandbox_id], memory_limit_bytes=memory_limit_bytes))
             for key in sorted(self.books.sandboxes.get(sandbox_id, ())):
-                self.books.limit_pod(key, memory_limit_bytes)
+                if self.grants[key].container.pod.memory_limit_bytes != memory_limit_bytes:
+                    self.books.limit_pod(key, memory_limit_bytes)
 
     @_transition
     def end_pod(self, sandbox_id: str) -> tuple[Update, ...]:

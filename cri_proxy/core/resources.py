@@ -6,6 +6,7 @@ that only is no news. Neither is a quota that we have taken away ourselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Optional
@@ -117,6 +118,17 @@ def size_read(known: Optional[PodSize], reading: Reading) -> Optional[PodSize]:
     if known is not None and (request, limit) == (known.milli_request, known.milli_limit):
         return known
     return PodSize(request, limit, "the pod's cgroup")
+
+
+def memory_limit_read(known: int, reading: Reading, limits: Iterable[int]) -> int:
+    """A pod's memory limit by its cgroup, where one of its containers has the same; else ``known``.
+
+    Kubelet gives a pod's limit to each of its containers that has none. To the pod's cgroup it adds the overhead, which
+    is then no container's limit.
+    """
+    told = reading.memory_limit_bytes
+    same = [limit for limit in limits if 0 < told <= limit < told + LARGEST_PAGE_BYTES]
+    return known if known in same else min(same, default=known)
 
 
 # ---------------------------------------------------------------------- what is the same

@@ -275,6 +275,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "cpuset": _CPU_LIST,
         "mems": _CPU_LIST,
         "devices": Field(_names, ()),
+        "hugepages": Field(_names, ()),
         "result": Field(_word("ok", "refused", "doubt", "start-fails"), "ok"),
     },
     "resize": {

@@ -90,6 +90,7 @@ def create_request(
     # 3. The container's resources, and a cgroup that says the same.
     linux = _resources(request, limit, memory_limit)
     linux.oom_score_adj = _oom_score(qos, memory_request or 0, memory_capacity_bytes)
+    linux.hugepage_limits.extend(cri.HugepageLimit(page_size=size, limit=1) for size in step["hugepages"])
     linux.cpuset_cpus, linux.cpuset_mems = format_cpus(step["cpuset"]), format_cpus(step["mems"])
     if not parent or read_qos(parent, linux) is not qos:
         config.linux.cgroup_parent = _default_parent(qos, config.metadata.uid)

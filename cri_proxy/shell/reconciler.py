@@ -17,7 +17,15 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quota import pod_cgroup
-from cri_proxy.core.resources import Reading, has_news, resources_read, resources_told, size_read, with_quota
+from cri_proxy.core.resources import (
+    Reading,
+    has_news,
+    memory_limit_read,
+    resources_read,
+    resources_told,
+    size_read,
+    with_quota,
+)
 from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
@@ -262,8 +270,16 @@ class Reconciler:
             lambda: {key: self._cgroups.limits(pod_cgroup(pod.cgroup_parent)) for key, pod in pods.items()}
         )
         taken = {} if self._keeper.quotas is None else self._keeper.quotas.taken
+        of_pod: dict[str, list[int]] = {}
+        for grant in engine.grants.values():
+            limit = grant.container.resources.memory_limit_bytes
+            of_pod.setdefault(grant.container.pod.id, []).append(limit)
         for key, limits in found.items():
             pod = pods[key]
+            memory = memory_limit_read(pod.memory_limit_bytes, limits, of_pod.get(key, ()))
+            if memory != pod.memory_limit_bytes and engine.pods.get(key) is pod:
+                engine.resize_pod(key, None, memory)
+                pod = engine.pods[key]
             # What we have taken away is the limit all the same.
             lifted = taken.get(pod.cgroup_parent) if limits.quota_us < 0 else None
             size = size_read(pod.size, limits if lifted is None else with_quota(limits, lifted))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import MAX_SHARES, read_resources
 from cri_proxy.core.grants import Grant, Life, Stance
-from cri_proxy.core.resources import Reading, has_news, resources_read, size_read
+from cri_proxy.core.resources import Reading, has_news, memory_limit_read, resources_read, size_read
 from policies.model import Placement, PodSize, Qos, Resources
 from tests.machines import GIB
 from tests.scenes import make_container
@@ -174,6 +174,25 @@ def test_a_pods_size_follows_its_quota(
     known: Optional[PodSize], reading: Reading, now: Optional[PodSize]
 ) -> None:
     assert size_read(known, reading) == now
+
+
+POD_LIMITS = [
+    # what is known, what the pod's cgroup says, the limits of its containers, what it is
+    (0, GIB, [GIB, 0], GIB),
+    (GIB, 2 * GIB, [2 * GIB, 2 * GIB], 2 * GIB),
+    (GIB, 2 * GIB, [GIB, GIB], GIB),  # the containers' own, or of a pod with an overhead
+    (GIB, -1, [GIB], GIB),
+    (GIB, 0, [GIB], GIB),
+    (GIB + 7, GIB, [GIB + 7, GIB + 9], GIB + 7),  # kernels take whole pages
+    (GIB, 2 * GIB, [], GIB),
+]
+
+
+@pytest.mark.parametrize(("known", "told", "limits", "now"), POD_LIMITS)
+def test_a_pods_memory_limit_is_its_cgroups_where_a_container_has_the_same(
+    known: int, told: int, limits: list[int], now: int
+) -> None:
+    assert memory_limit_read(known, Reading(memory_limit_bytes=told), limits) == now
 
 
 def test_what_one_cgroup_lacks_its_child_has() -> None:

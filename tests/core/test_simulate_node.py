@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -365,3 +366,10 @@ def test_the_same_input_gives_the_same_bytes_in_every_process() -> None:
 def test_bad_configuration_is_the_loaders_to_raise() -> None:
     with pytest.raises(BadConfig):
         config("placement: {ladder: steep}")
+
+
+def test_huge_pages_of_a_described_machine_are_followed() -> None:
+    data = replace(machine(HYGON_7285_2S), hugepages={6: {2 << 20: 512}})
+    scenario = [create("a", 2, memory_limit="1Gi", hugepages=["2MB"]), create("b", 2, memory_limit="1Gi")]
+    first, second = simulate(data, config(), scenario, config)
+    assert (first["sent"]["cpuset_mems"], second["sent"]["cpuset_mems"]) == ("0,6", "0")

@@ -166,6 +166,7 @@ def test_what_is_not_given_has_its_default() -> None:
         "cpuset": NO_CPUS,
         "mems": NO_CPUS,
         "devices": (),
+        "hugepages": (),
         "result": "ok",
     }
 

@@ -255,6 +255,19 @@ async def test_of_a_container_with_a_limit_it_is_not_read(found: Found) -> None:
     assert len(grant.memory_charge) == 8
 
 
+async def test_the_limit_of_a_pod_is_found_in_its_cgroup(found: Found) -> None:
+    for key in (found.good, found.odd):
+        resources = cri.LinuxContainerResources(memory_limit_in_bytes=4 << 30)
+        found.runtime.containers[key].resources.CopyFrom(resources)
+    pod = found.cgroups.base / "kubepods/burstable/podx"
+    pod.mkdir(parents=True)
+    (pod / "memory.max").write_text(f"{4 << 30}\n")
+    await found.reconciler.run()
+    await found.reconciler.run()
+    pods = [grant.container.pod for grant in found.engine.grants.values()]
+    assert [pod.memory_limit_bytes for pod in pods] == [4 << 30] * 2
+
+
 # ---------------------------------------------------------------------- containers in a sandbox of their pod
 
 
