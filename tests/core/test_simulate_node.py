@@ -293,6 +293,19 @@ def test_a_daemon_switched_on_adopts_what_came_meanwhile() -> None:
     assert after["sent"] != {}
 
 
+@pytest.mark.parametrize("mode", ["observe", "'off'"])
+def test_a_daemon_switched_on_again_follows_what_was_resized_meanwhile(mode: str) -> None:
+    files = {"on": "{}", "other": f"relay: {{mode: {mode}}}"}
+    resize = {"op": "resize", "id": "a", "cpu_limit": "12"}
+    made, _, resized, line = run(
+        create("a", 4), {"op": "config", "file": "other"}, resize, {"op": "config", "file": "on"}, files=files
+    )
+    assert (resized["cpus"], resized["moved"]) == (made["cpus"], [])
+    assert line["why"] == "mode enforce, policy hygon; resized: a"
+    [moved] = line["moved"]
+    assert (moved["id"], moved["level"]) == ("a", "numa")
+
+
 def test_policy_none_places_nothing() -> None:
     line = last(create("a", 4), text="policy: {Active: none}")
     assert (line["sent"], line["level"], line["error"]) == ({}, "none", "")
