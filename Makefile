@@ -16,7 +16,7 @@ VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc lib
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
+.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,7 +42,7 @@ test: setup ## All tests; as root also those on a real containerd
 
 test-long: setup ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet
 	@$(MAKE) --no-print-directory test-39
 
 test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
@@ -52,6 +52,10 @@ test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, i
 e2e: setup ## Only the tests on a real containerd (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
 	$(BIN)/python -m pytest tests/e2e
+
+e2e-kubelet: setup ## A real kubelet with static pods on a real containerd; builds it (KUBELET=PATH: another one) (root)
+	@tools/debian-packages $(DEBIAN) util-linux dpkg
+	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)

@@ -50,6 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--vm", action="store_true", help="also run those that boot a virtual machine")
+    parser.addoption("--kubelet", action="store_true", help="also run those under a real kubelet")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,6 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="takes minutes: make test-long"))
+    if not config.getoption("--kubelet"):
+        for item in items:
+            if item.get_closest_marker("kubelet"):
+                item.add_marker(pytest.mark.skip(reason="builds and runs a kubelet: make e2e-kubelet"))
     if not config.getoption("--vm"):
         for item in items:
             if item.get_closest_marker("vm"):

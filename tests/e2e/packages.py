@@ -30,37 +30,55 @@ def containerd_17(cache: Path) -> Optional[Path]:
 
 def _fetch_package(name: str, suite: str, folder: Path) -> Path:
     """Download and unpack a package of another release; OSError or SubprocessError if that fails."""
+    apt = Apt(suite, folder)
+    apt.get("download", name)
+    return unpack(next(folder.glob("*.deb")), folder / "unpacked")
 
-    def run(*command: str) -> str:
-        return subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True, timeout=300
-        ).stdout
 
-    # 1. The mirror is where this system's apt looks for Debian 12.
-    mirror = re.search(r"'(\S+)/dists/bookworm/main/binary-", run("apt-get", "--print-uris", "update"))
-    if mirror is None:
-        raise OSError("apt knows no mirror of Debian 12")
-    # 2. An apt that knows only the other release, and of no installed packages.
-    for needed in ("lists/partial", "cache/archives/partial", "no-parts"):
-        (folder / needed).mkdir(parents=True)
-    (folder / "status").touch()
-    (folder / "sources.list").write_text(f"deb {mirror[1]} {suite} main\n")
-    settings = (
-        f"Dir::State={folder}",
-        f"Dir::State::Lists={folder}/lists",
-        f"Dir::State::status={folder}/status",
-        f"Dir::Cache={folder}/cache",
-        f"Dir::Etc::sourcelist={folder}/sources.list",
-        f"Dir::Etc::sourceparts={folder}/no-parts",
-        f"Dir::Etc::preferencesparts={folder}/no-parts",
-        "Acquire::Languages=none",
-        "Acquire::http::Timeout=20",
-        "APT::Sandbox::User=root",  # its own user may not write here
-    )
-    apt = ["apt-get", *(f"-o{setting}" for setting in settings)]
-    # 3. Its package, unpacked and not installed.
-    run(*apt, "update")
-    run(*apt, "download", name)
-    package = next(folder.glob("*.deb"))
-    run("dpkg", "-x", str(package), "unpacked")
-    return folder / "unpacked"
+class Apt:
+    """An apt that knows one Debian release only, and of no installed packages; all it has is in a folder.
+
+    :raises OSError, subprocess.SubprocessError: it cannot be had: the mirror is where this system's apt looks.
+    """
+
+    def __init__(self, suite: str, folder: Path) -> None:
+        self._folder = folder
+        uris = run(folder, "apt-get", "--print-uris", "update")
+        mirror = re.search(r"'(\S+)/dists/bookworm/main/binary-", uris)
+        if mirror is None:
+            raise OSError("apt knows no mirror of Debian 12")
+        for needed in ("lists/partial", "cache/archives/partial", "no-parts"):
+            (folder / needed).mkdir(parents=True)
+        (folder / "status").touch()
+        lines = [f"{kind} {mirror[1]} {suite} main\n" for kind in ("deb", "deb-src")]
+        (folder / "sources.list").write_text("".join(lines))
+        self.get("update")
+
+    def get(self, *words: str) -> None:
+        """apt-get with these words; what it downloads is in the folder afterwards, its signature checked."""
+        folder = self._folder
+        settings = (
+            f"Dir::State={folder}",
+            f"Dir::State::Lists={folder}/lists",
+            f"Dir::State::status={folder}/status",
+            f"Dir::Cache={folder}/cache",
+            f"Dir::Etc::sourcelist={folder}/sources.list",
+            f"Dir::Etc::sourceparts={folder}/no-parts",
+            f"Dir::Etc::preferencesparts={folder}/no-parts",
+            "Acquire::Languages=none",
+            "Acquire::http::Timeout=20",
+            "Acquire::Retries=3",
+            "APT::Sandbox::User=root",  # its own user may not write here
+        )
+        run(folder, "apt-get", *(f"-o{setting}" for setting in settings), *words)
+
+
+def unpack(package: Path, folder: Path) -> Path:
+    """The folder, with a package's files in it; nothing is installed."""
+    run(package.parent, "dpkg", "-x", str(package), str(folder))
+    return folder
+
+
+def run(folder: Path, *command: str) -> str:
+    """What a command in a folder prints; subprocess.SubprocessError if it fails."""
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=300).stdout

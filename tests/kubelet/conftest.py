@@ -1,0 +1,114 @@
+"""What these tests share: one kubelet binary, one containerd; a kubelet and a daemon of its own for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent import Agent
+from tests.cri_client import CriClient
+from tests.e2e.containerd import Containerd, missing
+from tests.e2e.node import remove_all_pods
+from tests.kubelet.build import kubelet
+from tests.kubelet.gate import Gate
+from tests.kubelet.host import RealKubeletHost
+from tests.kubelet.machine import MACHINE, make_cgroup, write_machine, write_runtime
+from tests.kubelet.node import KubeletNode
+from tests.machines import machine
+
+#: kubelet makes a folder for each pod in one, into which containerd writes, and links to the files in the other.
+LOGS = Path("/var/log/pods"), Path("/var/log/containers")
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    """The kubelet: the one named by the environment, or Debian 11's. For root, that there is none is a failure."""
+    if os.geteuid() != 0:
+        pytest.skip("A real kubelet needs root.")
+    assert missing() == ""
+    given = os.environ.get("KUBELET", "")
+    return Path(given) if given else kubelet()
+
+
+@pytest.fixture(scope="session")
+def described(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the machine that kubelet and daemon believe in."""
+    folder = tmp_path_factory.mktemp("machine")
+    write_machine(folder)
+    write_runtime(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def containerd(described: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    runtime = f'  BinaryName = "{described}/runc"\n'
+    images = tmp_path_factory.mktemp("images")
+    with Containerd(tmp_path_factory.mktemp("c") / "c", images=images, more_config=runtime) as running:
+        make_cgroup(running.cgroup_parent)
+        yield running
+
+
+@pytest.fixture
+async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
+    """A client past our daemon; in the end it removes all pods."""
+    async with CriClient(str(containerd.socket)) as client:
+        try:
+            yield client
+        finally:
+            await remove_all_pods(client)
+
+
+@pytest.fixture
+async def gate(containerd: Containerd, folder: Path) -> AsyncIterator[Gate]:
+    """What the daemon takes for the runtime."""
+    async with Gate(f"{folder}/gate.sock", str(containerd.socket)) as gate:
+        yield gate
+
+
+@pytest.fixture
+async def stopped_node(
+    program: Path, containerd: Containerd, direct: CriClient, gate: Gate, described: Path, folder: Path
+) -> AsyncIterator[KubeletNode]:
+    """A node on which neither our daemon nor kubelet was started; kubelet would speak to our daemon."""
+    config = {
+        "topology": {"cgroup_root": str(described / "cgroup")},
+        "reconcile": {"interval": "1s", "poll": "1s"},
+    }
+    agent = Agent(gate.socket, machine(MACHINE), config)
+    host = RealKubeletHost(
+        folder, program, containerd.cgroup_parent, name=f"node-{os.getpid()}", sys=described / "sys"
+    )
+    host.point_at(agent.socket)
+    try:
+        yield KubeletNode(containerd, agent, direct, host)
+    finally:
+        await asyncio.to_thread(host.close)
+        # Shown if the test fails.
+        print(*host.log.splitlines()[-400:], "--- daemon", agent.log(), sep="\n")
+        await agent.close()
+        for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)
+
+
+@pytest.fixture
+async def node(stopped_node: KubeletNode) -> KubeletNode:
+    """A node on which all runs."""
+    await stopped_node.agent.start()
+    await stopped_node.start_kubelet()
+    return stopped_node
+
+
+@pytest.fixture
+async def unmanaged_node(stopped_node: KubeletNode) -> KubeletNode:
+    """A node on which all runs, and kubelet speaks to containerd."""
+    runtime = str(stopped_node.containerd.socket)
+    stopped_node.host.point_at(runtime)
+    stopped_node.agent.write_config({"relay": {"runtime_endpoint": runtime}})
+    await stopped_node.agent.start()
+    await stopped_node.start_kubelet()
+    return stopped_node

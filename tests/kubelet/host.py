@@ -1,0 +1,125 @@
+"""A host with a real kubelet: alone, with static pods, on the described machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket as sockets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.kubelet.build import version_of
+from tests.kubelet_host import KubeletHost
+from tests.kubelet_trees import CONFIG, KUBEADM
+
+FLAGS_FILE = "/var/lib/kubelet/kubeadm-flags.env"
+#: kubelet sets these on a machine of its own. This one is not: they are files where kubelet runs.
+SYSCTLS = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+#: The mounts are this kubelet's own. In the end it is the same process, named kubelet, as the service manager started.
+_START = """#!/bin/sh
+exec unshare --mount --propagation slave sh -ec '
+{mounts}
+exec "$@"
+' sh {program} {flags} "$@"
+"""
+
+
+class RealKubeletHost(KubeletHost):
+    """``folder`` is short; ``cgroup`` has all pods. Before it is started it is pointed at a runtime."""
+
+    def __init__(self, folder: Path, program: Path, cgroup: str, *, name: str, sys: Path) -> None:
+        self.name = name
+        self.port, self.health_port, self._main_port = (_free_port() for _ in range(3))
+        self.manifests = folder / "manifests"
+        self.manifests.mkdir()
+        self._cgroup = cgroup
+        self._version = version_of(program)
+        super().__init__(folder, KUBEADM)
+        (folder / "bin").mkdir()
+        # The process is named after the link.
+        (folder / "bin" / "kubelet").symlink_to(program)
+        self._script("kubelet", self._start(sys))
+
+    def point_at(self, socket: str) -> None:
+        """Write kubelet's configuration, with the runtime's socket where kubelets of this version have it."""
+        settings: dict[str, Any] = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "staticPodPath": str(self.manifests),
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": self._cgroup,
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "makeIPTablesUtilChains": False,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "address": "127.0.0.1",
+            "port": self._main_port,
+            "readOnlyPort": self.port,
+            "healthzBindAddress": "127.0.0.1",
+            "healthzPort": self.health_port,
+            "oomScoreAdj": 0,
+            "evictionHard": {"memory.available": "1Mi"},
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "syncFrequency": "1s",
+            "fileCheckFrequency": "1s",
+        }
+        if self._version >= (1, 24):
+            settings["containerRuntimeEndpoint"] = f"unix://{socket}"
+            settings["failCgroupV1"] = False
+        else:
+            flags = f"--container-runtime=remote --container-runtime-endpoint=unix://{socket}"
+            self.write(FLAGS_FILE, f'KUBELET_KUBEADM_ARGS="{flags}"\n')
+        self.write(CONFIG, "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items()))
+
+    def _start(self, sys: Path) -> str:
+        mounts = {f"{sys}/devices/system/{part}": f"/sys/devices/system/{part}" for part in ("cpu", "node")}
+        for sysctl, value in SYSCTLS.items():
+            file = self.folder / "sysctl" / sysctl
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{value}\n")
+            mounts[str(file)] = f"/proc/sys/{sysctl}"
+        # Its configuration is found by the name that the unit says.
+        mounts[f"{self.root}/var/lib"] = "/var/lib"
+        flags = (
+            f"--root-dir={self.folder}/k",
+            f"--cert-dir={self.folder}/k/pki",
+            f"--hostname-override={self.name}",
+            "--v=2",
+        )
+        return _START.format(
+            mounts="\n".join(f'mount --bind "{here}" {there}' for here, there in mounts.items()),
+            program=shlex.quote(str(self.folder / "bin" / "kubelet")),
+            flags=shlex.join(flags),
+        )
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "kubelet.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def put(self, pod: Mapping[str, Any]) -> None:
+        """Give kubelet a static pod."""
+        beside = self.manifests / f".{pod['metadata']['name']}"
+        beside.write_text(json.dumps(pod))
+        os.replace(beside, self.manifests / f"{pod['metadata']['name']}.json")
+
+    def take(self, name: str) -> None:
+        """Take it away: kubelet ends the pod."""
+        (self.manifests / f"{name}.json").unlink()
+
+
+def _free_port() -> int:
+    with sockets.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
