@@ -63,7 +63,11 @@ def has_news(grant: Grant, reading: Reading) -> bool:
 
 
 def resources_read(grant: Grant, reading: Reading, told: cri.LinuxContainerResources) -> Resources:
-    """A container's resources by its cgroup; what is rounded there is as it is known, or as the runtime ``told``."""
+    """A container's resources by its cgroup; what is rounded there is as it is known, or as the runtime ``told``.
+
+    A quota that differs from the one that the runtime was asked for is another program's, which lends CPU time for a
+    while (koordlet's CPU burst): the container was not resized.
+    """
     known = grant.container.resources
     no_quota = reading.quota_us < 0 and (known.milli_limit is None or not known.quota_period_us)
     is_ours = _is_ours(grant, reading.quota_us)
@@ -76,7 +80,7 @@ def resources_read(grant: Grant, reading: Reading, told: cri.LinuxContainerResou
     found = update_resources(known, linux, grant.container.qos)
     if _same_request(known.milli_request, reading):
         found = replace(found, milli_request=known.milli_request)
-    if reading.quota_us > 0 and _same_quota(known, reading):
+    if _is_told(known, told) or (reading.quota_us > 0 and _same_quota(known, reading)):
         found = replace(found, milli_limit=known.milli_limit, quota_period_us=known.quota_period_us)
     if _same_memory(known, reading):
         memory = known.memory_request_bytes, known.memory_limit_bytes
@@ -156,6 +160,13 @@ def _same_quota(known: Resources, reading: Reading) -> bool:
     if limit is None or not has_quota:
         return limit is None and not has_quota
     return _is_rounded(known.milli_limit or 0, limit)
+
+
+def _is_told(known: Resources, told: cri.LinuxContainerResources) -> bool:
+    """Whether the runtime was asked for the CPU limit that is known, and for no other one since."""
+    if not told.ByteSize():
+        return False
+    return _same_quota(known, Reading(quota_us=told.cpu_quota or -1, period_us=told.cpu_period))
 
 
 def _same_memory(known: Resources, reading: Reading) -> bool:

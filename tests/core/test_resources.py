@@ -109,10 +109,15 @@ NEWS: dict[str, tuple[Reading, dict[str, int], Resources]] = {
         {},
         replace(KNOWN, memory_limit_bytes=0),
     ),
-    "the files are right where the runtime says otherwise": (
+    "the files are right where the runtime says neither that nor what is known": (
+        Reading(512, 0, 800_000, PERIOD_US, GIB),
+        {"cpu_shares": 512, "cpu_quota": 400_000, "cpu_period": PERIOD_US},
+        replace(KNOWN, milli_limit=8000),
+    ),
+    "a quota that the runtime was not asked for is lent by another program": (
         Reading(512, 0, 800_000, PERIOD_US, GIB),
         {"cpu_shares": 512, "cpu_quota": 200_000, "cpu_period": PERIOD_US},
-        replace(KNOWN, milli_limit=8000),
+        KNOWN,
     ),
 }
 
