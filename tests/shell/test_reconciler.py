@@ -365,8 +365,12 @@ async def test_the_limits_of_a_container_in_a_child_of_its_cgroup_are_where_its_
     limits(found, f"{path}/container", 100, "max 100000")
     found.process(found.good, f"{path}/container")
     assert (await found.reconciler.run()).resized == ()
+    found.runtime.containers[found.good].resources.cpu_quota = 800_000
     limits(found, path, 20, "800000 100000")
     assert (await found.reconciler.run()).resized == (found.good,)
+    # What another program lends is no resize.
+    limits(found, path, 20, "1600000 100000")
+    assert (await found.reconciler.run()).resized == ()
 
 
 async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(found: Found) -> None:
