@@ -43,6 +43,15 @@ def write_runtime(folder: Path) -> Path:
 
 
 def make_cgroup(path: str) -> None:
-    """A cgroup of this name in every hierarchy: kubelet makes its own below it, and asks for all of them."""
-    for root, _ in cgroup_mounts():
-        (root / path.strip("/")).mkdir(parents=True, exist_ok=True)
+    """A cgroup of this name in every hierarchy: kubelet makes its own below it, and asks for all of them.
+
+    Its ``kubepods`` too: kubelet from 1.28 on makes that with the CPUs it believes in.
+    """
+    for root, controllers in cgroup_mounts():
+        folder = root
+        for name in (*path.strip("/").split("/"), "kubepods"):
+            above, folder = folder, folder / name
+            folder.mkdir(exist_ok=True)
+            for file in ("cpuset.cpus", "cpuset.mems") if "cpuset" in controllers else ():
+                if not (folder / file).read_text().strip():
+                    (folder / file).write_text((above / file).read_text())
