@@ -10,10 +10,11 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Optional, TextIO, cast
 
 from bpf.notify import notify, watchdog_period_s
 from cri_proxy.core.config import BadConfig
@@ -26,6 +27,7 @@ from cri_proxy.shell.commands import Commands
 from cri_proxy.shell.control import ControlServer
 from cri_proxy.shell.health import Health
 from cri_proxy.shell.listen import SocketTaken
+from cri_proxy.shell.log_lines import LogLines
 from cri_proxy.shell.machine import read_memory_bytes
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.metrics_http import MetricsEndpoint
@@ -76,6 +78,8 @@ class Daemon:
         self._exit_code = 0
         self._reloading = asyncio.Lock()
         self._debugging = False
+        #: What lines of one kind are counted by.
+        self._repeats = logs.Repeats()
 
     # ------------------------------------------------------------------ start and stop
 
@@ -156,8 +160,10 @@ class Daemon:
         loaded = settings.load(files, strict=True) if self.options.strict else settings.load_or_last(files)
         #: Whether placing waits for a configuration that can be read.
         self._loaded, self._unconfigured = loaded, loaded.is_default
-        self.log = logs.set_up(loaded.config["log.level"], loaded.config["log.format"])
+        self.log = logs.set_up(loaded.config["log.level"], loaded.config["log.format"], self._repeats)
         metrics = Metrics(VERSION)
+        if isinstance(sys.stderr, LogLines):
+            sys.stderr.on_dropped = metrics.log_lines_dropped.inc
         self.metrics_http = MetricsEndpoint(metrics.text)
         self.health = Health(metrics, self.log, lambda: self.mode)
         self.tasks = Tasks(self.health, self.log)
@@ -242,7 +248,7 @@ class Daemon:
         """Intel's daemon did that on SIGUSR1; a signal nobody handles would end us."""
         self._debugging = not self._debugging
         config = self.parts.config
-        logs.set_up("debug" if self._debugging else config["log.level"], config["log.format"])
+        logs.set_up("debug" if self._debugging else config["log.level"], config["log.format"], self._repeats)
         self.log.info("debugging on" if self._debugging else "debugging off")
 
     async def _stop(self) -> None:
@@ -278,11 +284,17 @@ class Daemon:
             parts.config["topology.interval"],
         )
         keep("watch", self.watch.run)
+        keep("log", self._tell_repeats)
         if parts.runtime.is_guess:
             keep("search", lambda: rounds.find_runtime(self.options.runtimes, self._found_runtime))
         period_s = watchdog_period_s()
         if period_s is not None:
             keep("watchdog", lambda: rounds.watchdog(period_s))
+
+    async def _tell_repeats(self) -> None:
+        while True:
+            await asyncio.sleep(logs.INTERVAL_S)
+            self._repeats.tell(self.log)
 
     def _found_runtime(self, path: str) -> None:
         """There is a runtime now. Elsewhere than it was guessed to be, it takes a new start."""
@@ -374,7 +386,7 @@ class Daemon:
 
     def _apply_settings(self) -> None:
         parts, config = self.parts, self.parts.config
-        logs.set_up(config["log.level"], config["log.format"])
+        logs.set_up(config["log.level"], config["log.format"], self._repeats)
         parts.keeper.shrink_wait_s = config["placement.shrink_wait"]
         parts.keeper.fail_closed = tuple(config["placement.fail_closed_namespaces"])
         parts.machine.source = Path(config["topology.source"])
@@ -394,4 +406,11 @@ def main(options: RunOptions) -> int:
     async def run() -> int:  # what a daemon is made of belongs to a loop
         return await Daemon(options).run()
 
-    return event_loop.run(run)
+    stderr = sys.stderr
+    lines = LogLines(stderr)
+    sys.stderr = cast(TextIO, lines)
+    try:
+        return event_loop.run(run, lines.end)
+    finally:
+        lines.end()
+        sys.stderr = stderr

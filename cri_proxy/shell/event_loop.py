@@ -19,9 +19,10 @@ THREADS_END_S = 1.0
 _THREADS = "in-a-thread"
 
 
-def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+def run(main: Callable[[], Coroutine[Any, Any, int]], at_end: Callable[[], object] = lambda: None) -> int:
     """Run to the end; the result. While a thread hangs (a disk does not answer), the process ends here instead.
 
+    ``at_end`` is called before that.
     Nothing can end such a thread, and both asyncio and Python would wait for it: the service could not be stopped.
     """
 
@@ -36,6 +37,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
     code = _new_loop(run_main())
     if _threads_hang():
+        at_end()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()

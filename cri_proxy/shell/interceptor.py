@@ -119,11 +119,7 @@ class Call:
     def _fail_open(self, error: Exception) -> None:
         reason = _reason(error)
         self.outcome = f"failed open: {reason}"
-        self.keeper.metrics.failed_open.labels(reason).inc()
-        # An error that was foreseen says all there is to say; of a bug the traceback is wanted.
-        self.keeper.log.error(
-            "failed open", method=self.method, reason=reason, error=str(error), exc_info=reason == "bug"
-        )
+        self.keeper.failed_open(self.method, reason, error)
 
     def _undecided(self) -> Outcome:
         if not self.keeper.fails_closed(self.namespace):

@@ -68,6 +68,19 @@ class Keeper:
         """Whether requests of a namespace are refused rather than passed when we cannot decide."""
         return any(fnmatchcase(namespace, glob) for glob in self.fail_closed)
 
+    def failed_open(self, method: str, reason: str, error: Optional[Exception] = None) -> None:
+        """A request goes through untouched because of us: it is counted, and the first of its kind is logged."""
+        self.metrics.failed_open.labels(reason).inc()
+        # An error that was foreseen says all there is to say; of a bug the traceback is wanted.
+        self.log.error(
+            "failed open",
+            method=method,
+            reason=reason,
+            error=str(error or ""),
+            exc_info=error if reason == "bug" else None,
+            kind=f"{method} {reason}",
+        )
+
     def save(self) -> None:
         """Make the engine's changes durable. A failure is counted and shown in the status; the service goes on."""
         if self.engine is None:

@@ -5,11 +5,47 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from typing import Any, TextIO, cast
+from collections.abc import MutableMapping
+from typing import Any, Optional, TextIO, cast
 
 import structlog
 
+#: How long lines of one kind are counted before that is told, seconds.
+INTERVAL_S = 60.0
+#: Of as many kinds the lines are told apart.
+KINDS = 100
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Repeats:
+    """Lines of one kind: the first of an interval is shown, the others are counted, and told when it is over.
+
+    A line that may come with every request names its ``kind``: what it has in common with those it stands for.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, object], int] = {}
+
+    def __call__(self, logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        kind = line.pop("kind", None)
+        if kind is None:
+            return line
+        key = (level, line["event"], kind)
+        if (
+            key not in self._counts and len(self._counts) >= KINDS
+        ):  # a client may think of any number of methods
+            key = (level, line["event"], None)
+        count = self._counts[key] = self._counts.get(key, -1) + 1
+        if count:
+            raise structlog.DropEvent
+        return line
+
+    def tell(self, log: Any) -> None:
+        """End the interval."""
+        counts, self._counts = self._counts, {}
+        for (level, event, kind), count in counts.items():
+            if count:
+                getattr(log, level)(event, again=count, of="others" if kind is None else kind)
 
 
 class _Stderr:
@@ -24,8 +60,16 @@ class _Stderr:
             sys.stderr.flush()
 
 
-def set_up(level: str, form: str) -> Any:
-    """A logger that writes lines of ``level`` and above; calling it again changes those there are."""
+def _each(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    line.pop("kind", None)
+    return line
+
+
+def set_up(level: str, form: str, repeats: Optional[Repeats] = None) -> Any:
+    """A logger that writes lines of ``level`` and above; calling it again changes those there are.
+
+    ``repeats`` counts lines of one kind; without it each is shown.
+    """
     renderer: Any = structlog.processors.JSONRenderer()
     if form == "console":
         renderer = structlog.dev.ConsoleRenderer(
@@ -36,6 +80,7 @@ def set_up(level: str, form: str) -> Any:
         )
     structlog.configure(
         processors=[
+            repeats or _each,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             *([structlog.processors.format_exc_info] if form == "json" else []),

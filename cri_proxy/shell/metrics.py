@@ -76,6 +76,11 @@ class Metrics:
             ["kind"],
             registry=r,
         )
+        self.log_lines_dropped = Counter(
+            "cri_resmgr_log_lines_dropped_total",
+            "Log lines that were dropped: stderr was not read",
+            registry=r,
+        )
         self.start_failures = Counter(
             "cri_resmgr_start_failures_total",
             "Starts that failed for placed containers, by what is done with the next create: placed, untouched",

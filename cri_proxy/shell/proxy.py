@@ -84,16 +84,16 @@ class Proxy:
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:
-        self._parts.metrics.failed_open.labels(reason).inc()
-        self._parts.log.warning("failed open", method=runtime_method(method), reason=reason)
+        self._parts.keeper.failed_open(runtime_method(method), reason)
 
     def _note_closing(self, reason: str) -> None:
         self._parts.metrics.connections_closed.inc()
-        self._parts.log.warning("a connection was closed; its client connects again", why=reason)
+        self._parts.log.warning(
+            "a connection was closed; its client connects again", why=reason, kind="closed"
+        )
 
     def _note_bug(self, error: Exception) -> None:
-        self._parts.metrics.failed_open.labels("bug").inc()
-        self._parts.log.error("failed open", reason="bug", error=str(error), exc_info=error)
+        self._parts.keeper.failed_open("", "bug", error)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         async def bring_up() -> None:

@@ -226,10 +226,7 @@ class NriSession:
     def _fail_open(self, told: Told, error: Exception) -> Optional[CallFailed]:
         """What to answer instead: nothing, or where the namespace fails closed an error."""
         keeper, reason = self._keeper, _reason(error)
-        keeper.metrics.failed_open.labels(reason).inc()
-        keeper.log.error(
-            "failed open", method=told.method, reason=reason, error=str(error), exc_info=reason == "bug"
-        )
+        keeper.failed_open(told.method, reason, error)
         if told.method not in ("CreateContainer", "UpdateContainer") or not keeper.fails_closed(
             told.namespace
         ):
