@@ -319,7 +319,7 @@ def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -
 def _load_config(path: Optional[Path]) -> Config:
     if path is None:
         return read_config([]).config
-    return read_config([settings.read_source(path)]).config
+    return read_config([settings.read_source(path, is_typed=True)]).config
 
 
 @cli.group()
@@ -342,7 +342,7 @@ def check(file: Path, diff: bool) -> None:
     except (SysfsError, BadTopology):
         online = None
     try:
-        source = settings.read_source(file)
+        source = settings.read_source(file, is_typed=True)
         loaded = read_config([source], topology_cpus=online, strict=True)
     except BadConfig as error:
         for warning in error.warnings:

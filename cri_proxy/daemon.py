@@ -315,7 +315,7 @@ class Daemon:
             return False
         if self._unconfigured:
             try:
-                loaded = settings.load(self.options.files)
+                loaded = await asyncio.to_thread(settings.load, self.options.files)
             except BadConfig as error:
                 self.health.note("config", settings.default_problem(error))
                 return False
@@ -349,7 +349,7 @@ class Daemon:
             now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
             try:
-                loaded = settings.load(self.options.files)
+                loaded = await asyncio.to_thread(settings.load, self.options.files)
             except BadConfig as error:
                 for sentence in error.errors:
                     self.log.error(sentence)

@@ -8,17 +8,24 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.core.config import BadConfig, Config, Loaded, read_config
-from cri_proxy.core.config_text import BadText, Source, read_entries
+from cri_proxy.core.config_text import MAX_CHARACTERS, BadText, Source, read_entries
 from cri_proxy.core.options import SECTIONS
+from cri_proxy.shell.bounded_files import read_bytes, within
+
+Result = TypeVar("Result")
 
 FALLBACK = Path("/etc/cri-resmgr/fallback.cfg")
 CONFIG = Path("/etc/cri-resmgr/config.yaml")
 LAST = "last-config.json"
 #: What ``passthrough.py`` reads where nothing else can be imported: our sockets and the runtime's, as JSON.
 ENDPOINTS = "endpoints.json"
+#: The most of a file that is read: characters of UTF-8 have up to four bytes.
+MAX_BYTES = 4 * MAX_CHARACTERS
+#: How long reading the files may take, seconds: callers wait at a start.
+ANSWER_S = 3.0
 #: What is believed of a configuration that is otherwise invalid: without its sockets nobody finds anybody,
 #: and what needs a restart would be wrong until there is one.
 ESSENTIAL = frozenset(
@@ -109,13 +116,16 @@ class Files:
         return found
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path, is_typed: bool = False) -> Source:
     """One file.
+
+    ``is_typed``: somebody waits for it at a terminal; it may be a pipe, as ``<(command)`` is.
 
     :raises BadConfig: it cannot be read.
     """
     try:
-        return Source(str(path), path.read_text(encoding="utf-8"))
+        data = path.read_bytes() if is_typed else read_bytes(path, MAX_BYTES)
+        return Source(str(path), data.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadConfig([f"{path}: cannot be read: {reason}"]) from None
@@ -148,7 +158,7 @@ def load(files: Files, strict: bool = False) -> Settings:
 
     :raises BadConfig: they make no configuration.
     """
-    sources = files.sources()
+    sources = _answered(files.sources)
     loaded: Loaded = read_config(sources, strict=strict)
     return Settings(loaded.config, loaded.warnings, sources=tuple(sources))
 
@@ -159,15 +169,31 @@ def load_or_last(files: Files) -> Settings:
         return load(files)
     except BadConfig as error:
         bad = error
-    defaults = read_config(files.essentials()).config
+    essentials: list[Source] = []
+    with contextlib.suppress(BadConfig):
+        essentials = _answered(files.essentials)
+    defaults = read_config(essentials).config
     try:
-        texts = json.loads((Path(defaults["state.directory"]) / LAST).read_text(encoding="utf-8"))
+        last = Path(defaults["state.directory"]) / LAST
+        texts = json.loads(_answered(lambda: read_bytes(last, MAX_BYTES * 4)))
         kept = [Source(name, text, "last one that loaded") for name, text in texts]
         command_line = [Source("command line", values=dict(files.overrides))] if files.overrides else []
         config = read_config([*kept, *command_line]).config
         return Settings(config, problem=f"the last configuration that loaded is in force: {_reason(bad)}")
     except (OSError, ValueError, TypeError, BadConfig):
         return Settings(defaults, problem=default_problem(bad), is_default=True)
+
+
+def _answered(read: Callable[[], Result]) -> Result:
+    """What was read, if the disk answers.
+
+    :raises BadConfig: it does not; or as ``read``.
+    """
+    try:
+        return within(ANSWER_S, read)
+    except TimeoutError:
+        sentence = f"the configuration could not be read: the disk has not answered in {ANSWER_S:g} s"
+        raise BadConfig([sentence]) from None
 
 
 def default_problem(error: BadConfig) -> str:

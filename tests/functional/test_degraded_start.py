@@ -113,6 +113,26 @@ async def test_a_configuration_that_is_not_there_is_said(runtime: FakeRuntime) -
         assert "cannot be read: No such file or directory" in await _only_reason(agent, "config")
 
 
+async def test_a_configuration_that_nothing_is_written_to_holds_up_neither_a_start_nor_a_reload(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent:
+        text = agent.config_file.read_text()
+        agent.config_file.unlink()
+        os.mkfifo(agent.config_file)
+        flags = ("--relay-socket", agent.socket, "--control-socket", str(agent.control))
+        await agent.start(*flags, "--runtime-socket", runtime.socket, "--state-dir", str(agent.state))
+        assert "it is a FIFO, expected a regular file" in await _only_reason(agent, "config")
+        await _check_a_pod_starts_untouched(agent, runtime)
+        agent.reload()
+        await agent.wait_notified("RELOADING=1")
+        await agent.wait_notified("READY=1")
+        await _check_a_pod_starts_untouched(agent, runtime, "another")
+        agent.config_file.unlink()
+        agent.config_file.write_text(text)
+        await until(agent, lambda status: status["mode"] == "enforce" and "config" not in status["degraded"])
+
+
 # ---------------------------------------------------------------------- the machine, the state, the runtime
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Optional
 
@@ -12,6 +14,7 @@ from cri_proxy.core.config import BadConfig, Source
 from cri_proxy.shell.settings import (
     ENDPOINTS,
     LAST,
+    MAX_BYTES,
     Files,
     Settings,
     keep,
@@ -212,3 +215,59 @@ def test_a_folder_that_cannot_be_had_is_a_sentence(tmp_path: Path, empty: Path) 
     sentence = keep(load(Files(empty, empty)), in_the_way, "")
     assert sentence is not None
     assert sentence.startswith(f"{in_the_way}: the configuration could not be kept for a start without one: ")
+
+
+# ---------------------------------------------------------------------- files that are none, and disks that hang
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("fifo", "it is a FIFO, expected a regular file"),
+        ("device", "it is a device, expected a regular file"),
+        ("folder", "it is a directory, expected a regular file"),
+        ("large", f"it is larger than {MAX_BYTES} bytes"),
+    ],
+)
+def test_what_is_no_file_of_a_configurations_size_is_not_read(
+    kind: str, reason: str, empty: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(BadConfig, match=reason):
+        load(Files(empty, path))
+    assert load_or_last(Files(empty, path)).is_default
+
+
+def test_a_file_may_be_a_link_to_a_link_as_in_a_config_map(empty: Path, tmp_path: Path) -> None:
+    (tmp_path / "..2026").mkdir()
+    write(tmp_path / "..2026/config.yaml", "log.level: debug\n")
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
+    assert load(Files(empty, tmp_path / "config.yaml")).config["log.level"] == "debug"
+
+
+def test_a_disk_that_does_not_answer_is_a_configuration_that_cannot_be_read(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr("cri_proxy.shell.settings.ANSWER_S", 0.05)
+
+    def hang() -> list[Source]:
+        answers.wait()
+        return []
+
+    try:
+        found = load_or_last(Files(empty, empty, told=hang))
+        assert "the disk has not answered" in found.problem
+        assert found.is_default
+    finally:
+        answers.set()

@@ -1,0 +1,78 @@
+"""Reads files that are not to be trusted: no file can be endless, or keep its reader waiting.
+
+A path may lead to a FIFO that nothing writes to, a device, a file system that does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Callable, Optional, TypeVar, Union
+
+Result = TypeVar("Result")
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+}
+
+
+class NotRead(OSError):
+    """The file is not what is read; ``strerror`` says what it is instead."""
+
+    def __init__(self, path: Union[str, Path], reason: str) -> None:
+        super().__init__(0, reason, str(path))
+
+
+def read_bytes(path: Union[str, Path], limit: int) -> bytes:
+    """All of a regular file (after links) of at most ``limit`` bytes.
+
+    :raises OSError: it cannot be read; ``strerror`` says why (``NotRead``: another kind of file, or a larger one).
+    """
+    _must_be_regular(path, os.stat(path))  # opening a device may set something off
+    # O_NONBLOCK: it may be another file by now.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        _must_be_regular(path, os.fstat(descriptor))
+        data = b""
+        while len(data) <= limit and (more := file.read(limit + 1 - len(data))):
+            data += more
+    if len(data) > limit:
+        raise NotRead(path, f"it is larger than {limit} bytes")
+    return data
+
+
+def _must_be_regular(path: Union[str, Path], status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+        raise NotRead(path, f"it is {kind}, expected a regular file")
+
+
+def within(limit_s: float, work: Callable[[], Result]) -> Result:
+    """What ``work`` returns or raises, if it is done in time; else it goes on in a thread and is forgotten.
+
+    :raises TimeoutError: it is not.
+    """
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="bounded-read", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    failure: Optional[Exception] = errors[0] if errors else None
+    if failure is not None:
+        raise failure
+    if not results:
+        raise TimeoutError(f"not done in {limit_s:g} s")
+    return results[0]
