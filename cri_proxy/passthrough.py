@@ -1,7 +1,8 @@
 """Serves kubelet's sockets by splicing connections to the runtime's: what is left when all else is broken.
 
 Run by the launcher as ``python -I passthrough.py PROBLEM [ARGUMENTS OF run]``. Standard library only. Behind systemd's
-sockets it ends when the daemon can be loaded again: systemd starts that then, and callers wait meanwhile.
+sockets it ends when the daemon can be loaded again: connections are told to go (GOAWAY, RFC 9113 section 6.8), calls
+under way have a while to end, and systemd starts the daemon, for which new callers wait meanwhile.
 """
 
 import asyncio
@@ -16,8 +17,12 @@ import time
 STATE, SOCKET = "/var/lib/cri-resmgr", "/var/run/cri-resmgr.sock"
 RUNTIMES = ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock",
             "/run/crio/crio.sock", "/var/run/isulad.sock")  # fmt: skip
-#: How long bytes are passed before the daemon is tried; how long none must have come when it is let in.
-SHORTEST_S, LONGEST_S, QUIET_S, DAY_S = 120, 3600, 0.3, 86400
+#: How long bytes are passed before the daemon is tried; how long calls under way have when it is let in (relay.drain).
+SHORTEST_S, LONGEST_S, DRAIN_S, DAY_S = 120, 3600, 5, 86400
+#: In a GOAWAY: all streams so far are gone on with; a client begins its next ones on another connection.
+LARGEST = 0x7FFFFFFF
+DATA, HEADERS, RST_STREAM, SETTINGS, CONTINUATION = 0, 1, 3, 4, 9
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
 
 
 def endpoints(argv, state=STATE):
@@ -43,18 +48,21 @@ async def serve(problem, argv):
     """Serve until SIGTERM."""
     main, more, runtime = endpoints(argv)
     stopping = asyncio.get_running_loop().create_future()
-    last = [0.0]  # when bytes came
+    links = set()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.cancel)
 
     async def connected(reader, writer, is_greeted=False):
+        link = _Link(writer)
         with contextlib.suppress(OSError, EOFError), contextlib.closing(writer):
             upstream, downstream = await asyncio.open_unix_connection(runtime)
             if is_greeted:
-                await _leave_answer_out(reader, downstream)
-            pumps = _pump(reader, downstream, last), _pump(upstream, writer, last)
+                await _leave_answer_out(reader, downstream, link)
+            links.add(link)
+            pumps = _pump(reader, downstream, link.asked), _pump(upstream, writer, link.answered)
             await asyncio.gather(*pumps, return_exceptions=True)
+        links.discard(link)
 
     is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())  # sd_listen_fds(3)
     given = [socket.socket(fileno=3 + i) for i in range(is_ours and int(os.environ.get("LISTEN_FDS", "0")))]
@@ -79,16 +87,34 @@ async def serve(problem, argv):
             os.chmod(path, status.st_mode & 0o777)
     _notify(f"READY=1\nSTATUS=degraded: passing bytes only: {problem}")
     if given:
-        servers.append(asyncio.ensure_future(_until_loadable(last)))
-        servers[-1].add_done_callback(lambda _: stopping.cancel())
+        handing_over = asyncio.ensure_future(_hand_over(servers, links))
+        handing_over.add_done_callback(lambda _: stopping.cancel())
     period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
     while not stopping.done():
         _notify("WATCHDOG=1")
         await asyncio.wait([stopping], timeout=period_s or None)
 
 
-async def _until_loadable(last):
-    """Return in a moment without bytes once the daemon can be imported; the trial is another process's."""
+async def _hand_over(servers, links):
+    """Return once the daemon can be imported and the calls under way have ended, or have had their time."""
+    await _until_loadable()
+    for server in servers:
+        server.close() if isinstance(server, asyncio.AbstractServer) else None
+    for link in links:
+        link.say_goodbye()
+    until_s = time.monotonic() + DRAIN_S
+    while any(link.streams for link in links) and time.monotonic() < until_s:
+        await asyncio.sleep(0.02)
+    for link in links:
+        link.end()
+
+
+def _goaway(stream):
+    return b"\0\0\x08\7\0\0\0\0\0" + stream.to_bytes(4, "big") + bytes(4)
+
+
+async def _until_loadable():
+    """Return once the daemon can be imported; the trial is another process's."""
     code = "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); import cri_proxy.daemon"
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     trial = [sys.executable, "-I", "-c", code, folder]
@@ -99,8 +125,6 @@ async def _until_loadable(last):
         with contextlib.suppress(OSError):  # no memory, no processes: later
             process = await asyncio.create_subprocess_exec(*trial, stderr=asyncio.subprocess.DEVNULL)
             failed = await process.wait()
-    while time.monotonic() - last[0] < QUIET_S:
-        await asyncio.sleep(QUIET_S / 10)
 
 
 def _first_pause_s():
@@ -124,18 +148,94 @@ def _claim(path):
         raise OSError("it is served by another process; stop that first")
 
 
-async def _leave_answer_out(reader, writer):
+class _Frames:
+    """Reads along where the frames of one direction begin, and what they are; keeps nothing but half a head."""
+
+    def __init__(self, skip=0):
+        self._left, self._head, self._in_headers, self._has_begun = skip, b"", False, False
+
+    def read(self, data):
+        """Heads complete by now, as (type, flags, stream), and where in the data a frame may be put in; -1: nowhere."""
+        heads, at, place = [], 0, -1
+        while True:
+            # Not before the first frame, which are the settings; and a block of headers is one piece.
+            if self._has_begun and not self._left and not self._head and not self._in_headers:
+                place = at
+            if at == len(data):
+                return heads, place
+            if self._left:
+                at, self._left = min(len(data), at + self._left), max(0, self._left - (len(data) - at))
+                continue
+            more = data[at : at + 9 - len(self._head)]
+            self._head, at = self._head + more, at + len(more)
+            if len(self._head) == 9:
+                self._has_begun = True
+                kind, flags = self._head[3], self._head[4]
+                heads.append((kind, flags, int.from_bytes(self._head[5:], "big") & 0x7FFFFFFF))
+                if kind in (HEADERS, CONTINUATION):
+                    self._in_headers = not flags & END_HEADERS
+                self._left, self._head = int.from_bytes(self._head[:3], "big"), b""
+
+
+class _Link:
+    """One connection: its open streams, and the word that it ends."""
+
+    def __init__(self, writer):
+        self.streams, self._writer, self._newest = set(), writer, 0
+        self._asked, self._answered, self._owes_goodbye = _Frames(skip=24), _Frames(), False
+        self._is_between = False
+
+    def asked(self, data):
+        """What the client has sent, to be passed on."""
+        for kind, _, stream in self._asked.read(data)[0]:
+            if kind == HEADERS:
+                self.streams.add(stream)
+                self._newest = max(self._newest, stream)
+            elif kind == RST_STREAM:
+                self.streams.discard(stream)
+        return data
+
+    def answered(self, data):
+        """What the runtime has sent, to be passed on; with the goodbye, where that is due and a frame ends."""
+        heads, place = self._answered.read(data)
+        for kind, flags, stream in heads:
+            if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
+                self.streams.discard(stream)
+        self._is_between = place == len(data)
+        if self._owes_goodbye and place >= 0:
+            self._owes_goodbye = False
+            return data[:place] + _goaway(LARGEST) + data[place:]
+        return data
+
+    def say_goodbye(self):
+        """Have the client make no further call here."""
+        if self._is_between:
+            self._writer.write(_goaway(LARGEST))
+        else:
+            self._owes_goodbye = True
+
+    def end(self):
+        """Close it. Nothing more is read: what the client has begun meanwhile it may begin again elsewhere."""
+        with contextlib.suppress(OSError):
+            if self._is_between:
+                self._writer.write(_goaway(self._newest))
+            self._writer.close()
+
+
+async def _leave_answer_out(reader, writer, link):
     """Pass on what a client sends up to its answer to our greeting (greeting.py), but not that."""
-    writer.write(await reader.readexactly(24))
-    while (head := await reader.readexactly(9))[3:5] != b"\4\1":
-        writer.write(head + await reader.readexactly(int.from_bytes(head[:3], "big")))
+    writer.write(link.asked(await reader.readexactly(24)))
+    while True:
+        head = await reader.readexactly(9)
+        if head[3] == SETTINGS and head[4] & ACK:
+            return
+        writer.write(link.asked(head + await reader.readexactly(int.from_bytes(head[:3], "big"))))
 
 
-async def _pump(reader, writer, last):
+async def _pump(reader, writer, passed):
     with contextlib.suppress(OSError), contextlib.closing(writer):
         while data := await reader.read(65536):
-            last[0] = time.monotonic()
-            writer.write(data)
+            writer.write(passed(data))
             await writer.drain()
 
 
