@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable
 from typing import Callable, Optional
 
@@ -149,7 +150,7 @@ class Rounds:
     def _note_absent(self) -> None:
         health, path = self._parts.health, self._parts.runtime.path
         if "runtime" not in health.reasons:  # a sentence that says more
-            health.note("runtime", f"the runtime is not there: nobody accepts connections at {path}")
+            health.note("runtime", absence_of(path))
 
     async def reconcile(self) -> None:
         """Look for exits every poll, at cpusets every interval, at both whenever something has happened."""
@@ -265,3 +266,17 @@ class Rounds:
                 parts.log.error("an event could not be followed", exc_info=True)
             finally:
                 parts.events.own_stream = False
+
+
+def absence_of(path: str) -> str:
+    """Why there is no runtime at a socket, in a sentence. Does not wait: a connection that is queued counts as accepted."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            probe.connect(path)
+    except BlockingIOError:
+        return f"the runtime does not answer: it accepts no further connections at {path}"
+    except ConnectionRefusedError:
+        return f"the runtime is not there: nothing accepts connections at {path}"
+    except OSError as error:
+        return f"the runtime is not there: {path}: {error.strerror}"
+    return f"the runtime does not answer: it accepts connections at {path} and says nothing"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.shell.listen import is_served
+from cri_proxy.shell.rounds import absence_of
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -114,10 +115,46 @@ async def test_a_runtime_that_stays_away_is_a_reason_until_it_is_there(runtime: 
     async with new_agent(runtime) as agent:
         await agent.start()
         status = await until(agent, lambda status: status["degraded"])
-        reason = f"the runtime is not there: nobody accepts connections at {runtime.socket}"
+        reason = f"the runtime is not there: {runtime.socket}: No such file or directory"
         assert status["degraded"] == {"runtime": reason}
         await runtime.start()
         await until(agent, lambda status: not status["degraded"])
+
+
+async def test_a_runtime_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there(
+    runtime: FakeRuntime,
+) -> None:
+    await runtime.stop()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(runtime.socket)
+        silent.listen(100)
+        async with new_agent(runtime) as agent:
+            await agent.start()
+            status = await until(agent, lambda status: status["degraded"])
+            where = f"it accepts connections at {runtime.socket} and says nothing"
+            assert status["degraded"] == {"runtime": f"the runtime does not answer: {where}"}
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("missing", "the runtime is not there: {path}: No such file or directory"),
+        ("refusing", "the runtime is not there: nothing accepts connections at {path}"),
+        ("full", "the runtime does not answer: it accepts no further connections at {path}"),
+        ("silent", "the runtime does not answer: it accepts connections at {path} and says nothing"),
+    ],
+)
+def test_why_there_is_no_runtime_is_found_out_at_its_socket(state: str, sentence: str, folder: Path) -> None:
+    path = str(folder / "r.sock")
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        if state != "missing":
+            listener.bind(path)
+        if state in ("full", "silent"):
+            listener.listen(0 if state == "full" else 10)
+        if state == "full":
+            opened.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        assert absence_of(path) == sentence.format(path=path)
 
 
 async def test_a_runtime_that_answers_and_does_not_list_is_a_reason_until_it_does(
