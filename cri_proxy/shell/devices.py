@@ -1,8 +1,8 @@
 """Which NUMA nodes devices and mounts are near, from sysfs and mountinfo.
 
 It is on the way of a create: what was found is remembered by path until the machine changes. What was not,
-is looked for in a thread, and not for long: a few files each, but mountinfo has a line for every mount of every
-container, and sysfs asks drivers. No path of a mount is ever touched itself: its file system may hang.
+is looked for in a thread, and not for long: a few files each, but sysfs asks drivers. No path of a mount is ever
+touched itself: its file system may hang.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.hints import DEVICES, Use, hints_by_address, pci_address
+from cri_proxy.shell.mounts import Mounts
 from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Hint
 from policies.topology import Topology
@@ -29,8 +30,6 @@ REMEMBERED = 4096
 DEPTH = 8
 
 _VFIO = re.compile(r"/dev/vfio/(\d+)$")
-#: How mountinfo writes blanks and the like (proc(5)).
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Devices:
@@ -44,7 +43,7 @@ class Devices:
         remembered: int = REMEMBERED,
     ) -> None:
         self._sysfs = sysfs
-        self._proc = proc
+        self._mounts = Mounts(proc / "self/mountinfo")
         self._wait_s = wait_s
         self._remembered = remembered
         self._topology: Optional[Topology] = None
@@ -76,11 +75,10 @@ class Devices:
 
     def look_up(self, uses: list[Use], topology: Topology) -> dict[Use, frozenset[int]]:
         """The NUMA nodes of each; an empty set = unknown, or all."""
-        mounts = self._mounts() if any(kind != DEVICES for kind, _ in uses) else []
         found = {}
         for use in uses:
             kind, path = use
-            folders = self._of_device(path) if kind == DEVICES else self._of_mount(path, mounts)
+            folders = self._of_device(path) if kind == DEVICES else self._of_mount(path)
             nodes = frozenset().union(*[self._nodes(folder, topology) for folder in folders])
             found[use] = NO_CPUS if nodes >= topology.nodes_of(topology.online) else nodes
         return found
@@ -105,17 +103,10 @@ class Devices:
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
         return self._disks(self._sysfs / "dev" / kind / number) if kind else []
 
-    def _of_mount(self, path: str, mounts: list[tuple[str, str, str]]) -> list[Path]:
-        """The disks behind a path. ``mounts``: device number, mount point and source of each, in their order."""
+    def _of_mount(self, path: str) -> list[Path]:
+        """The disks behind a path."""
         assert self._sysfs is not None
-        path = os.path.normpath(path)
-        best = ("", "", "")
-        for mount in mounts:
-            point = mount[1]
-            is_above = path == point or path.startswith(point if point == "/" else f"{point}/")
-            if is_above and len(point) >= len(best[1]):
-                best = mount
-        number, _, source = best
+        _, number, source = self._mounts.of(path)
         if not number:
             return []
         # File systems that span disks (btrfs, zfs) have numbers of their own and a disk as their source.
@@ -124,19 +115,6 @@ class Devices:
         if not number.startswith("0:"):
             return self._disks(by_number)
         return self._disks(by_name) if source.startswith("/dev/") else []
-
-    def _mounts(self) -> list[tuple[str, str, str]]:
-        try:
-            lines = (self._proc / "self/mountinfo").read_text(errors="surrogateescape").splitlines()
-        except OSError:
-            return []
-        mounts = []
-        for line in lines:
-            before, _, after = line.partition(" - ")
-            fields, source = before.split(" "), after.split(" ")
-            if len(fields) > 4 and len(source) > 1:
-                mounts.append((fields[2], _unescaped(fields[4]), _unescaped(source[1])))
-        return mounts
 
     def _disks(self, device: Path, depth: int = 0) -> list[Path]:
         """A device, or what it is made of: disks below device mapper and md, controllers of NVMe multipath."""
@@ -182,10 +160,6 @@ class Devices:
             yield place
             yield place / "device"
             place = place.parent
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def _text(file: Path) -> str:
