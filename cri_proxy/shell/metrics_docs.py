@@ -78,6 +78,10 @@ each degraded reason means.
 Lines go to standard error, under systemd to the journal: for people, or with `log.format: json` an object a line, whose
 `event` is the line's text. `log.level: debug` shows more; so does SIGUSR1 to the daemon, until it is sent again.
 
+No call waits for the log: a thread writes it, and where nothing reads it lines are dropped beyond 8 million characters,
+counted, and told by a line of their own. Lines of one kind that may come with every request ("failed open", closed
+connections) are shown once a minute; how many more there were is told when the minute is over (`again=`, `of=`).
+
     journalctl -u cri-resource-manager -f                       # as NRI plugin: -u cri-resmgr-nri, or -t cri-resmgr
     journalctl -u cri-resource-manager -g 'degraded|recovered|failed open'
     journalctl -u cri-resource-manager -o cat -g CreateContainer --since -1h
