@@ -1,0 +1,255 @@
+"""A random search for what must not be: many short sequences on small machines, where everything is in everything's way.
+
+The rules are those of ``test_engine_properties``, called with numbers from a seeded generator, and some that change the
+world behind the engine's back: the policy, resources while it is away, containers that are not its own. Beside the
+invariants it is held that no container is left without a CPU while one is free, and that ``mend`` finds nothing to do.
+
+A hit prints its seed and the steps that are left when those without which it fails as well are taken out. One seed
+again: ``SEARCH_SEED=4711 pytest tests/core/test_random_search.py``. A dimension is a rule: add it to ``STEPS``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Callable, Optional
+
+import pytest
+
+from cri_proxy.core.grants import Stance
+from cri_proxy.core.invariants import broken_invariants, crowded_by, crowded_out
+from policies.cpus import format_cpus
+from policies.model import PlacementRefused, Qos
+from policies.ownership import ask_of
+from tests.core.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, POLICIES, WISHES, Node_
+from tests.machines import ONE_CPU, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
+from tests.scenes import engine_on
+
+#: Mostly machines on which few containers are many.
+WHERE = (VM_NO_CACHE_INFO, VM_NO_CACHE_INFO, VM_NO_CACHE_INFO, UNEVEN_CCX, SNC_2S, ONE_CPU, *MACHINES)
+STEPS_LEAST, STEPS_MOST = 8, 30
+SEQUENCES, SEQUENCES_LONG, CHUNKS = 200, 20_000, 20
+
+Step = tuple[str, dict[str, Any]]
+
+
+class Searched(Node_):
+    """One node whose surroundings change as well."""
+
+    def switch(self, policy: str) -> None:
+        """Another policy, by a reload."""
+        type(self).make_policy = staticmethod(POLICIES[policy])  # type: ignore[assignment]
+        host = self.engine.host
+        self._send(
+            self.engine.rehost(host, POLICIES[policy](host.topology, self.settings), self.engine.options)
+        )
+
+    def take_away(self, which: int, where: int, stance: int) -> None:
+        """A container becomes one that is not ours: found to be another writer's, released, or opted out."""
+        key = self._pick(which)
+        if key is None or key not in self.engine.grants or any(c.target == key for c in self.calls):
+            return
+        stances = (Stance.FOREIGN, Stance.OPTED_OUT, Stance.RELEASED, Stance.ADOPTED)
+        cpus = self._fence("few", where, 0, Qos.BURSTABLE).cpus
+        assert cpus is not None
+        self.runtime[key].cpus = cpus
+        grant = replace(self.engine.grants[key], stance=stances[stance % len(stances)], runs_on=cpus)
+        home = replace(grant.placement, home=cpus, exclusive=frozenset(), group="")
+        if grant.stance is Stance.ADOPTED:
+            grant = replace(grant, placement=home, displaced=None)
+        self._send(self.engine.amend(grant))
+        self.unknown.add(key)
+        self.resync()
+
+    def resize_away(self, which: int, limit: Optional[int]) -> None:
+        """A resize that passes while the daemon is away: it starts again, and finds other resources."""
+        key = self._pick(which)
+        if key is None or self.calls or self.engine.tickets:
+            return
+        container = self.runtime[key].container
+        request = limit or 0 if container.qos is Qos.GUARANTEED else min(limit or 500, 500)
+        resources = replace(container.resources, milli_request=request, milli_limit=limit)
+        self.restart()
+        self.runtime[key].container = replace(container, resources=resources)
+        self.resync()
+
+    def lose_state(self) -> None:
+        """The state file is lost: all containers are found as they run."""
+        if self.calls or self.engine.tickets:
+            return
+        old = self.engine
+        self.engine = engine_on(old.host, policy=old.policy, options=old.options)
+        self.shadow = type(self.shadow)()
+        self.unknown = set(self.runtime)
+        self.resync()
+
+    def look_and_mend(self) -> None:
+        self.resync()
+        self._send(self.engine.mend(self.now_s).updates)
+
+    # ------------------------------------------------------------------ what must hold
+
+    def check(self) -> None:
+        assert broken_invariants(self.engine) == []
+        self.the_journal_tells_all()
+        self.the_runtime_has_what_we_say()
+
+    def check_mended(self) -> None:
+        """After a comparison: who has no CPU left has none because none is free."""
+        mended = self.engine.mend(self.now_s)
+        assert mended.updates == (), mended
+        node = self.engine.node
+        settings = self.engine.policy.settings
+        for key, owners in crowded_by(self.engine).items():
+            here = self.engine.grants[key].runs_on & node.usable
+            for owner in owners & self.engine.grants.keys():
+                grant = self.engine.grants[owner]
+                plain = grant.container.wishes == WISHES[0] and not grant.placement.group
+                ask = ask_of(grant.container, settings, bool(node.reserved))
+                # A plain owner of whole CPUs could take any that is free and not another's last one.
+                if not (plain and grant.stance is Stance.PLACED and ask.full == len(grant.exclusive)):
+                    continue
+                free = node.shared - node.reserved - node.isolated - here
+                free = free if grant.fence.cpus is None else free & grant.fence.cpus
+                bound = [b & node.shared for b, _ in node.bounds]
+                lasts = frozenset().union(*[b for b in bound if len(b) == 1])
+                assert not free - lasts or ask.milli_shared or owner in self._resized(), (
+                    f"{crowded_out(self.engine)}: {format_cpus(free - lasts)} is free for {owner}"
+                )
+
+    def _resized(self) -> set[str]:
+        return {t.target for t in self.engine.tickets.values()}
+
+
+# ---------------------------------------------------------------------- which steps, by which numbers
+
+Draw = Callable[[Random], dict[str, Any]]
+
+
+def _index(random: Random) -> int:
+    return random.randrange(10_000)
+
+
+def _admit(random: Random) -> dict[str, Any]:
+    return {
+        "pod": random.randrange(PODS),
+        "name": random.choice(NAMES),
+        "limit": random.choice(LIMITS[:6]) if random.random() < 0.8 else random.choice(LIMITS),
+        "share": random.choice([0, 0.1, 1]),
+        "memory": random.choice([0, 1, 3, 70]),
+        "qos": random.choice([Qos.GUARANTEED, *Qos]),
+        "kube_system": random.random() < 0.2,
+        "fence": random.choice(["", "", "half", "few", "few", "kubelet", "mems", "nowhere"]),
+        "enforce": random.random() < 0.9,
+        "where": _index(random),
+        "at_once": random.random() < 0.8,
+        "asks": random.randrange(len(WISHES)),
+    }
+
+
+def _one(random: Random) -> dict[str, Any]:
+    return {"which": _index(random)}
+
+
+#: How often each step comes, and what it is called with.
+STEPS: dict[str, tuple[int, Draw]] = {
+    "admit": (30, _admit),
+    "accepted": (8, lambda r: {"which": _index(r), "took_s": r.choice([0.1, 5.0])}),
+    "refused": (3, _one),
+    "nobody_knows": (3, lambda r: {"which": _index(r), "arrived": r.random() < 0.5}),
+    "resize": (8, lambda r: {"which": _index(r), "limit": r.choice(LIMITS), "memory": r.choice([None, 0, 2, 80]),
+                             "fence": r.choice(["", "", "half", "few", "mems", "kubelet"]), "where": _index(r)}),
+    "start": (2, _one),
+    "fail_to_start": (1, _one),
+    "exit": (5, lambda r: {"which": _index(r), "code": r.choice([0, 1, None])}),
+    "remove": (4, _one),
+    "vanish": (1, lambda r: {"which": _index(r), "really": True}),
+    "end_pod": (2, lambda r: {"pod": r.randrange(PODS)}),
+    "wait": (2, lambda r: {"seconds": r.choice([1.0, 31.0, 130.0, 301.0])}),
+    "release": (1, lambda r: {"which": _index(r), "really": True}),
+    "manage": (1, _one),
+    "apply": (2, lambda r: {"which": _index(r), "leaf": _index(r), "other": _index(r), "stale": r.random() < 0.3}),
+    "rehost": (4, lambda r: {"start": _index(r), "off": r.choice([0, 0, 1, 1, 4]), "not_ours": r.choice([0, 0, 2]),
+                             "reserved": r.choice([0, 0, 1500]), "memory": r.choice(["", "", "first", "last"])}),
+    "drift": (2, lambda r: {"which": _index(r), "where": _index(r)}),
+    "resync": (2, lambda r: {}),
+    "restart": (2, lambda r: {}),
+    # Containers that can go nowhere else, policies that are switched, resizes while the daemon is away, lost state.
+    "take_away": (4, lambda r: {"which": _index(r), "where": _index(r), "stance": _index(r)}),
+    "switch": (4, lambda r: {"policy": r.choice(list(POLICIES))}),
+    "resize_away": (3, lambda r: {"which": _index(r), "limit": r.choice(LIMITS)}),
+    "lose_state": (1, lambda r: {}),
+    "look_and_mend": (5, lambda r: {}),
+}  # fmt: skip
+#: Steps that are nothing without a request on its way.
+OF_CALLS = ("accepted", "refused", "nobody_knows")
+
+
+def sequence_of(seed: int) -> tuple[str, str, list[Step]]:
+    """Machine, policy and steps of one seed."""
+    random = Random(seed)
+    where, policy = random.choice(WHERE), random.choice(list(POLICIES))
+    names = random.choices(
+        list(STEPS), [often for often, _ in STEPS.values()], k=random.randint(STEPS_LEAST, STEPS_MOST)
+    )
+    return where, policy, [(name, STEPS[name][1](random)) for name in names]
+
+
+def failure_of(where: str, policy: str, steps: Sequence[Step]) -> Optional[AssertionError]:
+    """What goes wrong in a sequence; None if all is well."""
+    made = {"name": where, "make_policy": staticmethod(POLICIES[policy])}
+    node = type("Searched_", (Searched,), made)()
+    try:
+        for name, arguments in steps:
+            if name in OF_CALLS and not node.calls:
+                continue
+            getattr(node, name)(**arguments)
+            node.check()
+            if name == "look_and_mend":
+                node.check_mended()
+        node.teardown()
+    except PlacementRefused as error:
+        return AssertionError(f"refused: {error}")
+    except (AssertionError, LookupError, TypeError, ValueError, AttributeError) as error:
+        return AssertionError(f"{type(error).__name__}: {error}")
+    return None
+
+
+def smallest(where: str, policy: str, steps: list[Step]) -> list[Step]:
+    """The steps without those that are not needed for it to fail, one after the other from the end."""
+    at = len(steps) - 1
+    while at >= 0:
+        less = steps[:at] + steps[at + 1 :]
+        if failure_of(where, policy, less) is not None:
+            steps = less
+        at -= 1
+    return steps
+
+
+def search(seeds: Sequence[int]) -> None:
+    print(f"seeds {seeds[0]} to {seeds[-1]}")
+    for seed in seeds:
+        where, policy, steps = sequence_of(seed)
+        if failure_of(where, policy, steps) is not None:
+            left = smallest(where, policy, steps)
+            lines = "\n".join(f"  {name} {arguments}" for name, arguments in left)
+            pytest.fail(f"seed {seed} on {where} under {policy}: {failure_of(where, policy, left)}\n{lines}")
+
+
+def test_a_few_hundred_sequences() -> None:
+    if "SEARCH_SEED" in os.environ:
+        return search([int(os.environ["SEARCH_SEED"])])
+    return search(range(SEQUENCES))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_twenty_thousand_sequences(chunk: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Others at every run: the seeds are printed."""
+    count = SEQUENCES_LONG // CHUNKS
+    first = int(os.environ.get("SEARCH_SEED", 0)) or int(time.time()) // 86_400 * SEQUENCES_LONG
+    with capsys.disabled():
+        search(range(first + chunk * count, first + (chunk + 1) * count))
