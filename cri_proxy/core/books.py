@@ -147,6 +147,12 @@ class Books:
         if now is not grant or self._lacks_charge(grant):
             self.put(now)
 
+    def charge_lacking(self) -> None:
+        """Charge the limits that are charged to nodes which no memory comes from on this host any more."""
+        for grant in list(self.grants.values()):
+            if self._lacks_charge(grant):
+                self.put(grant)
+
     def _lacks_charge(self, grant: Grant) -> bool:
         """Whether a limit is to be charged where the container runs, and is not, or is elsewhere."""
         limit = grant.container.resources.memory_limit_bytes

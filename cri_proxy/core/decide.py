@@ -152,7 +152,7 @@ def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Deci
         return make_room(books, container, fence) or decision, ()
     # Those that are elsewhere do not help, however old.
     cpus = best[1].placement.cpus
-    given_up = tuple(g for g in held[: best[0]] if not g.cpus.isdisjoint(cpus))
+    given_up = tuple(g for g in held[: best[0]] if not cpus.isdisjoint(g.cpus | g.exclusive))
     books.set_aside(given_up, ())
     names = ", ".join(g.container.path for g in given_up[:3]) + ("" if len(given_up) < 4 else ", ...")
     return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up

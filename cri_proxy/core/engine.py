@@ -374,6 +374,7 @@ class Engine:
                 if now is not grant:
                     self.books.store(now)
                 self.books.node.add(grant.key, resident_of(now))
+            self.books.charge_lacking()
             return refreshed(self.books, self._end_lifts(before[1]), force=True)
         except BaseException:
             self.books.host, self.books.policy, self.books.options, self.books.node = before

@@ -6,6 +6,7 @@ that are involved are placed anew; all others stay where they are. A part of the
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -112,16 +113,24 @@ def _place_anew(
 
 def _give_way(books: Books, now_s: float) -> None:
     """Whoever owns the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
-    for key, owners in crowded_by(books).items():
-        grant = books.grants[key]
-        for owner in sorted(owners):
-            if owner in books.grants and _swaps(books, books.grants[owner], grant, now_s):
-                break
-        else:
-            continue
-        if grant.stance is Stance.UNTOUCHED and _who(grant) not in books.distrusted:
-            _place_anew(books, grant, None, "there are CPUs for it again", now_s)
+    # What one gives up may be what another one needs: until nothing changes, and each container once at most.
+    helped: set[str] = set()
+    while (needy := _helped(books, helped, now_s)) is not None:
+        helped.add(needy.key)
+        if needy.stance is Stance.UNTOUCHED and _who(needy) not in books.distrusted:
+            _place_anew(books, needy, None, "there are CPUs for it again", now_s)
         refresh(books)
+
+
+def _helped(books: Books, but: Set[str], now_s: float) -> Optional[Grant]:
+    """A container that an owner has given way to just now; None if there is none that can be helped."""
+    for key, owners in crowded_by(books).items():
+        if key in but or books.grants[key].life is Life.CREATING:  # what it gets is settled when it is there
+            continue
+        for owner in sorted(owners & books.grants.keys()):
+            if _swaps(books, books.grants[owner], books.grants[key], now_s):
+                return books.grants[key]
+    return None
 
 
 def _swaps(books: Books, owner: Grant, needy: Grant, now_s: float) -> bool:

@@ -329,6 +329,9 @@ def effective(
         cpus = books.node.shared_reserved
     else:
         cpus = placement.home & (books.node.shared | (own & placement.cpus & books.node.usable))
+        cpus -= (
+            placement.exclusive
+        )  # as long as it is not in the books these look shared, the hidden ones too
     if placement.one_thread:
         cpus = books.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
     cpus |= (placement.exclusive - placement.hidden) & books.node.usable

@@ -365,6 +365,17 @@ def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -
     assert broken_invariants(engine) == []
 
 
+def test_a_place_that_is_held_is_given_up_whole_also_where_the_caller_lets_it_use_a_part() -> None:
+    engine = balloons_on(VM_NO_CACHE_INFO, DB)
+    run(engine, asks("fenced", 8), "fenced", within=fence("4-6"))
+    run(engine, asks("other", 8), "other")
+    engine.remove("other")
+    assert engine.grants["fenced"].exclusive > engine.grants["fenced"].cpus
+    engine.exited("fenced", 1, 1.0)
+    run(engine, asks("w", 1, "web"), "w")
+    assert broken_invariants(engine) == []
+
+
 # ---------------------------------------------------------------------- containers found without a record
 
 

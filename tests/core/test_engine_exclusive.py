@@ -548,3 +548,14 @@ def test_where_no_other_is_free_it_is_given_and_said() -> None:
     assert sentence == "default/pod-of-web/web (untouched) may run only on CPUs 0, exclusive to three"
     tight.remove("three")
     assert crowded_out(tight) == []
+
+
+def test_the_next_attempt_of_a_container_that_hides_threads_hides_them_too() -> None:
+    node = engine()
+    hiding = own("db", 2, Wishes(ownership="exclusive", smt="hide"))
+    run(node, hiding, "db")
+    before = node.grants["db"].placement
+    assert before.hidden
+    node.exited("db", 1, 1.0)
+    run(node, again(hiding, 1), "db-1")
+    assert node.grants["db-1"].placement == before

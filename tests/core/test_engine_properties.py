@@ -165,6 +165,8 @@ class Node_(RuleBasedStateMachine):
             there = self.runtime.get(update.id)
             if there is None:
                 continue  # it was never created, or somebody removed it behind our back
+            if not update.placement.cpus and update.give_back is not None:
+                continue  # only its quota comes back
             assert update.placement.cpus, f"an empty cpuset for {update.id}"
             lost = (there.cpus - update.placement.cpus) & self.engine.host.topology.online
             if lost and update.id not in unknown:
@@ -249,7 +251,9 @@ class Node_(RuleBasedStateMachine):
             return Fence(frozenset(range(4000, 4007)))
         if kind == "kubelet" and qos is Qos.GUARANTEED and request % 1000 == 0:
             # Kubelet does not know of our exclusive CPUs, but never gives one of its own away twice.
-            own = [g.runs_on for g in self.engine.grants.values() if g.stance is Stance.KUBELET]
+            aside = [g for t in self.engine.tickets.values() for g in t.replaces]
+            known = [*self.engine.grants.values(), *aside]
+            own = [g.runs_on for g in known if g.stance is Stance.KUBELET]
             free = [c for c in around if c not in frozenset().union(*own)]
             if 0 < request // 1000 < len(free):
                 return Fence(frozenset(free[: request // 1000]))

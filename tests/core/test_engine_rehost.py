@@ -19,7 +19,15 @@ from policies.model import NO_FENCE, Placement, Qos, Wishes
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from policies.topology import Topology, TopologyData, remember
-from tests.machines import ALL_MACHINES, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO, machine, take_offline
+from tests.machines import (
+    ALL_MACHINES,
+    GIB,
+    HYGON_7285_2S,
+    OFFLINE_CPUS,
+    VM_NO_CACHE_INFO,
+    machine,
+    take_offline,
+)
 from tests.scenes import HYGON, Owning, engine_on, fence, host_of, make_container, make_pod, run, topology
 
 SMALL_MACHINES = [name for name in ALL_MACHINES if 1 < len(machine(name).cpus) <= 128]
@@ -365,6 +373,14 @@ def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
     grant = engine.grants["app"]
     assert (format_cpus(grant.cpus), format_cpus(grant.placement.mems)) == ("0-3", "1")
     assert broken_invariants(engine) == []
+
+
+def test_rule_11_limits_are_charged_to_nodes_that_are_left_at_once_and_not_by_the_next_start() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    run(engine, make_container("app", limit=1, memory=1), "app", within=fence("4000"))
+    assert engine.grants["app"].stance is Stance.UNTOUCHED
+    mems_of(engine, "1")
+    assert (engine.node.memory_charged(0), engine.node.memory_charged(1)) == (0, GIB)
 
 
 # ---------------------------------------------------------------------- restored

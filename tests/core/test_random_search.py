@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from random import Random
 from typing import Any, Callable, Optional
@@ -21,17 +21,33 @@ import pytest
 
 from cri_proxy.core.grants import Stance
 from cri_proxy.core.invariants import broken_invariants, crowded_by, crowded_out
+from policies.balloon_types import BalloonSettings, BalloonType
+from policies.balloons import Balloons
 from policies.cpus import format_cpus
 from policies.model import PlacementRefused, Qos
 from policies.ownership import ask_of
-from tests.core.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, POLICIES, WISHES, Node_
+from policies.registry import Policy
+from policies.settings import PlacementSettings
+from policies.topology import Topology
+from tests.core import test_engine_properties
+from tests.core.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, WISHES, Node_
 from tests.machines import ONE_CPU, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import engine_on
 
+
+def one_pool(tree: Topology, settings: PlacementSettings) -> Policy:
+    """All containers of a namespace own the same CPUs."""
+    types = BalloonSettings((BalloonType("pool", namespaces=("default",), max_balloons=1),))
+    return Balloons(tree, replace(settings, balloons=types))
+
+
+POLICIES = {**test_engine_properties.POLICIES, "one-pool": one_pool}
 #: Mostly machines on which few containers are many.
 WHERE = (VM_NO_CACHE_INFO, VM_NO_CACHE_INFO, VM_NO_CACHE_INFO, UNEVEN_CCX, SNC_2S, ONE_CPU, *MACHINES)
-STEPS_LEAST, STEPS_MOST = 8, 30
+STEPS_LEAST, STEPS_MOST = 8, 50
 SEQUENCES, SEQUENCES_LONG, CHUNKS = 200, 20_000, 20
+
+FENCES = ("", "", "half", "few", "few", "kubelet", "mems", "nowhere")
 
 Step = tuple[str, dict[str, Any]]
 
@@ -97,28 +113,45 @@ class Searched(Node_):
         self.the_journal_tells_all()
         self.the_runtime_has_what_we_say()
 
+    def admit(self, **asked: Any) -> None:
+        """As it is; what is given to the newcomer is not the last CPU of another container while one is free."""
+        before = crowded_by(self.engine).keys()
+        super().admit(**asked)
+        newest = next(reversed(self.engine.grants), "")
+        for key, owners in crowded_by(self.engine).items():
+            if key not in before and key != newest:
+                self._assert_needed(key, owners & {newest})
+
+    def resize(self, which: int, limit: Optional[int], **asked: Any) -> None:
+        """As it is; but no caller's cpuset becomes as large as a request: those are kubelet's, which has given them once."""
+        grant = self.engine.grants.get(self._pick(which) or "")
+        if grant is None or grant.fence.cpus is None or len(grant.fence.cpus) * 1000 != limit:
+            super().resize(which=which, limit=limit, **asked)
+
     def check_mended(self) -> None:
-        """After a comparison: who has no CPU left has none because none is free."""
+        """After a comparison: a container that has no CPU left has none because none is free."""
         mended = self.engine.mend(self.now_s)
         assert mended.updates == (), mended
-        node = self.engine.node
-        settings = self.engine.policy.settings
         for key, owners in crowded_by(self.engine).items():
-            here = self.engine.grants[key].runs_on & node.usable
-            for owner in owners & self.engine.grants.keys():
-                grant = self.engine.grants[owner]
-                plain = grant.container.wishes == WISHES[0] and not grant.placement.group
-                ask = ask_of(grant.container, settings, bool(node.reserved))
-                # A plain owner of whole CPUs could take any that is free and not another's last one.
-                if not (plain and grant.stance is Stance.PLACED and ask.full == len(grant.exclusive)):
-                    continue
-                free = node.shared - node.reserved - node.isolated - here
-                free = free if grant.fence.cpus is None else free & grant.fence.cpus
-                bound = [b & node.shared for b, _ in node.bounds]
-                lasts = frozenset().union(*[b for b in bound if len(b) == 1])
-                assert not free - lasts or ask.milli_shared or owner in self._resized(), (
-                    f"{crowded_out(self.engine)}: {format_cpus(free - lasts)} is free for {owner}"
-                )
+            self._assert_needed(key, owners)
+
+    def _assert_needed(self, key: str, owners: Set[str]) -> None:
+        """No owner of whole CPUs could have one that is free instead, and is not another's last one."""
+        node, settings = self.engine.node, self.engine.policy.settings
+        here = self.engine.grants[key].runs_on & node.usable
+        for owner in owners & self.engine.grants.keys() - self._resized():
+            grant = self.engine.grants[owner]
+            ask = ask_of(grant.container, settings, bool(node.reserved))
+            is_plain = grant.container.wishes == WISHES[0] and not grant.placement.group
+            if grant.stance is not Stance.PLACED or not is_plain or ask.full != len(grant.exclusive):
+                continue
+            free = node.shared - node.reserved - node.isolated - here
+            free = free if grant.fence.cpus is None else free & grant.fence.cpus
+            bound = [bounds & node.shared for bounds, _ in node.bounds]
+            free -= frozenset().union(*[cpus for cpus in bound if len(cpus) == 1])
+            assert not free or ask.milli_shared, (
+                f"{crowded_out(self.engine)}; {owner} could have {format_cpus(free)}"
+            )
 
     def _resized(self) -> set[str]:
         return {t.target for t in self.engine.tickets.values()}
@@ -137,17 +170,35 @@ def _admit(random: Random) -> dict[str, Any]:
     return {
         "pod": random.randrange(PODS),
         "name": random.choice(NAMES),
-        "limit": random.choice(LIMITS[:6]) if random.random() < 0.8 else random.choice(LIMITS),
+        "limit": random.choice(LIMITS),
         "share": random.choice([0, 0.1, 1]),
         "memory": random.choice([0, 1, 3, 70]),
-        "qos": random.choice([Qos.GUARANTEED, *Qos]),
+        "qos": random.choice(list(Qos)),
         "kube_system": random.random() < 0.2,
-        "fence": random.choice(["", "", "half", "few", "few", "kubelet", "mems", "nowhere"]),
+        "fence": random.choice(FENCES),
         "enforce": random.random() < 0.9,
         "where": _index(random),
         "at_once": random.random() < 0.8,
         "asks": random.randrange(len(WISHES)),
     }
+
+
+def _habits(random: Random) -> dict[str, Any]:
+    """What all containers of a sequence have in common: rare things need several of one kind."""
+    habits: dict[str, Any] = {}
+    if random.random() < 0.6:
+        habits["asks"] = [0]
+    if random.random() < 0.6:
+        habits["kube_system"] = [False]
+    if random.random() < 0.6:
+        habits["enforce"] = [True]
+    if random.random() < 0.7:
+        habits["qos"] = random.sample([Qos.GUARANTEED, Qos.GUARANTEED, *Qos], 2)
+    if random.random() < 0.7:
+        habits["limit"] = random.sample([1000, 1000, 2000, 2000, 3000, 4000, 6000, *LIMITS], 3)
+    if random.random() < 0.7:
+        habits["fence"] = random.sample(["", "", "few", *FENCES], 2)
+    return habits
 
 
 def _one(random: Random) -> dict[str, Any]:
@@ -160,7 +211,7 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "accepted": (8, lambda r: {"which": _index(r), "took_s": r.choice([0.1, 5.0])}),
     "refused": (3, _one),
     "nobody_knows": (3, lambda r: {"which": _index(r), "arrived": r.random() < 0.5}),
-    "resize": (8, lambda r: {"which": _index(r), "limit": r.choice(LIMITS), "memory": r.choice([None, 0, 2, 80]),
+    "resize": (14, lambda r: {"which": _index(r), "limit": r.choice(LIMITS), "memory": r.choice([None, 0, 2, 80]),
                              "fence": r.choice(["", "", "half", "few", "mems", "kubelet"]), "where": _index(r)}),
     "start": (2, _one),
     "fail_to_start": (1, _one),
@@ -179,7 +230,7 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "restart": (2, lambda r: {}),
     # Containers that can go nowhere else, policies that are switched, resizes while the daemon is away, lost state.
     "take_away": (4, lambda r: {"which": _index(r), "where": _index(r), "stance": _index(r)}),
-    "switch": (4, lambda r: {"policy": r.choice(list(POLICIES))}),
+    "switch": (10, lambda r: {"policy": r.choice(list(POLICIES))}),
     "resize_away": (3, lambda r: {"which": _index(r), "limit": r.choice(LIMITS)}),
     "lose_state": (1, lambda r: {}),
     "look_and_mend": (5, lambda r: {}),
@@ -189,13 +240,20 @@ OF_CALLS = ("accepted", "refused", "nobody_knows")
 
 
 def sequence_of(seed: int) -> tuple[str, str, list[Step]]:
-    """Machine, policy and steps of one seed."""
+    """Machine, policy and steps of one seed. Each has some kinds of steps only, and those more often."""
     random = Random(seed)
     where, policy = random.choice(WHERE), random.choice(list(POLICIES))
-    names = random.choices(
-        list(STEPS), [often for often, _ in STEPS.values()], k=random.randint(STEPS_LEAST, STEPS_MOST)
-    )
-    return where, policy, [(name, STEPS[name][1](random)) for name in names]
+    habits = _habits(random)
+    kinds = ["admit", *[name for name in STEPS if name != "admit" and random.random() < 0.5]]
+    often = [STEPS[name][0] for name in kinds]
+    steps = []
+    for name in random.choices(kinds, often, k=random.randint(STEPS_LEAST, STEPS_MOST)):
+        arguments = STEPS[name][1](random)
+        for field, values in habits.items():
+            if field in arguments and name in ("admit", "resize"):
+                arguments[field] = random.choice(values)
+        steps.append((name, arguments))
+    return where, policy, steps
 
 
 def failure_of(where: str, policy: str, steps: Sequence[Step]) -> Optional[AssertionError]:
