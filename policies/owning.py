@@ -59,7 +59,7 @@ class Owning:
             free &= fence.cpus
         isolated = free & self.topology.data.isolated
         ordinary = free - node.isolated
-        kept, grown = _kept(self.topology, _alone(node, keep), ask.full, free)
+        kept, grown = _kept(self.topology, _alone(node, keep, fence), ask.full, free)
         # 2. Isolated CPUs, all or none; then the others.
         found: Optional[Pick] = None
         claim = self._claim(node, container, ask, affinity, kept)
@@ -215,12 +215,13 @@ class Owning:
         return "machine"
 
 
-def _alone(node: Node, keep: Optional[Placement]) -> Optional[Placement]:
-    """A placement without what others own too: containers of a group of another policy, which stay there."""
-    if keep is None or not keep.group:
-        return keep
-    mates = node.groups.get(keep.group, {}).values()
-    return replace(keep, exclusive=keep.exclusive.difference(*[mate.exclusive for mate in mates]), group="")
+def _alone(node: Node, keep: Optional[Placement], fence: Fence) -> Optional[Placement]:
+    """A placement with what its caller lets it have, and without what others own too: those of another policy's group."""
+    if keep is None:
+        return None
+    mates = node.groups.get(keep.group, {}).values() if keep.group else ()
+    own = keep.exclusive.difference(*[mate.exclusive for mate in mates])
+    return replace(keep, exclusive=own if fence.cpus is None else own & fence.cpus, group="")
 
 
 def _kept(

@@ -18,6 +18,7 @@ from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Qos, wanted_milli
 from policies.node import Resident
+from policies.sparing import emptied_by
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
 OPT_OUT = {
@@ -153,6 +154,10 @@ def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Deci
     # Those that are elsewhere do not help, however old.
     cpus = best[1].placement.cpus
     given_up = tuple(g for g in held[: best[0]] if not cpus.isdisjoint(g.cpus | g.exclusive))
+    with books.without([g.key for g in given_up]):
+        # Unless a container that can go nowhere else was counted on there.
+        is_needed = emptied_by(books.node, best[1].placement.exclusive)
+    given_up = tuple(held[: best[0]]) if is_needed else given_up
     books.set_aside(given_up, ())
     names = ", ".join(g.container.path for g in given_up[:3]) + ("" if len(given_up) < 4 else ", ...")
     return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up

@@ -182,7 +182,8 @@ def _others_waiting(ticket: Ticket) -> Iterable[Waiting]:
 
 
 def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
-    return place.exclusive.isdisjoint(books.node.exclusive - grant.exclusive)
+    with books.without([grant.key]):
+        return place.exclusive.isdisjoint(books.node.exclusive - books.of_group(place.group))
 
 
 def doubt(books: Books, ticket_id: str) -> tuple[Update, ...]:

@@ -301,7 +301,9 @@ def _free_again(
     books: Books, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
 ) -> frozenset[int]:
     """The CPUs of the place it had before, if all of that can be had again; else none."""
-    if not place.exclusive.isdisjoint((books.node.exclusive - grant.exclusive - own) | barred):
+    with books.without([grant.key]):  # what it owns with a group others own as well
+        others = books.node.exclusive - own
+    if not place.exclusive.isdisjoint(others | barred):
         return NO_CPUS
     # As it is without it where it is now: what it owns there decides what others, and so its first place, may share.
     with books.without([grant.key] if grant.exclusive else ()):

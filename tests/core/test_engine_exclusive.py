@@ -559,3 +559,14 @@ def test_the_next_attempt_of_a_container_that_hides_threads_hides_them_too() -> 
     node.exited("db", 1, 1.0)
     run(node, again(hiding, 1), "db-1")
     assert node.grants["db-1"].placement == before
+
+
+def test_what_it_owns_outside_of_a_new_fence_it_does_not_keep() -> None:
+    node = engine()
+    run(node, own("db", 2), "db", within=fence("0-3,64-67"))
+    admission = node.resize("db", node.grants["db"].container.resources, fence("8-11,72-75"), 1.0)
+    assert admission is not None and admission.placement.cpus < parse_cpus("8-11,72-75")
+    assert broken_invariants(node) == []
+    node.commit(admission.ticket, 2.0)
+    assert len(node.grants["db"].exclusive) == 2
+    assert node.grants["db"].exclusive < parse_cpus("8-11,72-75")

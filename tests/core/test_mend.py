@@ -100,6 +100,14 @@ def test_what_an_older_version_has_mixed_up_is_told_apart() -> None:
     assert node.mend(11.0).broken == ()
 
 
+def test_a_container_of_a_balloon_does_not_go_back_to_a_place_that_its_mates_have_now() -> None:
+    node = three_in_a_balloon()
+    first = replace(node.grants["c0"].placement, group="", level="ccx")
+    node.amend(replace(node.grants["c0"], displaced=first))
+    node.rehost(node.host, node.policy)
+    assert broken_invariants(node) == []
+
+
 # ---------------------------------------------------------------------- records that contradict each other
 
 
