@@ -13,7 +13,9 @@ def has_changed(was: Grant, now: Grant) -> bool:
     if now.lifted != was.lifted:
         return True
     if now.stance is Stance.PLACED:
-        return now.cpus != was.cpus or now.placement.mems != was.placement.mems
+        # Where it ran without a place of ours is not known for sure: its cpuset may hold CPUs that were offline then.
+        is_back = was.stance is Stance.UNTOUCHED
+        return is_back or now.cpus != was.cpus or now.placement.mems != was.placement.mems
     return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
 
 

@@ -335,6 +335,17 @@ FOUND: dict[str, tuple[str, str, list[Step]]] = {
             _asks(3, "sidecar", 2000, memory=70),
         ],
     ),
+    "a container whose CPUs went one after another, and came back in part": (
+        VM_NO_CACHE_INFO,
+        "one-pool",
+        [
+            _asks(0, "app", 2000, share=0.1, memory=70, qos=Qos.BESTEFFORT, fence="half", where=1188),
+            _asks(3, "init", 12_000, memory=0, fence="few", where=7688),
+            ("rehost", {"start": 7314, "off": 4, "not_ours": 0, "reserved": 1500, "memory": ""}),
+            _asks(1, "sidecar", 12_000, share=0.1, fence="half", where=5471),
+            ("resize", {"which": 7295, "limit": 3500, "memory": 80, "fence": "half", "where": 5850}),
+        ],
+    ),
     "an attempt after one that hides threads": (
         UNEVEN_CCX,
         "hygon",
