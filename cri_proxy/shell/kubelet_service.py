@@ -81,6 +81,10 @@ def _started_at(proc: Path, folder: Path) -> float:
     return time.time() - uptime_s + ticks / _TICKS_PER_S
 
 
+#: How often the kernel's list of sockets is read before a connection that it lacks is taken not to be there.
+LOOKS = 3
+
+
 def is_connected(pid: int, endpoint: str) -> Optional[bool]:
     """Whether a process holds a connection to a unix socket; of other endpoints that is taken for granted.
 
@@ -90,8 +94,10 @@ def is_connected(pid: int, endpoint: str) -> Optional[bool]:
         return True
     # A path may lead to the socket through links; the kernel knows the one it was bound to.
     path = socket_of(endpoint)
+    names = {path, os.path.realpath(path)}
     try:
-        return bool({path, os.path.realpath(path)} & _connections(pid))
+        # A list that is read while sockets come and go may lack one that was there all the time.
+        return any(names & _connections(pid) for _ in range(LOOKS))
     except (OSError, ImportError):
         return None
 

@@ -45,7 +45,8 @@ async def test_a_container_without_a_limit_is_charged_what_it_holds_and_no_page_
     if not is_ours:
         await node.agent.start()
         await node.until_runtime_is_known()
-    charged = await until(lambda: charged_mib(node, made), lambda mib: mib >= 40)
+    # What has grown by less than 16 MiB since it was last charged is charged as it was.
+    charged = await until(lambda: charged_mib(node, made), lambda mib: mib >= 40 - 16)
     assert charged < 40 + 30
     row = await explained(node, made)
     assert row["stance"] == ("placed" if is_ours else "adopted")
