@@ -219,7 +219,7 @@ class Node_(RuleBasedStateMachine):
         pod_ = make_pod(f"{pod}", namespace="kube-system" if kube_system else "default")
         attempt = self.attempts.get((pod_.uid, name), -1) + 1
         self.attempts[pod_.uid, name] = attempt
-        resources = Resources(request, limit, 0, memory * GIB)
+        resources = self._resources(request, limit, memory * GIB)
         container = Container(pod_, name, attempt, qos, resources, wishes=wishes)
         within = self._fence(fence, where, request, qos)
         before = dict(self.engine.grants)
@@ -236,6 +236,10 @@ class Node_(RuleBasedStateMachine):
             self.accepted(len(self.calls) - 1, 0.1)
             self.runtime[f"id-{self.count}"].state = "running"
             self.engine.started(f"id-{self.count}")
+
+    def _resources(self, request: int, limit: Optional[int], memory_bytes: int) -> Resources:
+        """What a new container asks for."""
+        return Resources(request, limit, 0, memory_bytes)
 
     def _fence(self, kind: str, where: int, request: int, qos: Qos) -> Fence:
         cpus = sorted(self._everything())
@@ -448,15 +452,17 @@ class Node_(RuleBasedStateMachine):
             self.unknown.add(key)
             self.resync()
 
+    def _seen(self, key: str, there: Running) -> Seen:
+        """A container as a comparison finds it."""
+        container, is_over = there.container, there.state == "exited"
+        code = there.exit_code if is_over else None
+        return Seen(key, container.pod.id, container.pod.uid, container.name, container.attempt,
+                    there.state == "running", is_over, code, there.cpus, there.mems or None,
+                    resources=container.resources)  # fmt: skip
+
     @rule(enforce=st.sampled_from([True, True, True, False]))
     def resync(self, enforce: bool = True) -> None:
-        pods = {k: r.container.pod for k, r in self.runtime.items()}
-        seen = [
-            Seen(k, pods[k].id, pods[k].uid, r.container.name, r.container.attempt, r.state == "running",
-                 r.state == "exited", r.exit_code if r.state == "exited" else None, r.cpus, r.mems or None,
-                 resources=r.container.resources)
-            for k, r in sorted(self.runtime.items())
-        ]  # fmt: skip
+        seen = [self._seen(key, there) for key, there in sorted(self.runtime.items())]
         self.now_s += 0.5
         details = {key: self.runtime[key].container for key in unknown_ids(self.engine, seen)}
         busy = frozenset(c.target for c in self.calls)

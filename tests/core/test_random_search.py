@@ -19,19 +19,19 @@ from typing import Any, Callable, Optional
 
 import pytest
 
-from cri_proxy.core.grants import Life, Stance
+from cri_proxy.core.grants import Life, Seen, Stance
 from cri_proxy.core.invariants import broken_invariants, crowded_by, crowded_out
 from policies.balloon_types import BalloonSettings, BalloonType
 from policies.balloons import Balloons
-from policies.cpus import format_cpus
-from policies.model import PlacementRefused, Qos
+from policies.cpus import NO_CPUS, format_cpus
+from policies.model import PlacementRefused, Qos, Resources
 from policies.ownership import ask_of
 from policies.registry import Policy
 from policies.settings import PlacementSettings
 from policies.topology import Topology
 from tests.core import test_engine_properties
-from tests.core.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, WISHES, Node_
-from tests.machines import ONE_CPU, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
+from tests.core.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, WISHES, Node_, Running
+from tests.machines import GIB, ONE_CPU, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import engine_on
 
 
@@ -49,11 +49,31 @@ SEQUENCES, SEQUENCES_LONG, CHUNKS = 200, 20_000, 20
 
 FENCES = ("", "", "half", "few", "few", "kubelet", "mems", "nowhere")
 
+#: The size of huge pages there may be, in bytes.
+HUGE = 2 << 20
+
 Step = tuple[str, dict[str, Any]]
 
 
 class Searched(Node_):
     """One node whose surroundings change as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: What containers hold of memory, by NUMA node; the cgroups of others that they run in.
+        self.held: dict[str, tuple[tuple[int, int], ...]] = {}
+        self.outside: dict[str, str] = {}
+        #: The sizes of the huge pages that the next new container may have.
+        self.hugepage_sizes: frozenset[int] = NO_CPUS
+
+    def _seen(self, key: str, there: Running) -> Seen:
+        # An empty cpuset is inherited: from the pod's cgroup, which has all.
+        inherited = NO_CPUS if there.cpus else self._everything()
+        told = {"held": self.held.get(key), "runs_in": self.outside.get(key, "")}
+        return replace(super()._seen(key, there), inherited=inherited, **told)
+
+    def _resources(self, request: int, limit: Optional[int], memory_bytes: int) -> Resources:
+        return replace(super()._resources(request, limit, memory_bytes), hugepage_sizes=self.hugepage_sizes)
 
     def switch(self, policy: str) -> None:
         """Another policy, by a reload."""
@@ -102,6 +122,85 @@ class Searched(Node_):
         self.unknown = set(self.runtime)
         self.resync()
 
+    def lose_records(self, which: int, share: int) -> None:
+        """The daemon starts again with a state file of which some records cannot be read: these containers are found."""
+        if self.calls or self.engine.tickets:
+            return
+        self.shadow.follow(self.engine)
+        for table in ("grant", "pod", "distrust"):
+            keys = sorted(self.shadow.tables.get(table, {}))
+            for number, key in enumerate(keys):
+                if (number + which) % share == 0:
+                    del self.shadow.tables[table][key]
+        old, tables = self.engine, self.shadow.tables
+        self.engine = engine_on(old.host, policy=old.policy, options=old.options)
+        distrusted = {tuple(key.split("\n")): until_s for key, until_s in tables.get("distrust", {}).items()}
+        history = sorted(tables.get("record", {}).values(), key=lambda record: record.number)[-1000:]
+        grants, pods = tables.get("grant", {}).values(), tables.get("pod", {}).values()
+        self._send(self.engine.restore(list(grants), [], list(pods), history, distrusted))
+        self.unknown |= self.runtime.keys() - self.engine.grants.keys()
+        self.resync()
+
+    # ------------------------------------------------------------------ cgroups and memory
+
+    def empty(self, which: int) -> None:
+        """Something has emptied the cpuset of a container's cgroup (v2)."""
+        key = self._pick(which)
+        if key is not None and not any(call.target == key for call in self.calls):
+            self.runtime[key].cpus = NO_CPUS
+            self.unknown.add(key)
+            self.resync()
+            # One whose cpuset is not ours stays so: it runs on what it inherits.
+            there = self.runtime[key]
+            there.cpus = there.cpus or self._everything()
+
+    def go_outside(self, which: int) -> None:
+        """A container is found to run in another cgroup (a sandbox), or in its own again. No cpuset of it is drift then."""
+        key = self._pick(which, ("running",))
+        if key is None or any(call.target == key for call in self.calls):
+            return
+        if self.outside.pop(key, None) is None:
+            self.outside[key] = "/system.slice/a-shim"
+        self.unknown.add(key)
+        self.resync()
+        grant = self.engine.grants.get(key)
+        assert grant is None or grant.runs_in == self.outside.get(key, "")
+
+    def hold(self, which: int, memory_node: int, mib: int) -> None:
+        """A container has that much memory that it cannot give back."""
+        key, nodes = self._pick(which, ("running",)), sorted(self.engine.host.topology.memory_nodes)
+        if key is not None and nodes:
+            self.held[key] = ((nodes[memory_node % len(nodes)], mib << 20),)
+            self.resync()
+
+    def memory_now(self, memory_node: int, pages: int, free_gib: int) -> None:
+        """A pool of huge pages of another size, and as much free memory, on a NUMA node."""
+        host = self.engine.host
+        nodes = sorted(host.topology.memory_nodes)
+        node = nodes[memory_node % len(nodes)]
+        self.full = replace(self.full, hugepages={**self.full.hugepages, node: {HUGE: pages}})
+        tree = Topology(replace(host.topology.data, hugepages=self.full.hugepages))
+        free = {**host.free_memory, node: free_gib * GIB}
+        self._send(self.engine.rehost(replace(host, topology=tree, free_memory=free)))
+
+    def admit_with_pages(self, **asked: Any) -> None:
+        """A container that may have huge pages: no node that has some is kept from it."""
+        before = set(self.engine.grants)
+        self.hugepage_sizes = frozenset([HUGE])
+        try:
+            self.admit(**asked)
+        finally:
+            self.hugepage_sizes = NO_CPUS
+        node = self.engine.node
+        pools = self.engine.host.topology.data.hugepages
+        with_pages = frozenset(n for n, sizes in pools.items() if sizes.get(HUGE)) & node.mems
+        for key in self.engine.grants.keys() - before:
+            grant = self.engine.grants[key]
+            if grant.container.resources.hugepage_sizes and grant.stance is Stance.PLACED:
+                allowed = with_pages if grant.fence.mems is None else with_pages & grant.fence.mems
+                again = grant.why.startswith("the place of attempt")
+                assert again or not grant.placement.mems or allowed <= grant.placement.mems, grant.why
+
     def look_and_mend(self) -> None:
         self.resync()
         self._send(self.engine.mend(self.now_s).updates)
@@ -111,6 +210,7 @@ class Searched(Node_):
     def check(self) -> None:
         assert broken_invariants(self.engine) == []
         self.the_journal_tells_all()
+        self.unknown |= self.outside.keys()  # nothing is repaired there
         self.the_runtime_has_what_we_say()
 
     def admit(self, **asked: Any) -> None:
@@ -235,6 +335,14 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "resize_away": (3, lambda r: {"which": _index(r), "limit": r.choice(LIMITS)}),
     "lose_state": (1, lambda r: {}),
     "look_and_mend": (5, lambda r: {}),
+    # Records that cannot be read; nested, emptied and strange cgroups; memory that is held, gone, or in huge pages.
+    "lose_records": (2, lambda r: {"which": _index(r), "share": r.choice([1, 2, 3, 5])}),
+    "empty": (2, _one),
+    "go_outside": (2, _one),
+    "hold": (2, lambda r: {"which": _index(r), "memory_node": _index(r), "mib": r.choice([1, 100, 5000, 90_000])}),
+    "memory_now": (2, lambda r: {"memory_node": _index(r), "pages": r.choice([0, 512, 4096]),
+                                 "free_gib": r.choice([0, 1, 60])}),
+    "admit_with_pages": (4, _admit),
 }  # fmt: skip
 #: Steps that are nothing without a request on its way.
 OF_CALLS = ("accepted", "refused", "nobody_knows")
@@ -251,7 +359,7 @@ def sequence_of(seed: int) -> tuple[str, str, list[Step]]:
     for name in random.choices(kinds, often, k=random.randint(STEPS_LEAST, STEPS_MOST)):
         arguments = STEPS[name][1](random)
         for field, values in habits.items():
-            if field in arguments and name in ("admit", "resize"):
+            if field in arguments and name in ("admit", "admit_with_pages", "resize"):
                 arguments[field] = random.choice(values)
         steps.append((name, arguments))
     return where, policy, steps
