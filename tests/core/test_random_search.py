@@ -24,7 +24,7 @@ from cri_proxy.core.invariants import broken_invariants, crowded_by, crowded_out
 from policies.balloon_types import BalloonSettings, BalloonType
 from policies.balloons import Balloons
 from policies.cpus import NO_CPUS, format_cpus
-from policies.model import PlacementRefused, Qos, Resources
+from policies.model import Placement, PlacementRefused, Qos, Resources
 from policies.ownership import ask_of
 from policies.registry import Policy
 from policies.settings import PlacementSettings
@@ -93,9 +93,9 @@ class Searched(Node_):
         assert cpus is not None
         self.runtime[key].cpus = cpus
         grant = replace(self.engine.grants[key], stance=stances[stance % len(stances)], runs_on=cpus)
-        home = replace(grant.placement, home=cpus, exclusive=frozenset(), group="")
-        if grant.stance is Stance.ADOPTED:
-            grant = replace(grant, placement=home, displaced=None)
+        if grant.stance is Stance.ADOPTED:  # what it has is all that is known
+            mems = self.runtime[key].mems
+            grant = replace(grant, placement=Placement(home=cpus), displaced=None, runs_on_mems=mems)
         self._send(self.engine.amend(grant))
         self.unknown.add(key)
         self.resync()
