@@ -231,6 +231,9 @@ def resized(
             if other_rung or other_count or other_group or not still_holds(books, stay, container, fence):
                 moved = keep_memory(books, stay, decision.placement, fence, not same_limit)
                 decision = relieved(books, container, replace(decision, placement=moved))
+                # What it gives back is its own until the runtime has answered: no other can be moved there yet.
+                if any(not old.exclusive.isdisjoint(p.cpus | p.exclusive) for p in decision.others.values()):
+                    decision = replace(decision, others={})
                 return decision, Stance.PLACED, NO_CPUS
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
 

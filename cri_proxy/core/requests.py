@@ -12,7 +12,15 @@ from typing import Optional
 from cri_proxy.core.books import Books
 from cri_proxy.core.decide import calls_for_a_place, decide, predecessors, resized, stance_of
 from cri_proxy.core.grants import Admission, Grant, Life, Stance, Ticket, TicketKind, Update, Waiting
-from cri_proxy.core.settle import give_places, inside, put_and_settle, put_placement, refresh, refreshed
+from cri_proxy.core.settle import (
+    effective,
+    give_places,
+    inside,
+    put_and_settle,
+    put_placement,
+    refresh,
+    refreshed,
+)
 from cri_proxy.core.updates import has_changed, update_of
 from policies.cpus import NO_CPUS
 from policies.model import (
@@ -182,8 +190,10 @@ def _others_waiting(ticket: Ticket) -> Iterable[Waiting]:
 
 
 def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
+    """Whether a place can be had again: neither others own what it owned, nor what it shared."""
     with books.without([grant.key]):
-        return place.exclusive.isdisjoint(books.node.exclusive - books.of_group(place.group))
+        is_free = place.exclusive.isdisjoint(books.node.exclusive - books.of_group(place.group))
+        return is_free and effective(books, place, grant.fence) >= place.cpus & books.node.usable
 
 
 def doubt(books: Books, ticket_id: str) -> tuple[Update, ...]:
