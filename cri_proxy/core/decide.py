@@ -121,10 +121,14 @@ def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Deci
     decision = books.policy.place(books.node, container, fence, books.pull(container))
     if decision.fits:
         return relieved(books, container, decision), ()
+    # Not of one whose resize is on its way: its new place counts with its old one.
+    resized = {ticket.target for ticket in books.tickets.values()}
     held = [
         g
         for g in books.grants.values()
-        if g.life is Life.HELD and (g.container.resources.milli_request or g.exclusive)
+        if g.life is Life.HELD
+        and (g.container.resources.milli_request or g.exclusive)
+        and g.key not in resized
     ]
     held.sort(key=lambda g: (g.since_s, g.key))
     # Oldest first, and no more of them than needed: the smallest number with which it fits, by bisection.
