@@ -156,7 +156,7 @@ def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Deci
     if best is None:
         return make_room(books, container, fence) or decision, ()
     # Those that are elsewhere do not help, however old.
-    cpus = best[1].placement.cpus
+    cpus = best[1].placement.cpus | best[1].placement.exclusive
     given_up = tuple(g for g in held[: best[0]] if not cpus.isdisjoint(g.cpus | g.exclusive))
     with books.without([g.key for g in given_up]):
         # Unless a container that can go nowhere else was counted on there.
