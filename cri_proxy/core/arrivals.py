@@ -1,4 +1,4 @@
-"""Containers that nobody announced: placed once they run.
+"""Containers that come unannounced: placed once they run.
 
 For a front end that sees no requests. What a proxy does in two steps around a call (admit, bind) is one here: the
 container is there already, and nothing can come between.
@@ -68,7 +68,7 @@ def own_update(engine: Engine, arrival: Arrival) -> tuple[Update, ...]:
 
 
 def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) -> tuple[Update, ...]:
-    """Know a container that could not be placed. It is there already, so there is nobody to refuse it to."""
+    """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
     runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
     grant = Grant(
         key=arrival.id,

@@ -70,7 +70,7 @@ def _reckon_anew(books: Books) -> None:
 
 
 def _part(books: Books, now_s: float) -> None:
-    """Of those who own the same CPUs all but one get others; whoever is where it may not be is placed anew."""
+    """Of containers that own the same CPUs all but one get others; one that is where it may not be is placed anew."""
     resized = being_resized(books)
     for key, theirs in rival_claims(books).items():
         grant = books.grants[key]
@@ -112,7 +112,7 @@ def _place_anew(
 
 
 def _give_way(books: Books, now_s: float) -> None:
-    """Whoever owns the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
+    """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
     # What one gives up may be what another one needs: until nothing changes, and each container once at most.
     helped: set[str] = set()
     while (needy := _helped(books, helped, now_s)) is not None:

@@ -246,7 +246,7 @@ def _told_last(
 
 
 def _settle_resize(engine: Engine, ticket: Ticket, item: Optional[Seen], now_s: float) -> tuple[Update, ...]:
-    """A resize nobody knows the end of: what the container has now tells whether the runtime has made it.
+    """A resize whose end is not known: what the container has now tells whether the runtime has made it.
 
     Its resources do where they are others by it; else its cpuset.
     """
@@ -301,11 +301,11 @@ def _check_cpuset(
     ours = _set_by_us(grant, online)
     if ours is None:
         return _follow_others(engine, grant, cpus)
-    # Where it runs its own cgroup does not say; and while nothing is repaired, nobody is found to undo it.
+    # Where it runs its own cgroup does not say; and while nothing is repaired, no other writer is found to undo it.
     if item.runs_in or not enforce:
         return ()
     same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
-    # An empty one is inherited, or of nobody: ours is gone, also where as many CPUs come down from above.
+    # An empty one is inherited, or of no writer: ours is gone, also where as many CPUs come down from above.
     if item.cpus and cpus & online == ours.cpus & online and same_mems:
         return ()
     recent = grant.repairs if grant.repairs and now_s - grant.repairs[-1] <= DRIFT_WINDOW_S else ()

@@ -1,4 +1,4 @@
-"""Places containers that nobody announced.
+"""Places containers that come unannounced.
 
 Rule: nothing that goes wrong in here stops anything. A container that cannot be decided upon stays as it is, with
 one log line and a counter, as in shell/interceptor.py; it runs already, so nobody is refused.
@@ -29,7 +29,7 @@ class Arrivals:
         self.count = 0
 
     async def place(self, engine: Engine, found: Iterable[Arrival]) -> None:
-        """Decide about all of them in the order of their starts, then tell the runtime: who makes room first.
+        """Decide about all of them in the order of their starts, then tell the runtime: those that make room first.
 
         Those that were not started yet have been told when this returns, if the runtime is not too slow.
         """

@@ -15,7 +15,7 @@ from cri_proxy.shell.arrivals import Arrivals
 
 
 class Restores:
-    """Which pods are being restored, by uid, and of which nobody knows what became of them."""
+    """Which pods are being restored, by uid, and of which it is not known what became of them."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals

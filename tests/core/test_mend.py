@@ -95,7 +95,7 @@ def test_what_an_older_version_has_mixed_up_is_told_apart() -> None:
     assert "CPU 0 is exclusive to c0, pool[0]" in mended.broken
     assert broken_invariants(node) == []
     assert told(mended.updates).keys() == {"c0"}
-    # Those of its CPUs that were nobody else's stay.
+    # Those of its CPUs that were no other container's stay.
     assert node.grants["c0"].exclusive >= parse_cpus("2,65-66") and len(node.grants["c0"].exclusive) == 6
     assert node.mend(11.0).broken == ()
 
@@ -165,7 +165,7 @@ def test_every_breach_is_mended(breach: Callable[[Engine], None]) -> None:
     mended = node.mend(10.0)
     assert mended.broken
     assert broken_invariants(node) == []
-    # Nobody is moved who was not involved.
+    # No container is moved that was not involved.
     moved = {key for key, cpus in cpus_of(node).items() if before.get(key, cpus) != cpus}
     assert len(moved) <= 1
     assert node.mend(11.0).broken == ()

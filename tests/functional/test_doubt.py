@@ -269,7 +269,7 @@ LOST = [
 
 
 async def lose_the_reply(runtime: FakeRuntime, agent: Agent, client: CriClient, pod: Pod, by: str) -> None:
-    """A create is at the runtime, and its reply comes to nobody."""
+    """A create is at the runtime, and its reply reaches no client."""
     script = next(script for script in runtime.scripts if script.method == "CreateContainer")
     if by == "a deadline":
         script.error, script.then_hang = (grpc.StatusCode.DEADLINE_EXCEEDED, "too late"), False

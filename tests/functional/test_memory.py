@@ -62,7 +62,7 @@ async def test_a_node_without_as_much_free_memory_is_left_out_and_a_restart_move
         assert (placed["before"]["mems"], placed["after"]["mems"]) == ("0", "5")
         told = [row["free_bytes"] // GIB for row in (await ask(agent, "status"))["memory"]]
         assert told == [9, 9, 9, 9, 9, 48, 9, 9]
-        # With the whole machine full nothing is moved, whoever reads it.
+        # With the whole machine full nothing is moved, whichever daemon reads it.
         leave_free(tmp_path, 5, 0)
         await restart(agent)
         await compared(agent)

@@ -45,7 +45,7 @@ def ids(runtime: FakeRuntime) -> dict[str, str]:
 
 
 def is_alone(runtime: FakeRuntime, container_id: str) -> bool:
-    """Whether nobody else at the runtime has any of its CPUs."""
+    """Whether no other container at the runtime has any of its CPUs."""
     others = [cpus_of(runtime, key) for key in runtime.containers if key != container_id]
     return cpus_of(runtime, container_id).isdisjoint(frozenset().union(*others))
 
