@@ -175,13 +175,15 @@ def _with_waiting(
         give_back = grant.quota if waiting.is_owed_quota and not grant.lifted else None
         update = told.get(grant.key)
         if update is not None:
-            told[grant.key] = replace(update, give_back=update.give_back or give_back)
+            # It has what it had before, whatever its record has said since.
+            shrink = update.shrink or bool(waiting.cpus - update.placement.cpus)
+            told[grant.key] = replace(update, shrink=shrink, give_back=update.give_back or give_back)
             continue
         place = grant.placement if grant.stance is Stance.PLACED else Placement(cpus=grant.runs_on)
         if place.cpus != waiting.cpus or place.mems not in (NO_CPUS, waiting.mems) or give_back is not None:
             why = "changed while another request was on its way"
             told[grant.key] = Update(grant.key, place, bool(waiting.cpus - place.cpus), why, give_back)
-    return tuple(told.values())
+    return tuple(sorted(told.values(), key=lambda u: not u.shrink))
 
 
 def _others_waiting(ticket: Ticket) -> Iterable[Waiting]:
