@@ -86,6 +86,11 @@ class Books:
         """The pools as they are now."""
         return id(self.node), self.node.shared, self.node.claims, self.node.claims_alone
 
+    @property
+    def newest_record(self) -> int:
+        """The number of the last entry of the history; 0 = there is none."""
+        return self.history[-1].number if self.history else 0
+
     def next_ticket(self) -> str:
         """An id that was never used before."""
         self.counter += 1
@@ -304,7 +309,7 @@ class Books:
         return journal
 
     def record(self, operation: str, container_id: str, grant: Grant, now_s: float) -> None:
-        number = self.history[-1].number + 1 if self.history else 1
+        number = self.newest_record + 1
         container = grant.container
         record = Record(number, now_s, operation, container.path, container.pod.uid, container_id, grant.stance.value,
                         grant.placement, grant.why)  # fmt: skip

@@ -122,7 +122,7 @@ def _operation(before: Grant, now: Grant) -> str:
 
 def _cause(books: Books, transition: str, about: Optional[Grant], changes: tuple[Change, ...]) -> Record:
     """An entry for a cause that has none of its own."""
-    number = books.history[-1].number + 1 if books.history else 1
+    number = books.newest_record + 1
     operation = CAUSES.get(transition, transition.replace("_", " "))
     if about is None:
         return Record(number, books.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)

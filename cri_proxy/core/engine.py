@@ -55,7 +55,7 @@ def _transition(method: _Method) -> _Method:
         if books.undo is not None:  # it is a part of another one
             return method(self, *args, **kwargs)
         books.undo = {}
-        newest = books.history[-1].number if books.history else 0
+        newest = books.newest_record
         books.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", books.now_s)
         try:
             returned = method(self, *args, **kwargs)

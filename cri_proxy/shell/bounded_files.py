@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 from pathlib import Path
-from typing import Callable, Optional, TypeVar, Union
+from typing import Callable, TypeVar, Union
 
 Result = TypeVar("Result")
 
@@ -70,9 +70,8 @@ def within(limit_s: float, work: Callable[[], Result]) -> Result:
     thread = threading.Thread(target=run, name="bounded-read", daemon=True)
     thread.start()
     thread.join(limit_s)
-    failure: Optional[Exception] = errors[0] if errors else None
-    if failure is not None:
-        raise failure
+    if errors:
+        raise errors[0]
     if not results:
         raise TimeoutError(f"not done in {limit_s:g} s")
     return results[0]
