@@ -9,8 +9,10 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
+from cri_api import runtime_v1_pb2 as cri
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
@@ -26,6 +28,10 @@ from tests.machines import machine
 REMOVE_S = 60.0
 #: kubelet makes a folder for each pod in one, into which containerd writes, and links to the files in the other.
 LOGS = Path("/var/log/pods"), Path("/var/log/containers")
+
+#: How much of kubelet's log and of the daemon's is shown of a test that fails, and what kubelet says each second.
+LINES = 60
+SAID_ALWAYS = "Recording NodeHas", "Setting node annotation"
 
 
 @pytest.fixture(scope="session")
@@ -51,9 +57,18 @@ def described(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def containerd(described: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
     runtime = f'  BinaryName = "{described}/runc"\n'
     images = tmp_path_factory.mktemp("images")
-    with Containerd(tmp_path_factory.mktemp("c") / "c", images=images, more_config=runtime) as running:
-        make_cgroup(running.cgroup_parent)
+    running = Containerd(tmp_path_factory.mktemp("c") / "c", images=images, more_config=runtime)
+    try:
+        start(running)
         yield running
+    finally:
+        running.close()
+
+
+def start(containerd: Containerd) -> None:
+    """Start one that has nothing yet, with the cgroup that kubelet wants."""
+    containerd.start()
+    make_cgroup(containerd.cgroup_parent)
 
 
 @pytest.fixture
@@ -61,14 +76,16 @@ async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
     """A client past our daemon; in the end it removes all pods.
 
     containerd 1.6, killed at the wrong moment, may have one that it can never stop ("failed to delete task: container not
-    running", seen): that one ends with containerd.
+    running", seen): then the next test gets a containerd that never had it.
     """
     async with CriClient(str(containerd.socket)) as client:
-        try:
-            yield client
-        finally:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(remove_all_pods(client), REMOVE_S)
+        yield client
+        with contextlib.suppress(asyncio.TimeoutError, AssertionError, grpc.aio.AioRpcError):
+            await asyncio.wait_for(remove_all_pods(client), REMOVE_S)
+        left = (await client.call("ListPodSandbox", cri.ListPodSandboxRequest())).items
+    if left:
+        await asyncio.to_thread(containerd.close)
+        await asyncio.to_thread(start, containerd)
 
 
 @pytest.fixture
@@ -97,7 +114,8 @@ async def stopped_node(
     finally:
         await asyncio.to_thread(host.close)
         # Shown if the test fails.
-        print(*host.log.splitlines()[-400:], "--- daemon", agent.log(), sep="\n")
+        told = [line for line in host.log.splitlines() if not any(word in line for word in SAID_ALWAYS)]
+        print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
         await agent.close()
         for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
