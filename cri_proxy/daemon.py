@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import sys
@@ -253,9 +254,12 @@ class Daemon:
 
     async def _stop(self) -> None:
         parts = self.parts
-        notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(parts.config['relay.drain'])}")
+        drain_s, stops_s = parts.config["relay.drain"], parts.config["relay.drain_stops"]
+        notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
+        extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
         assert self.front is not None
-        await self.front.close(parts.config["relay.drain"])
+        await self.front.close(drain_s, stops_s)
+        extending.cancel()
         await self.tasks.end()
         if self.control is not None:
             await self.control.stop()
@@ -398,6 +402,16 @@ class Daemon:
     def mode(self) -> str:
         """The mode in force."""
         return self.assembly.mode
+
+
+async def _go_on_stopping(drain_s: float, stops_s: float) -> None:
+    """Ask systemd for more time, each second, while containers' stops may be waited for.
+
+    Little at a time: a daemon that hangs meanwhile is killed as soon as any other that is told to stop.
+    """
+    for _ in range(math.ceil(stops_s)):
+        await asyncio.sleep(1)
+        notify(f"EXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
 
 
 def main(options: RunOptions) -> int:

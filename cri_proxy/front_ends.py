@@ -49,8 +49,8 @@ class FrontEnd(Protocol):
         """Its part of ``cri-resmgr status --json``; ``sockets`` is there: what kubelet may use, perhaps nothing."""
         ...
 
-    async def close(self, drain_s: float) -> None:
-        """End in order: what is under way has ``drain_s`` seconds."""
+    async def close(self, drain_s: float, stops_s: float) -> None:
+        """End in order: what is under way has ``drain_s`` seconds, the stop of a container at most ``stops_s``."""
         ...
 
 

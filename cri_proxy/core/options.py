@@ -68,6 +68,14 @@ OPTIONS: tuple[Option, ...] = (
         "seconds",
     ),
     Option(
+        "relay.drain_stops",
+        duration(),
+        60.0,
+        "How long a stop of the service waits at most for StopContainer requests, each of which has its own timeout and"
+        " relay.drain. Everything is served meanwhile.",
+        "seconds",
+    ),
+    Option(
         "state.directory",
         path(),
         "/var/lib/cri-resmgr",

@@ -22,6 +22,7 @@ from cri_proxy.core.interception import (
     end_of,
 )
 from cri_proxy.shell.relay import STOPPING
+from cri_proxy.shell.settling import UnderWay, grace_of
 
 #: What is sent for each message that was shown; nothing: the messages.
 Instead = Sequence[Optional[bytes]]
@@ -44,6 +45,8 @@ class FrameCall:
 
     def __init__(self, method: str, interception: Interception, link: CallLink) -> None:
         self.method = method
+        #: What a stop of the daemon is to know.
+        self.under_way = UnderWay(method, asyncio.get_running_loop().time())
         self._interception = interception
         self._link = link
         self._steps: deque[tuple[Union[Observed, Ended], Done]] = deque()
@@ -56,6 +59,7 @@ class FrameCall:
 
     async def run(self, asked: Asked) -> None:
         """From the request to the end, which is told to the interception exactly once."""
+        self.under_way.grace_s = grace_of(self.method, asked.message)
         # Said if a stop of the daemon cancels this: nothing was sent yet.
         ended = Ended(asked.stream, self, End.REFUSED, UNAVAILABLE, STOPPING)
         done: Done = _nothing

@@ -17,6 +17,7 @@ from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, Farew
 from cri_proxy.core.interception import Interceptor
 from cri_proxy.shell.frame_call import Done, FrameCall, Instead, run_call
 from cri_proxy.shell.frame_end import End
+from cri_proxy.shell.settling import UnderWay
 
 #: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
 CONNECT_S = 5.0
@@ -235,6 +236,11 @@ class Link:
     def methods(self) -> dict[int, str]:
         """The calls under way, by stream."""
         return {} if self.connection is None else self.connection.methods
+
+    def under_way(self, stream: int) -> Optional[UnderWay]:
+        """What is known of a call that is intercepted."""
+        call = None if self.connection is None else self.connection.call_of(stream)
+        return call.under_way if isinstance(call, FrameCall) else None
 
     @property
     def is_busy(self) -> bool:

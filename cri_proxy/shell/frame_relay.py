@@ -18,8 +18,9 @@ from cri_proxy import greeting
 from cri_proxy.core.interception import UNAVAILABLE, Interceptor
 from cri_proxy.shell.frame_link import Link
 from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
-from cri_proxy.shell.relay import STOPPING, YOUNG_S, is_long
+from cri_proxy.shell.relay import STOPPING, is_long
 from cri_proxy.shell.serving import LAST_BYTES_S, behind
+from cri_proxy.shell.settling import Settling, UnderWay
 from cri_proxy.shell.splice import ACCEPT_AGAIN_S, ACCEPT_AT_ONCE, FAREWELL_S
 
 #: How often a runtime that is away is looked for.
@@ -185,14 +186,14 @@ class FrameRelay:
 
     # ------------------------------------------------------------------ the end
 
-    async def close(self, drain_s: float) -> None:
+    async def close(self, drain_s: float, stops_s: float = 0.0) -> None:
         """Take no new calls, let those under way end, remove what we have made.
 
-        Long calls and streams end at once, others when ``drain_s`` are over. On sockets we were given no call fails
-        that ends within it: who connects meanwhile waits for the next daemon, so the wait for old calls comes first.
+        Long calls and streams end at once, others when they have had their time (``Settling``). On sockets we were
+        given no call fails that ends within it: who connects meanwhile waits for the next daemon, so the wait for old
+        calls comes first.
         """
-        if self._given:
-            await self._settle(drain_s)
+        await self._settle(drain_s, stops_s)
         ticking, self._ticking = self._ticking, None
         self._pause()
         await asyncio.gather(*self._joining)
@@ -214,19 +215,23 @@ class FrameRelay:
             path.unlink(missing_ok=True)
         self._own, self._given = {}, []
 
-    async def _settle(self, seconds: float) -> None:
-        """Serve on until those under way now have ended and there is none that is slow, at most ``seconds``."""
+    async def _settle(self, drain_s: float, stops_s: float) -> None:
+        """Serve on until those that have a right to it have ended; end those that have had their time."""
         loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        since_s = dict.fromkeys(self._calls(long=False), begun_s)
-        while (now_s := loop.time()) < begun_s + seconds:
-            since_s = {call: since_s.get(call, now_s) for call in self._calls(long=False)}
-            if all(began_s > max(begun_s, now_s - YOUNG_S) for began_s in since_s.values()):
-                return
+        now_s = loop.time()
+        settling = Settling(now_s, drain_s, stops_s, only_stops=not self._given)
+        under_way: dict[tuple[Link, int, str], UnderWay] = {}
+        while True:
+            under_way = {
+                call: under_way.get(call) or call[0].under_way(call[1]) or UnderWay(call[2], now_s)
+                for call in self._calls(long=False)
+            }
+            if not any(settling.waits_for(call, now_s) for call in under_way.values()):
+                break
             await asyncio.sleep(_LOOK_S)
-        # Those have had their time; the drain is for the others.
-        for (link, stream, _method), began_s in since_s.items():
-            if began_s <= begun_s:
+            now_s = loop.time()
+        for (link, stream, _method), call in under_way.items():
+            if settling.is_due(call, now_s):
                 link.stop_call(stream, UNAVAILABLE, STOPPING)
 
     async def _drain(self, seconds: float) -> None:

@@ -31,7 +31,7 @@ class Transport(Protocol):
     async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]: ...
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None: ...
     def copy_access(self, runtime: Path) -> None: ...
-    async def close(self, drain_s: float) -> None: ...
+    async def close(self, drain_s: float, stops_s: float = 0.0) -> None: ...
 
 
 class Proxy:
@@ -127,9 +127,9 @@ class Proxy:
             "nri": self._nri.status(),
         }
 
-    async def close(self, drain_s: float) -> None:
+    async def close(self, drain_s: float, stops_s: float) -> None:
         if self._transport is not None:
-            await self._transport.close(drain_s)
+            await self._transport.close(drain_s, stops_s)
         await self._nri.close()
         if self._image_runtime is not None:
             await self._image_runtime.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
 import grpc
@@ -28,6 +28,7 @@ from cri_proxy.core.interception import (
     Refuse,
     end_of,
 )
+from cri_proxy.shell.settling import Settling, UnderWay, grace_of
 
 #: kubelet allows replies of 16 MiB; we set no limit of our own.
 SERVER_OPTIONS = (
@@ -58,8 +59,6 @@ LONG_CALLS = frozenset(["GetContainerEvents", "PullImage"])
 #: How long a call waits to be seen whole. The end of a unary request comes with the message, or right behind it.
 LOOK_AHEAD_S = 0.05
 STOPPING = "cri-resmgr is stopping; call again"
-#: Younger calls are taken to end soon. Most take a few milliseconds, a create or start some hundred.
-YOUNG_S = 0.5
 _LOOK_S = 0.01
 
 #: Words by which grpc says that a call never left this process.
@@ -74,15 +73,13 @@ def open_channel(path: str) -> grpc.aio.Channel:
 
 
 @dataclass(eq=False)
-class _Call:
+class _Call(UnderWay):
     """A call under way: what is needed to end it when the daemon stops."""
 
-    method: str
     upstream: Any = None
     stopped: bool = False
     #: Whether it has had its time since the stop began.
     is_due: bool = False
-    since_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def stop(self) -> None:
         self.stopped = True
@@ -118,21 +115,18 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._handlers[method] = handler
         return handler
 
-    async def settle(self, seconds: float) -> None:
-        """Serve on until those under way now have ended and there is none that is slow, at most ``seconds``.
+    async def settle(self, drain_s: float, stops_s: float, only_stops: bool) -> None:
+        """Serve on until those that have a right to it have ended (``Settling``).
 
         Who connects while the calls under way are awaited must wait for the next daemon, and kubelet does that
         for 5 s (its minConnectionTimeout). So the wait for old calls comes first, while everybody is served.
         """
         loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        while loop.time() < begun_s + seconds:
-            since_s = min((c.since_s for c in self._active if not is_long(c.method)), default=loop.time())
-            if since_s > max(begun_s, loop.time() - YOUNG_S):
-                return
+        settling = Settling(loop.time(), drain_s, stops_s, only_stops)
+        while any(settling.waits_for(c, loop.time()) for c in self._active if not is_long(c.method)):
             await asyncio.sleep(_LOOK_S)
         for call in self._active:
-            call.is_due = call.since_s <= begun_s
+            call.is_due = settling.is_due(call, loop.time())
 
     async def drain(self, seconds: float, is_busy: Callable[[], bool] = lambda: False) -> None:
         """End the calls under way: long ones and streams at once, the others when ``seconds`` are over.
@@ -163,7 +157,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _serve(
         self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        call = _Call(method)
+        call = _Call(method, asyncio.get_running_loop().time())
         self._active.add(call)
         try:
             interception = self._interceptor.open(method)
@@ -218,6 +212,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             # A call without a request: the runtime has its own words for that.
             await self._pass(call, requests, context)
             return
+        call.grace_s = grace_of(call.method, message)
         end, code, details = End.REFUSED, 1, "the client went away"
         upstream: Any = None
         answered = False

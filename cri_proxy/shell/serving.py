@@ -89,13 +89,13 @@ class Serving:
         """Give clients' sockets the mode and owner of the runtime's."""
         copy_access(runtime, [path for path in self._made if path in self.sockets])
 
-    async def close(self, drain_s: float) -> None:
-        """Take no new calls, let those under way end (``Relay.drain``), remove what we have made.
+    async def close(self, drain_s: float, stops_s: float = 0.0) -> None:
+        """Take no new calls, let those under way end (``Relay.settle``, ``drain``), remove what we have made.
 
         On sockets we were given no call fails that ends within ``drain_s``: others wait for the next daemon.
         """
+        await self._relay.settle(drain_s, stops_s, only_stops=not self._splices)
         if self._splices:
-            await self._relay.settle(drain_s)
             await asyncio.gather(*(splice.turn_away() for splice in self._splices))
             await self._relay.drain(drain_s, lambda: any(splice.is_busy for splice in self._splices))
             await asyncio.gather(*(splice.stop(LAST_BYTES_S) for splice in self._splices))

@@ -104,7 +104,7 @@ class Standalone:
         found = "the runtime's events" if told else f"its list, read every {POLL_S * 1000:.0f} ms"
         return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._arrivals.count}
 
-    async def close(self, drain_s: float) -> None:
+    async def close(self, drain_s: float, stops_s: float) -> None:
         """Nobody waits for us."""
         if self._engine is not None:
             self._note_look()

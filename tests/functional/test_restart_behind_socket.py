@@ -150,7 +150,7 @@ async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime:
 
 @pytest.mark.parametrize("method", ["GetContainerEvents", "PullImage", "StopContainer"])
 async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime: FakeRuntime, method: str) -> None:
-    async with Units(runtime, relay={"drain": "0.2s"}) as units:
+    async with Units(runtime, relay={"drain": "0.2s", "drain_stops": "0.5s"}) as units:
         await units.start()
         requests = {
             "GetContainerEvents": cri.GetEventsRequest(),
@@ -171,6 +171,47 @@ async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime: FakeR
             again = client.stream(method, requests[method])
             await runtime.wait_for_call(method, 2)
             again.cancel()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_stop_of_a_container_is_waited_for_beyond_the_drain_while_others_are_served(
+    runtime: FakeRuntime, transport: str
+) -> None:
+    async with Units(runtime, relay={"drain": "0.1s", "transport": transport}) as units:
+        await units.start()
+        hold = asyncio.Event()
+        runtime.script("StopContainer", hold=hold)
+        request = cri.StopContainerRequest(container_id="c", timeout=600)
+        async with Kubelet(units.paths[0]) as slow, Kubelet(units.paths[1]) as other:
+            call = asyncio.ensure_future(slow.call("StopContainer", request))
+            await runtime.wait_for_call("StopContainer")
+            restart = asyncio.ensure_future(units.restart())
+            # Sent each second, in which every other call has had its time.
+            await units.agent.wait_notified("STOPPING=1")
+            await units.agent.wait_notified("EXTEND_TIMEOUT_USEC=")
+            assert (await other.list_containers(), call.done(), restart.done()) == ([], False, False)
+            hold.set()
+            await call
+            await restart
+            assert await other.list_containers() == []
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_stop_of_a_container_that_hangs_is_waited_for_as_long_as_it_was_to_take(
+    runtime: FakeRuntime, transport: str
+) -> None:
+    relay = {"drain": "0.1s", "drain_stops": "1h", "transport": transport}
+    async with Units(runtime, relay=relay) as units:
+        await units.start()
+        runtime.script("StopContainer", then_hang=True)
+        async with Kubelet(units.paths[0]) as client:
+            call = client.stream("StopContainer", cri.StopContainerRequest(container_id="c", timeout=1))
+            reading = asyncio.ensure_future(call.read())
+            await runtime.wait_for_call("StopContainer")
+            await units.restart()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await reading
+            assert await ended(call) == ("UNAVAILABLE", STOPPING)
 
 
 async def test_an_open_event_stream_and_a_long_pull_cost_no_other_call(runtime: FakeRuntime) -> None:

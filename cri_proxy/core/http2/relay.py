@@ -8,7 +8,7 @@ The owner feeds what it reads, writes what is in ``to_client`` and ``to_runtime`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from cri_proxy.core.http2.frames import (
     PREFACE,
@@ -78,6 +78,11 @@ class RelayedConnection:
     def methods(self) -> dict[int, str]:
         """The calls under way, by stream: those whose end the client has not been sent."""
         return {s.id: s.method for s in self._wire.streams.values() if not s.is_answered}
+
+    def call_of(self, stream_id: int) -> Any:
+        """What an intercepted call is known by; None: it is none, or its end is known."""
+        stream = self._wire.streams.get(stream_id)
+        return None if stream is None else stream.call
 
     @property
     def is_busy(self) -> bool:

@@ -147,7 +147,7 @@ class NriPlugin:
         )
         return {"sockets": [], "how": how, "nri": found}
 
-    async def close(self, drain_s: float) -> None:
+    async def close(self, drain_s: float, stops_s: float) -> None:
         """Events under way are a matter of milliseconds: nothing is drained."""
         for task in self._tasks:
             task.cancel()
