@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cri_proxy.core.nri.ids import PLUGIN_ID
 from tests.e2e.cgroups import cgroup_mounts
-from tests.e2e.node import Node, problem_of, until
+from tests.e2e.node import Node, Running, problem_of, until
 from tests.functional.nri.support import adjust, env, hosting, plugin, plugin_process
 
 pytestmark = pytest.mark.containerd
@@ -67,15 +70,65 @@ async def test_what_plugins_ask_for_is_seen_in_the_container(hosting_node: Node,
         assert shown.status.annotations["plugin.example/k"] == "v"
         row = await node.until_known(container)
         assert row["cpus"] == "1"
-        # The plugin was shown the real thing, by its real id.
-        line = await told.line("CreateContainer", 2)
-        seen = line["message"]["container"]
-        assert seen["id"] == container.id
-        assert container.id in seen["linux"]["cgroups_path"]
-        assert {"/proc", "/dev"} <= {mount["destination"] for mount in seen["mounts"]}
-        assert any(variable.startswith("PATH=") for variable in seen["env"])
+        # The plugin was asked about the real thing once, and shown what has become of it: its cgroup is another one.
+        await told.become("CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer")
+        asked_about, *seen = told.containers()
+        assert asked_about["id"] in asked_about["linux"]["cgroups_path"]
+        assert {"/proc", "/dev"} <= {mount["destination"] for mount in asked_about["mounts"]}
+        assert any(variable.startswith("PATH=") for variable in asked_about["env"])
+        for after in seen:
+            assert after["id"] == asked_about["id"] != container.id
+            assert container.id in after["linux"]["cgroups_path"]
+            assert {"FROM_A_PLUGIN=yes", "BOTH=plugin"} <= set(after["env"])
+        verbose = await node.direct.status(container.id, verbose=True)
+        assert seen[-1]["pid"] == json.loads(verbose.info["info"])["pid"]
         [listed] = await node.direct.list_containers()
-        assert listed.id == container.id
+        assert (listed.id, listed.annotations[PLUGIN_ID]) == (container.id, asked_about["id"])
+
+
+async def test_a_folder_named_by_the_id_is_in_the_container_as_long_as_it_lives(
+    hosting_node: Node, tmp_path: Path
+) -> None:
+    """The shape of what nri-plugins' policies answer, and an answer that is another one each time."""
+    node = hosting_node
+    named = f"{tmp_path}/{{id}}"
+    mount = {"destination": "/data", "source": named, "type": "bind", "options": ["bind", "ro", "rslave"]}
+    script: dict[str, Any] = {
+        "mask": 0x1FFF,
+        "CreateContainer": {"make": named, **adjust(mounts=[mount], env=env(A="{count}"))},
+        "RemoveContainer": {"remove": named},
+    }
+
+    async def inside(container: Running, *argv: str) -> str:
+        out, problem, code = await node.kubelet.exec(container.id, *argv)
+        assert code == 0, problem
+        return out.strip()
+
+    async with plugin(node.agent, **script) as told:
+        first, second = [await node.run(await node.pod(name)) for name in ("first", "second")]
+        known = [
+            (await told.line("CreateContainer", number))["message"]["container"]["id"] for number in (1, 2)
+        ]
+        for number, container in enumerate((first, second)):
+            assert await inside(container, "cat", "/data/id") == known[number]
+            assert await inside(container, "sh", "-c", "echo $A") == str(number)
+        await node.kubelet.stop(first.id)
+        await node.kubelet.remove(first.id)
+        await told.line("RemoveContainer")
+        assert [entry.name for entry in tmp_path.iterdir()] == [known[1]]
+    await node.agent.kill()
+    await node.agent.start()
+    await node.until_runtime_is_known()
+    # The plugin is back at another daemon, and knows the container again.
+    async with plugin(node.agent, **script) as told:
+        [listed] = (await told.line("Synchronize"))["message"]["containers"]
+        assert listed["id"] == known[1]
+        assert second.id in listed["linux"]["cgroups_path"]
+        assert await inside(second, "cat", "/data/id") == known[1]
+        await node.kubelet.stop(second.id)
+        await node.kubelet.remove(second.id)
+        await told.become("StopContainer", "RemoveContainer")
+        assert list(tmp_path.iterdir()) == []
 
 
 async def test_resources_are_there_without_a_second_create(hosting_node: Node) -> None:

@@ -15,7 +15,8 @@ Without --socket it takes its connection, name and index as a pre-registered plu
                                       last one for all that follow. Without any the answer is empty.
 
 An ACTION may have: "until": "FILE" (wait until it exists), "reply": {...} (the response as JSON), "raw": "ff00" (the
-response's bytes), "error": "text" and "code": 2, "hang": true, "exit": 1 (of the process, at once), "close": true.
+response's bytes), "error": "text" and "code": 2, "hang": true, "exit": 1 (of the process, at once), "close": true, "make":
+"FOLDER" (with a file "id" in it), "remove": "FOLDER". In texts {id} is the container's id, {count} another each time.
 On its standard input it takes calls of its own, a line each: {"method": "UpdateContainers", "message": {...}}.
 LOG gets a line for all that happens: {"event": "CreateContainer", "pod": ..., "container": ..., "message": {...}}.
 """
@@ -26,6 +27,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Awaitable
@@ -77,7 +79,8 @@ class ScriptedPlugin:
                 reply.events = self.script.get("mask", 0x3FFF)
             elif call == "Synchronize" and request.more:
                 reply.more = self.script.get("knows_more", True)
-            action = self._action(call, name)
+            about = request.container.id if "container" in request_type.DESCRIPTOR.fields_by_name else ""
+            action = self._action(call, name, about)
             raw = await self._act(action)
             if raw is not None:
                 return raw
@@ -95,13 +98,14 @@ class ScriptedPlugin:
         self.note(call, pod=pod, container=container, size=size, timeout_s=timeout_s, message=shown)
         return container or pod
 
-    def _action(self, call: str, name: str) -> dict[str, Any]:
+    def _action(self, call: str, name: str, about: str) -> dict[str, Any]:
         scripted = self.script.get("actions", {})
         key = f"{call}/{name}" if f"{call}/{name}" in scripted else call
         actions = scripted.get(key, [{}])
         at = self._done.get(key, 0)
         self._done[key] = at + 1
-        found: dict[str, Any] = actions[min(at, len(actions) - 1)]
+        text = json.dumps(actions[min(at, len(actions) - 1)])
+        found: dict[str, Any] = json.loads(text.replace("{id}", about).replace("{count}", str(at)))
         return found
 
     async def _act(self, action: dict[str, Any]) -> Optional[bytes]:
@@ -109,6 +113,11 @@ class ScriptedPlugin:
         if "until" in action:
             while not os.path.exists(action["until"]):
                 await asyncio.sleep(0.005)
+        if "make" in action:
+            os.mkdir(action["make"])
+            Path(action["make"], "id").write_text(Path(action["make"]).name)
+        if "remove" in action:
+            shutil.rmtree(action["remove"])
         if "exit" in action:
             os._exit(action["exit"])
         if action.get("close"):

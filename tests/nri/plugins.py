@@ -43,6 +43,13 @@ class Log:
         names = [line["event"] for line in self.lines()]
         return [name for name in names if name not in handshake and not name.endswith(" answered")]
 
+    def containers(self) -> list[dict[str, Any]]:
+        """Those that the calls of the host were about, in order."""
+        about: list[dict[str, Any]] = [
+            line["message"].get("container") for line in self.lines() if "message" in line
+        ]
+        return [container for container in about if container]
+
     async def become(self, *events: str) -> None:
         """Return once these are ``events``."""
         await eventually(lambda: self.events() == [*events], lambda: f"{events}, but {self.events()}")

@@ -7,6 +7,7 @@ from typing import Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.nri.ids import PLUGIN_ID, Ids
 from cri_proxy.core.nri.life import State
 from cri_proxy.core.nri.messages import Shown
 from cri_proxy.core.nri.view import view_again
@@ -19,11 +20,14 @@ _STATES = {
 
 
 class Known:
-    """Pods and containers by id. What is changed here is encoded anew when it is shown next, and nothing else."""
+    """Pods and containers by the runtime's ids. What is changed here is encoded anew when it is shown next, and nothing
+    else. The messages have the ids that plugins know.
+    """
 
     def __init__(self) -> None:
         self.pods: dict[str, Shown[nri.PodSandbox]] = {}
         self.containers: dict[str, Shown[nri.Container]] = {}
+        self.ids = Ids()
         #: Those looked at since they were started: before, they had no process.
         self._seen_running: set[str] = set()
 
@@ -32,21 +36,34 @@ class Known:
         return shown
 
     def remember(self, container: nri.Container) -> Shown[nri.Container]:
-        """A container of which the runtime has told everything."""
-        shown = self.containers[container.id] = Shown(container)
-        self._note_running(container)
+        """A container of which the runtime has told everything; it is shown by the id that plugins know."""
+        key = container.id
+        self.ids.note(key, container.annotations)
+        container.annotations.pop(PLUGIN_ID, None)
+        container.id = self.ids.shown(key)
+        shown = self.containers[key] = Shown(container)
+        self._note_running(key, container)
         return shown
+
+    def made_anew(self, container_id: str, new_id: str) -> None:
+        """The runtime calls a container something else now; what is known of it is as it was."""
+        shown_id = self.ids.shown(container_id)
+        known = self.containers.pop(container_id, None)
+        self.forget(container_id)
+        self.ids.note(new_id, {PLUGIN_ID: shown_id})
+        if known is not None:
+            self.containers[new_id] = known
 
     def refresh(self, container_id: str, status: cri.ContainerStatusResponse) -> None:
         """The runtime has told how a container is now; who is not known stays so."""
         shown = self.containers.get(container_id)
         if shown is not None:
             view_again(shown.change(), status)
-            self._note_running(shown.message)
+            self._note_running(container_id, shown.message)
 
-    def _note_running(self, container: nri.Container) -> None:
+    def _note_running(self, container_id: str, container: nri.Container) -> None:
         if container.state == nri.CONTAINER_RUNNING:
-            self._seen_running.add(container.id)
+            self._seen_running.add(container_id)
 
     def in_state(self, container_id: str, state: State) -> Optional[Shown[nri.Container]]:
         """A container as it is shown in a state; None: it is not known."""
@@ -64,6 +81,7 @@ class Known:
     def forget(self, container_id: str) -> None:
         self.containers.pop(container_id, None)
         self._seen_running.discard(container_id)
+        self.ids.forget(container_id)
 
     def forget_pod(self, pod_id: str) -> None:
         self.pods.pop(pod_id, None)
@@ -73,6 +91,7 @@ class Known:
         self.pods = {key: shown for key, shown in self.pods.items() if key in pods}
         for key in [key for key in self.containers if key not in containers]:
             self.forget(key)
+        self.ids.keep(lambda key: key in containers)
 
     def note_resources(self, container_id: str, resources: nri.LinuxResources) -> None:
         """A container has got these; what is not set is as it was."""

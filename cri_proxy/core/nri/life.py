@@ -39,6 +39,8 @@ class Due:
 class _Container:
     pod_id: str
     state: State
+    #: It is being made anew: that no list has it says nothing.
+    is_held: bool = False
 
 
 class Life:
@@ -100,6 +102,19 @@ class Life:
         self._touch(container_id)
         self._containers[container_id] = _Container(pod_id, State.CREATED)
 
+    def hold(self, container_id: str) -> None:
+        """The runtime is about to remove it and to make it anew, of which plugins are told nothing."""
+        if container_id in self._containers:
+            self._containers[container_id].is_held = True
+
+    def made_anew(self, container_id: str, new_id: str) -> None:
+        """What was held is there again, as ``new_id``; nothing if it has been removed with its pod meanwhile."""
+        self._touch(container_id)
+        self._touch(new_id)
+        known = self._containers.pop(container_id, None)
+        if known is not None:
+            self._containers[new_id] = _Container(known.pod_id, known.state)
+
     def started(self, container_id: str) -> None:
         self._touch(container_id)
         if container_id in self._containers:
@@ -115,7 +130,7 @@ class Life:
         return (Due(nri.STOP_CONTAINER, known.pod_id, container_id),)
 
     def removed(self, container_id: str) -> tuple[Due, ...]:
-        """A container is gone, or is to be forgotten because its creation was refused or it was made anew."""
+        """A container is gone, or is to be forgotten because its creation was refused."""
         due = self.stopped(container_id)
         known = self._containers.pop(container_id, None)
         return due if known is None else (*due, Due(nri.REMOVE_CONTAINER, known.pod_id, container_id))
@@ -147,7 +162,9 @@ class Life:
     def rebuild(self, pods: Mapping[str, State], containers: Mapping[str, tuple[str, State]]) -> None:
         """Forget all and know these: what plugins are about to be told by a Synchronize; (pod, state) by id."""
         self._pods = dict(pods)
-        self._containers = {key: _Container(pod_id, state) for key, (pod_id, state) in containers.items()}
+        held = {key: known for key, known in self._containers.items() if known.is_held}
+        listed = {key: _Container(pod_id, state) for key, (pod_id, state) in containers.items()}
+        self._containers = {**listed, **held}
 
     def compare(
         self, pods: Mapping[str, State], containers: Mapping[str, tuple[str, State]], asked_at: int
@@ -164,7 +181,8 @@ class Life:
         for key, (pod_id, state) in listed.items():
             due += self._see(key, pod_id, state)
         for key in [k for k in self._containers if k not in containers and k not in newer]:
-            due += self.removed(key)
+            if not self._containers[key].is_held:
+                due += self.removed(key)
         for pod_id, state in listed_pods.items():
             if self._pods.setdefault(pod_id, state) in _LIVE and state is State.STOPPED:
                 due += self.pod_stopped(pod_id)

@@ -19,6 +19,7 @@ from cri_proxy.shell.nri.host import NriHost, PluginRefused
 from cri_proxy.shell.nri.leftovers import UNKNOWN, Leftovers
 from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.teller import Teller
+from cri_proxy.shell.nri.under_way import UnderWay
 from cri_proxy.shell.nri.upstream import Upstream
 from cri_proxy.shell.nri.world import World
 
@@ -35,6 +36,7 @@ class Parties:
     upstream: Upstream
     marks: Marks
     leftovers: Leftovers
+    under_way: UnderWay
     log: Any
 
 
@@ -173,8 +175,8 @@ class Update(HostedCall):
         await self.parties.teller.told(self.parties.life.pod_of(self.container_id))
         pod = await world.pod(self.parties.life.pod_of(self.container_id))
         updates = await self.parties.host.update(pod, container, view_resources(request.linux))
-        own = [update for update in updates if update.container_id == self.container_id]
-        others = [update for update in updates if update.container_id != self.container_id]
+        own = [update for update in updates if update.container_id == container.id]
+        others = [update for update in updates if update.container_id != container.id]
         await self.parties.teller.apply_others(others)
         if not own:
             return b""

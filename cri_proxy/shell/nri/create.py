@@ -3,11 +3,12 @@
 NRI shows plugins a container's id and its whole OCI spec before it exists; a CRI client learns both afterwards. So:
 
 1. The engine's placement goes out with the create, as one more participant. The container is hidden.
-2. The runtime's own status of it says what plugins are to see; they are asked.
+2. The runtime's own status of it says what plugins are to see; they are asked, once.
 3. Nothing asked for: done. Resources only: the engine decides again with these as the request's (a cpuset of a
    plugin's is a fence, design rule 10), and the container, which was not started, is updated.
-4. Anything else takes another create: the container is removed, made anew from the changed request, and plugins are
-   asked again about the new id. Done when they ask for the same; three times at most.
+4. Anything else takes another create: the container is removed, and made anew from the changed request. Plugins see
+   none of this: what is made has the id for them that they were asked about (core/nri/ids.py), and they are not asked
+   again, as no other host of NRI would. So their answer may be about the id, or another one each time.
 
 A plugin's refusal, or an error of the runtime's on the way, removes what was made. A bug of ours does not: the client
 gets the container as the engine has placed it.
@@ -39,9 +40,6 @@ from cri_proxy.shell.nri.expression import Expression
 from cri_proxy.shell.nri.host import Merged, PluginRefused
 from cri_proxy.shell.nri.leftovers import UNKNOWN
 from cri_proxy.shell.nri.provisional import Provisional
-
-#: How often a container is made for one request, at most.
-ROUNDS = 3
 
 
 class Create(HostedCall):
@@ -83,22 +81,20 @@ class Create(HostedCall):
         try:
             updates = await self._agree()
         except (PluginRefused, AnswerFailed) as error:
-            if made.id:
-                await made.unmake()
+            await made.unmake()
             if isinstance(error, AnswerFailed):
                 raise
             parties.log.warning("plugins do not let a container be created", why=str(error))
             raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
         except Exception:
             if not made.id:
+                await made.unmake()
                 raise
             self.bug()
-        container_id, reply, is_another = made.id, made.reply, made.is_another
+        container_id, reply = made.id, made.reply
         await self.replied(reply)
         made.show()
         if pod_id := parties.life.pod_of(container_id):
-            if is_another:
-                await parties.world.look_up(container_id, pod_id, anew=True)
             parties.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
         await parties.teller.apply_others(updates)
         return reply
@@ -111,23 +107,14 @@ class Create(HostedCall):
         :raises PluginRefused: they do not agree, or CRI has no words for what they want.
         :raises AnswerFailed: the runtime's error.
         """
-        made, times = self._made, 1
-        while True:
-            merged, wanted = await self._ask()
-            if wanted.request == made.request:
-                return list(merged.updates)
-            may_update = made.request == self.message and not wanted.recreate
-            if may_update and await self._update(wanted.request, wanted.resources):
-                return list(merged.updates)
-            if times == ROUNDS:
-                raise PluginRefused(
-                    f"plugins want another container each time it is made; it was made {ROUNDS} times"
-                )
-            times += 1
-            await made.unmake()
-            await self._decide_again(wanted.request)
-            await made.make(wanted.request, self._delta)
-            self._tell("had it made anew")
+        made = self._made
+        merged, wanted = await self._ask()
+        # A plugin that comes from now on is not asked: it is shown the container as it is in the end.
+        with self.parties.under_way.during(self):
+            if wanted.request != made.request:
+                await self._change(wanted)
+            self.parties.world.accepted.add(made.id)
+        return list(merged.updates)
 
     async def _ask(self) -> tuple[Merged, Applied]:
         parties, made = self.parties, self._made
@@ -138,8 +125,20 @@ class Create(HostedCall):
         container = parties.world.known.remember(seen)
         parties.life.created(made.id, sandbox)
         merged = await parties.host.create(pod, container)
-        parties.world.accepted.add(made.id)
         return merged, self._expression.express(merged, self.message, container.message)
+
+    async def _change(self, wanted: Applied) -> None:
+        """Have what plugins want: by an update, or by another create.
+
+        :raises AnswerFailed: the runtime's error.
+        """
+        made = self._made
+        if not wanted.recreate and await self._update(wanted.request, wanted.resources):
+            return
+        await made.discard()
+        await self._decide_again(wanted.request)
+        await made.make_anew(wanted.request, self._delta)
+        self._tell("had it made anew", nri_id=made.first_id)
 
     async def _update(self, request: bytes, linux: cri.LinuxContainerResources) -> bool:
         """Give the container, which was not started yet, other resources. False: only another one can have them."""
@@ -169,10 +168,10 @@ class Create(HostedCall):
         ).config.linux.resources
         return placed
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, **more: str) -> None:
         """In the one line that the log has about a create."""
         if isinstance(self.engine, CreateContainer):
-            self.engine.fields["plugins"] = what
+            self.engine.fields.update(plugins=what, **more)
 
     async def _decide_again(self, request: bytes) -> None:
         """The engine's place for what the request has become."""

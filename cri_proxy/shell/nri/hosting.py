@@ -49,6 +49,7 @@ from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.passing import Passing
 from cri_proxy.shell.nri.run import Run
 from cri_proxy.shell.nri.teller import Teller
+from cri_proxy.shell.nri.under_way import UnderWay
 from cri_proxy.shell.nri.upstream import Upstream
 from cri_proxy.shell.nri.world import World
 from cri_proxy.shell.parts import Parts
@@ -92,10 +93,13 @@ class NriHosting:
         )
         teller = Teller(self.host, self.world, log)
         leftovers = Leftovers(upstream, marks, hidden, parts.keeper, log)
-        self._parties = Parties(self.host, self.world, life, hidden, teller, upstream, marks, leftovers, log)
+        under_way = UnderWay()
+        self._parties = Parties(
+            self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
+        )
         self._passing = Passing()
         self.world.on_due = teller.soon
-        self.world.settled = self._passing.settled
+        self.world.settled = under_way.settled
         self.host.on_change = self._changed
         self._deliver = parts.keeper.updates.deliver
         parts.keeper.updates.deliver = self._move

@@ -17,14 +17,12 @@ from cri_proxy.shell.nri.calls import HostedCall, Parties
 
 
 class Passing:
-    """Counts the calls that make something and that plugins are not asked about, for none is there."""
+    """Opens those calls, and tells when one has ended."""
 
     def __init__(self) -> None:
-        self._under_way: set[PassingCall] = set()
         #: Set when one has ended, and once in the beginning.
         self._some = asyncio.Event()
         self._some.set()
-        self._ended = asyncio.Event()
 
     def open(self, parties: Parties, engine: Optional[Interception], full_method: str) -> Interception:
         return PassingCall(parties, engine, full_method, self)
@@ -33,35 +31,17 @@ class Passing:
         await self._some.wait()
         self._some.clear()
 
-    async def settled(self, seconds: float) -> None:
-        """Return when those under way now have ended; at the latest after some time."""
-        deadline_s = asyncio.get_running_loop().time() + seconds
-        waiting = set(self._under_way)
-        while waiting & self._under_way:
-            self._ended.clear()
-            left_s = deadline_s - asyncio.get_running_loop().time()
-            try:
-                await asyncio.wait_for(self._ended.wait(), max(left_s, 0.0))
-            except asyncio.TimeoutError:
-                return
-
-    def begun(self, call: PassingCall) -> None:
-        self._under_way.add(call)
-
-    def over(self, call: PassingCall) -> None:
-        self._under_way.discard(call)
-        self._ended.set()
+    def over(self) -> None:
         self._some.set()
 
 
 class PassingCall(HostedCall):
     def __init__(
-        self, parties: Parties, engine: Optional[Interception], full_method: str, count: Passing
+        self, parties: Parties, engine: Optional[Interception], full_method: str, passing: Passing
     ) -> None:
         super().__init__(parties, engine, full_method)
-        self._count = count
-
-        count.begun(self)
+        self._passing = passing
+        parties.under_way.begun(self)
 
     async def request(self, message: bytes) -> Outcome:
         # What a daemon before this one has left of that name goes first, whoever is there now.
@@ -76,4 +56,5 @@ class PassingCall(HostedCall):
         return await super().request(message)
 
     async def after(self, end: End, code: int) -> None:
-        self._count.over(self)
+        self.parties.under_way.over(self)
+        self._passing.over()

@@ -68,7 +68,7 @@ class World:
         self.is_following = False
         #: Called with what a list has shown to be due.
         self.on_due: Callable[[Iterable[Due]], object] = lambda due: None
-        #: Waits until calls have ended that were passed on without plugins being asked.
+        #: Waits until calls have ended of whose containers a list says nothing yet, and no plugin is asked.
         self.settled: Optional[Callable[[float], Any]] = None
 
     # ------------------------------------------------------------------ pods and containers
@@ -106,8 +106,8 @@ class World:
         """A container that is over, as it was last seen, if only its id."""
         shown = self.known.in_state(container_id, State.STOPPED)
         if shown is None:
-            state = nri.CONTAINER_STOPPED
-            shown = Shown(nri.Container(id=container_id, pod_sandbox_id=pod_id, state=state))
+            shown_id, state = self.known.ids.shown(container_id), nri.CONTAINER_STOPPED
+            shown = Shown(nri.Container(id=shown_id, pod_sandbox_id=pod_id, state=state))
         return shown
 
     async def look_up(self, container_id: str, pod_id: str = "", anew: bool = False) -> None:
@@ -184,6 +184,7 @@ class World:
             key = item.id
             if not is_hiding or life.state(key) is not None or not self._is_hidden(item):
                 listed.containers[key] = (item.pod_sandbox_id, _STATES.get(item.state, State.STOPPED))
+                self.known.ids.note(key, item.annotations)
         for item in pods.items:
             key = item.id
             if not is_hiding or life.pod_state(key) is not None or not self._is_hidden_pod(item):
@@ -210,6 +211,8 @@ class World:
         life = self._life
         asked_at = life.now
         listed = await self._lists()
+        # A list may be older than a removal, and has brought back what was forgotten with it.
+        self.known.ids.keep(lambda key: key in listed.containers or life.state(key) is not None)
         if self.is_following:
             self.on_due(life.compare(listed.pods, listed.containers, asked_at))
         else:
@@ -240,32 +243,36 @@ class World:
     async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
         """Give containers what plugins want for them; returns those that failed and were not to be ignored.
 
-        Ids that are not known, or that are of something unfinished, are passed over.
+        Ids that are not known, or that are of something unfinished, are passed over. They are those that plugins
+        know; the runtime's own will do as well.
         """
         known = []
         for update in updates:
-            state = self._life.state(update.container_id)
-            if state in (None, State.STOPPED) or self._is_unfinished(update.container_id):
+            container_id = self._real(update.container_id)
+            state = self._life.state(container_id)
+            if state in (None, State.STOPPED) or self._is_unfinished(container_id):
                 self._log.info("no such container to update", plugin=plugin, id=update.container_id)
                 continue
-            known.append(update)
-        done = await gather_limited(AT_A_TIME, [self._update(update) for update in known])
+            known.append((container_id, update))
+        done = await gather_limited(AT_A_TIME, [self._update(*each) for each in known])
         failed = []
-        for update, problem in zip(known, done):
+        for (container_id, update), problem in zip(known, done):
             if isinstance(problem, Exception):
                 failed += [] if update.ignore_failure else [update]
-                self._log.warning(
-                    "an update failed", plugin=plugin, id=update.container_id, error=str(problem)
-                )
+                self._log.warning("an update failed", plugin=plugin, id=container_id, error=str(problem))
         return failed
 
-    async def _update(self, update: nri.ContainerUpdate) -> None:
+    def _real(self, told_id: str) -> str:
+        # What the runtime calls so itself comes first, whatever an annotation says.
+        return told_id if self._life.state(told_id) is not None else self.known.ids.real(told_id)
+
+    async def _update(self, container_id: str, update: nri.ContainerUpdate) -> None:
         """As a client's UpdateContainerResources: a cpuset is a fence for the engine, not its last word.
 
         :raises AnswerFailed: the runtime's error.
         """
         request = cri.UpdateContainerResourcesRequest(
-            container_id=update.container_id, linux=self.expression.resources(update)
+            container_id=container_id, linux=self.expression.resources(update)
         )
         message = request.SerializeToString()
         if not self._runtime.api:
@@ -287,4 +294,4 @@ class World:
             if engine is not None:
                 await engine.ended(end_of(code, True), code, details)
         linux = cri.UpdateContainerResourcesRequest.FromString(sent).linux
-        self.known.note_resources(update.container_id, view_resources(linux))
+        self.known.note_resources(container_id, view_resources(linux))

@@ -30,6 +30,30 @@ def life(*containers: str) -> Life:
     return made
 
 
+def test_what_is_made_anew_is_told_of_as_one() -> None:
+    it = life()
+    it.created("c", "p")
+    it.hold("c")
+    asked_at = it.now
+    # Neither a list nor a rebuild has it while it is not there.
+    assert said(it.compare({"p": State.RUNNING}, {}, asked_at)) == []
+    it.rebuild({"p": State.RUNNING}, {})
+    it.made_anew("c", "d")
+    # An old list does not know the new one.
+    assert said(it.compare({"p": State.RUNNING}, {}, asked_at)) == []
+    assert (it.state("c"), it.state("d"), it.pod_of("d")) == (None, State.CREATED, "p")
+    assert said(it.compare({"p": State.RUNNING}, {}, it.now)) == ["S d", "R d"]
+
+
+def test_what_is_removed_while_it_is_made_anew_stays_removed() -> None:
+    it = life()
+    it.created("c", "p")
+    it.hold("c")
+    assert said(it.pod_removed("p")) == ["S c", "SP p", "R c", "RP p"]
+    it.made_anew("c", "d")
+    assert said(it.removed("d")) == []
+
+
 def test_a_stop_is_told_once() -> None:
     it = life("c")
     assert said(it.stopped("c")) == ["S c"]
