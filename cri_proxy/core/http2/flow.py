@@ -11,6 +11,9 @@ is the ``surplus``, and every event has one effect on it:
 
 While there is a surplus the sender may send more than the receiver takes, so updates are kept back (4) until it is
 gone, and what does not fit into the window waits.
+
+What the sender believes to have is counted for its own sake, too: every credit has gone by here before it knew of it,
+so who sends more than that ignores the window (6.9.1), and what it sends would be kept here without an end.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from cri_proxy.core.http2.frames import (
     HEAD,
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
+    MAX_WINDOW,
     Buffer,
     Doubt,
     Error,
@@ -66,13 +70,18 @@ class _Piece:
 
 
 class Outlet:
-    """DATA on its way to one receiver. ``out`` takes what is sent, ``back`` what the sender is told."""
+    """DATA on its way to one receiver. ``out`` takes what is sent, ``back`` what the sender is told.
 
-    def __init__(self, out: list[Buffer], back: list[Buffer]) -> None:
+    ``sender``: the word for it in what is said of its faults.
+    """
+
+    def __init__(self, out: list[Buffer], back: list[Buffer], sender: str = "the sender") -> None:
         self.connection = Ledger(DEFAULT_WINDOW)
         #: The largest frame the receiver takes, and the largest it has ever said it takes.
         self.frame_bytes = self.largest_frame = DEFAULT_FRAME_BYTES
         self._initial = DEFAULT_WINDOW
+        #: How much more than ``_initial`` a sender may have that has read SETTINGS it has not confirmed, or has not.
+        self._slack = 0
         self._confirmed = (DEFAULT_WINDOW, DEFAULT_FRAME_BYTES)
         self._expected: deque[tuple[int, int]] = deque()
         #: Confirmations of the sender's that wait behind what it has sent before them.
@@ -84,6 +93,7 @@ class Outlet:
         self.waiting_bytes = 0
         self._out = out
         self._back = back
+        self._sender = sender
 
     # ------------------------------------------------------------------ streams
 
@@ -111,8 +121,13 @@ class Outlet:
     # ------------------------------------------------------------------ from the sender
 
     def passes(self, stream: int, size: int) -> bool:
-        """Whether a DATA frame of ``size`` bytes may pass now; it is counted then."""
+        """Whether a DATA frame of ``size`` bytes may pass now; it is counted then.
+
+        :raises Doubt: the sender was not given so much.
+        """
         connection, ledger = self.connection, self._streams.get(stream)
+        if size > connection.window + connection.surplus or ledger is not None:
+            self._check(stream, size, ledger)
         if connection.surplus > 0 or (ledger is not None and ledger.surplus > 0) or self._waiting:
             room = connection.window if ledger is None else min(connection.window, ledger.window)
             # Where there is no surplus the sender knows best: it may have heard of a change before us.
@@ -124,11 +139,38 @@ class Outlet:
         return True
 
     def keep(self, stream: int, size: int) -> None:
-        """DATA of ``size`` bytes, padding included, has come and does not pass."""
-        self.connection.surplus -= size
+        """DATA of ``size`` bytes, padding included, has come and does not pass.
+
+        :raises Doubt: the sender was not given so much.
+        """
         ledger = self._streams.get(stream)
+        self._check(stream, size, ledger)
+        self.connection.surplus -= size
         if ledger is not None:
             ledger.surplus -= size
+
+    def drop(self, size: int) -> None:
+        """DATA of a stream that is over has come, which goes nowhere; its windows are of no interest any more.
+
+        :raises Doubt: the sender was not given so much on the connection.
+        """
+        self._check(0, size, None)
+        self.connection.surplus -= size
+        self.grant(0, size)
+
+    def _check(self, stream: int, size: int, ledger: Optional[Ledger]) -> None:
+        """:raises Doubt: a sender ignores the windows it was given (6.9.1). An empty frame needs none."""
+        if size > self.connection.sender_window and size:
+            self._doubt(size, 0, self.connection.sender_window)
+        if ledger is not None and size > ledger.sender_window + self._slack and size:
+            self._doubt(size, stream, ledger.sender_window + self._slack)
+
+    def _doubt(self, size: int, stream: int, window: int) -> None:
+        where = f"stream {stream}" if stream else "the connection"
+        raise Doubt(
+            Error.FLOW_CONTROL_ERROR,
+            f"{self._sender} ignores flow control: DATA of {size} bytes where {where} has a window of {window}",
+        )
 
     def grant(self, stream: int, credit: int) -> None:
         """Give the sender credit in the receiver's stead; stream 0 is the connection."""
@@ -172,10 +214,18 @@ class Outlet:
         self._send(stream)
 
     def credit(self, stream: int, credit: int) -> int:
-        """The receiver gives credit. What of it is for the sender to know."""
+        """The receiver gives credit. What of it is for the sender to know.
+
+        :raises Doubt: more than a window can have (6.9.1).
+        """
         ledger = self._streams.get(stream) if stream else self.connection
         if ledger is None:
             return credit
+        if ledger.window + credit > MAX_WINDOW:
+            raise Doubt(
+                Error.FLOW_CONTROL_ERROR,
+                f"WINDOW_UPDATE of {credit} on stream {stream}, whose window is {ledger.window}: more than {MAX_WINDOW}",
+            )
         ledger.window += credit
         if self._waiting:
             self.send()
@@ -229,7 +279,7 @@ class Outlet:
     def expect(self, settings: list[tuple[int, int]]) -> None:
         """The receiver has sent SETTINGS. They hold when the sender has confirmed them; less holds at once (6.5.3).
 
-        :raises Doubt: too many are not confirmed.
+        :raises Doubt: too many are not confirmed, or a window gets larger than one can be (6.9.2).
         """
         window, frame_bytes = self._expected[-1] if self._expected else self._confirmed
         for name, value in settings:
@@ -267,10 +317,16 @@ class Outlet:
     def _apply(self) -> None:
         possible = (self._confirmed, *self._expected)
         initial = min(window for window, _ in possible)
+        self._slack = max(window for window, _ in possible) - initial
         self.frame_bytes = min(frame_bytes for _, frame_bytes in possible)
         change, self._initial = initial - self._initial, initial
         # A window may become negative; it is then waited for (6.9.2).
-        for ledger in self._streams.values():
+        for stream, ledger in self._streams.items():
             ledger.window += change
+            if ledger.window > MAX_WINDOW:
+                raise Doubt(
+                    Error.FLOW_CONTROL_ERROR,
+                    f"SETTINGS make the window of stream {stream} {ledger.window}: more than {MAX_WINDOW}",
+                )
         if change > 0 and self._waiting:
             self.send()

@@ -29,6 +29,8 @@ ANY_STREAM = 0x7FFFFFFF
 #: What every receiver takes until it says otherwise (6.5.2).
 DEFAULT_FRAME_BYTES = 16_384
 DEFAULT_WINDOW = 65_535
+#: What a window can have (6.9.1).
+MAX_WINDOW = 0x7FFFFFFF
 HEADER_TABLE_SIZE, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 0x1, 0x4, 0x5
 #: A header block may be in many frames. gRPC servers refuse metadata of a few KiB; ours takes 1 MiB, as they can be told.
 MAX_BLOCK_BYTES = 1 << 20

@@ -93,6 +93,15 @@ class RelayedConnection:
         )
 
     @property
+    def kept_bytes(self) -> int:
+        """What is in memory for this connection, about: what is held or waits, what is not whole, its calls."""
+        if self._is_over:
+            return 0
+        return (
+            self._wire.kept_bytes + self._requests.pipe.unhandled_bytes + self._replies.pipe.unhandled_bytes
+        )
+
+    @property
     def is_noting(self) -> bool:
         """Whether the runtime's direction waits for ``resume``."""
         return self._replies.is_noting

@@ -236,8 +236,7 @@ class Replies:
             return b""  # it was paid for, and the call has ended while it waited
         if stream is not None:
             if stream.is_taken:
-                wire.replies.keep(stream.id, frame.size)
-                wire.replies.grant(0, frame.size)
+                wire.replies.drop(frame.size)
                 return b""
             kept = self._show(stream, frame)
             if is_end and not self._is_ended:

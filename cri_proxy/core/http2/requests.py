@@ -119,8 +119,7 @@ class Requests:
             if frame.flags & END_STREAM:
                 stream.client_done = True
             if stream.is_taken:
-                wire.requests.keep(stream.id, frame.size)
-                wire.requests.grant(0, frame.size)
+                wire.requests.drop(frame.size)
                 return b""
             if stream.hold is not None:
                 self.pipe.flush(frame)

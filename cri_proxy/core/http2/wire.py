@@ -12,6 +12,8 @@ from cri_proxy.core.interception import End
 
 #: What is kept of all streams of a connection.
 MAX_HELD_BYTES = 64 << 20
+#: What a call has in memory besides its messages, its task and its decision included, about.
+STREAM_BYTES = 4096
 CLIENT_GONE = "the client went away"
 
 #: What the payload of our own pings begins with.
@@ -28,8 +30,8 @@ class Wire:
         self.streams: dict[int, Stream] = {}
         #: Those that are intercepted or were taken over.
         self.watched: set[int] = set()
-        self.requests = Outlet(self.to_runtime, self.to_client)
-        self.replies = Outlet(self.to_client, self.to_runtime)
+        self.requests = Outlet(self.to_runtime, self.to_client, "the client")
+        self.replies = Outlet(self.to_client, self.to_runtime, "the runtime")
         #: The client has got SETTINGS, which must come before everything else (RFC 9113, 3.4).
         self.is_greeted = False
         self.held_bytes = 0
@@ -48,6 +50,12 @@ class Wire:
     def is_full(self) -> bool:
         """Whether more is kept of a connection than may be: held, or waiting for a window."""
         return self.held_bytes + self.requests.waiting_bytes + self.replies.waiting_bytes > MAX_HELD_BYTES
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all of its streams have in memory, about."""
+        waiting = self.requests.waiting_bytes + self.replies.waiting_bytes
+        return self.held_bytes + waiting + len(self.streams) * STREAM_BYTES
 
     def forget(self, stream: Stream) -> None:
         """The stream is over."""

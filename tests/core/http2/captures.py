@@ -83,6 +83,8 @@ class Replay:
                     self.asked.append(event.message)
                     self.began.append(event.call)
                     self.relay.forward(event.stream, self._delta)
+                    # The runtime gives back what it is sent; what was recorded knows nothing of the delta.
+                    self.relay._wire.requests.connection.window += len(self._delta)
                 elif isinstance(event, Observed):
                     self.observed += event.messages
                 elif isinstance(event, Ended):

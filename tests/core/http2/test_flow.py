@@ -11,9 +11,27 @@ from cri_proxy.core.http2.flow import Outlet
 from cri_proxy.core.http2.frames import (
     INITIAL_WINDOW_SIZE,
     Buffer,
+    Doubt,
+    Error,
+    write_settings,
+    write_window_update,
 )
 from cri_proxy.core.http2.messages import write_message
-from tests.core.http2.hand import CONFIRMED, CREATE, VERSION, data, written
+from cri_proxy.core.http2.relay import RelayedConnection
+from cri_proxy.core.http2.stream import Asked, Closing
+from tests.core.http2.hand import (
+    BLOCK,
+    CONFIRMED,
+    CREATE,
+    HOLDS,
+    OTHER_BLOCK,
+    VERSION,
+    data,
+    goaways,
+    hand_made,
+    headers,
+    written,
+)
 from tests.core.http2.pair import LONG, Pair, all_is_in_step
 
 MIB = 1 << 20
@@ -181,7 +199,7 @@ def test_what_was_sent_before_a_smaller_window_was_confirmed_arrives_before_the_
     flow, out, _ = outlet()
     flow.expect([(INITIAL_WINDOW_SIZE, 500)])
     flow.expect([(INITIAL_WINDOW_SIZE, 700)])
-    flow.connection.window = 0
+    flow.connection.window, flow.connection.surplus = 0, 1000
     flow.delay(1, b"x" * 1000, 1000, False)
     flow.confirm(CONFIRMED)
     flow.confirm(CONFIRMED)
@@ -197,7 +215,7 @@ def test_a_confirmation_waits_for_nothing_that_is_dropped_and_for_nothing_where_
     flow, out, _ = outlet()
     flow.expect([(INITIAL_WINDOW_SIZE, 70_000)])
     flow.expect([(INITIAL_WINDOW_SIZE, 500)])
-    flow.connection.window = 0
+    flow.connection.window, flow.connection.surplus = 0, 1
     flow.delay(1, b"x", 1, False)
     flow.confirm(CONFIRMED)
     assert b"".join(out) == CONFIRMED
@@ -228,6 +246,96 @@ def test_a_client_that_takes_less_from_now_on_gets_what_was_on_its_way() -> None
     pair.runtime.end_stream(other)
     pair.pump()
     assert pair.has_ended(stream, "client") and pair.books_are_right() and all_is_in_step(pair)
+
+
+# ---------------------------------------------------------------------- a side that ignores windows
+
+
+def rogue(relay: RelayedConnection, frames: bytes, by_client: bool, most: int) -> int:
+    """One side says the same ``most`` times, whatever it is told; how often the relay has listened."""
+    for count in range(most):
+        (relay.from_client if by_client else relay.from_runtime)(frames, 0.0)
+        if any(isinstance(event, Closing) for event in relay.take_events()):
+            return count + 1
+    return most
+
+
+def codes(relay: RelayedConnection) -> tuple[list[int], list[int]]:
+    """What both sides are told at the end."""
+    to_client, to_runtime = b"".join(relay.to_client), b"".join(relay.to_runtime)
+    return [code for _, code in goaways(to_client)], [code for _, code in goaways(to_runtime)]
+
+
+PIECE = 10_000
+
+
+@pytest.mark.parametrize("method", [BLOCK, OTHER_BLOCK], ids=["held", "passing"])
+def test_a_client_that_ignores_the_windows_is_cut_off_where_they_end(method: bytes) -> None:
+    relay, _ = hand_made(headers(1, method))
+    heard = rogue(relay, data(1, bytes(PIECE)), True, 1000)
+    # Seven begin a message of no bytes: until that is decided the client has the window it began with.
+    assert heard == 7 and codes(relay) == ([Error.FLOW_CONTROL_ERROR], [Error.FLOW_CONTROL_ERROR])
+    assert relay.kept_bytes == 0
+
+
+def test_a_client_that_floods_many_streams_is_cut_off_where_the_connections_window_ends() -> None:
+    relay, _ = hand_made(*(headers(stream, OTHER_BLOCK) for stream in (1, 3, 5)))
+    assert rogue(relay, b"".join(data(stream, bytes(PIECE)) for stream in (1, 3, 5)), True, 1000) == 3
+
+
+def test_a_client_is_cut_off_behind_a_request_that_waits_for_the_runtime() -> None:
+    relay, _ = hand_made(
+        headers(1),
+        data(1, HOLDS),
+        settings=write_settings() + CONFIRMED,  # the runtime's are confirmed
+    )
+    assert [type(event) for event in relay.take_events()] == [Asked]
+    relay.forward(1, bytes(100_000))  # more than the runtime's window: what follows waits
+    assert rogue(relay, data(1, bytes(PIECE)), True, 1000) == 7
+    assert codes(relay) == ([Error.FLOW_CONTROL_ERROR], [Error.FLOW_CONTROL_ERROR])
+
+
+def test_a_runtime_that_ignores_the_clients_windows_is_cut_off() -> None:
+    relay, _ = hand_made(headers(1), data(1, HOLDS, end=True))
+    relay.take_events()
+    relay.forward(1, b"")
+    relay.from_runtime(headers(1, b"\x88") + data(1, write_message(bytes(20 << 20))[:5]), 0.0)
+    assert rogue(relay, data(1, bytes(PIECE)), False, 1000) == 7
+    assert codes(relay) == ([Error.FLOW_CONTROL_ERROR], [Error.FLOW_CONTROL_ERROR])
+
+
+def test_of_a_window_that_changes_the_sender_may_use_either_until_it_has_confirmed() -> None:
+    flow, _, _ = outlet()
+    flow.connection.window = 1 << 20
+    flow.open(1)
+    flow.expect([(INITIAL_WINDOW_SIZE, 100)])
+    assert flow.passes(1, 60_000)
+    flow.confirm(CONFIRMED)
+    with pytest.raises(Doubt, match="where stream 1 has a window of -59900"):
+        flow.passes(1, 1)
+    assert flow.passes(1, 0)  # an empty frame needs no window
+    flow.expect([(INITIAL_WINDOW_SIZE, 70_000)])
+    assert flow.passes(1, 10_000)
+    with pytest.raises(Doubt, match="where stream 1 has a window of 0"):
+        flow.passes(1, 1)
+
+
+@pytest.mark.parametrize("by_client", [True, False], ids=["the client", "the runtime"])
+@pytest.mark.parametrize("stream", [0, 1], ids=["the connection", "a stream"])
+def test_a_window_of_more_than_31_bits_ends_the_connection(by_client: bool, stream: int) -> None:
+    relay, _ = hand_made(headers(1))
+    (relay.from_client if by_client else relay.from_runtime)(write_window_update(stream, 2**31 - 65_536), 0.0)
+    assert relay.take_events() == []
+    (relay.from_client if by_client else relay.from_runtime)(write_window_update(stream, 1), 0.0)
+    assert codes(relay) == ([Error.FLOW_CONTROL_ERROR], [Error.FLOW_CONTROL_ERROR])
+
+
+def test_settings_that_make_a_window_larger_than_31_bits_end_the_connection() -> None:
+    relay, _ = hand_made(headers(1), write_window_update(1, 2**31 - 65_536))
+    relay.from_client(write_settings((INITIAL_WINDOW_SIZE, 70_000)), 0.0)
+    assert relay.take_events() == []  # it holds when the runtime has confirmed it
+    relay.from_runtime(2 * CONFIRMED, 0.0)
+    assert codes(relay) == ([Error.FLOW_CONTROL_ERROR], [Error.FLOW_CONTROL_ERROR])
 
 
 # ---------------------------------------------------------------------- any order of events
