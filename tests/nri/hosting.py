@@ -31,6 +31,7 @@ class FakeWorld:
         self.containers: list[Shown[nri.Container]] = [OTHER]
         self.applied: list[tuple[str, list[nri.ContainerUpdate]]] = []
         self.failing: set[str] = set()
+        self.pictures = 0
         self.problem: Optional[Exception] = None
         self.before_snapshot: Optional[Callable[[], Awaitable[None]]] = None
 
@@ -39,6 +40,7 @@ class FakeWorld:
             await self.before_snapshot()
         if self.problem is not None:
             raise self.problem
+        self.pictures += 1
         return list(self.pods), list(self.containers)
 
     async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:

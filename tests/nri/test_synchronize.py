@@ -82,6 +82,23 @@ async def test_a_container_created_during_it_reaches_the_plugin_as_an_event(tmp_
         assert sorted(plugin.log.events()) == ["CreateContainer", "PostStartContainer"]
 
 
+async def test_what_was_due_before_the_picture_is_told_only_of_what_is_in_it(tmp_path: Path) -> None:
+    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-early") as early:
+        await it.has("10-early")
+        before = it.world.pictures
+        async with external(tmp_path, it.socket, "20-late") as late:
+            await it.has("10-early", "20-late")
+            await it.host.stop(POD, CONTAINER, before)
+            await it.host.stop(POD, OTHER, before)
+            await it.host.notify(nri.REMOVE_CONTAINER, POD, CONTAINER, before)
+            await it.host.notify(nri.STOP_POD_SANDBOX, POD, picture=before)
+            await it.host.notify(nri.REMOVE_CONTAINER, POD, CONTAINER, it.world.pictures)
+            assert early.log.events() == [
+                *("StopContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemoveContainer")
+            ]
+            assert late.log.events() == ["StopContainer", "StopPodSandbox", "RemoveContainer"]
+
+
 async def test_events_under_way_end_before_the_picture_is_taken(tmp_path: Path) -> None:
     go = tmp_path / "go"
     slow = {"mask": REQUESTS, "actions": {"CreateContainer": [{"until": str(go)}]}}

@@ -73,6 +73,10 @@ class Life:
         known = self._containers.get(container_id)
         return None if known is None else known.state
 
+    def is_live(self, container_id: str) -> bool:
+        """Whether a container's end is still to be told."""
+        return self.state(container_id) in _LIVE
+
     def pod_of(self, container_id: str) -> str:
         """The sandbox a container is in; "" if it is not known."""
         known = self._containers.get(container_id)

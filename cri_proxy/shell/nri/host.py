@@ -25,7 +25,7 @@ from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.nri.arrivals import Arrivals
 from cri_proxy.shell.nri.connection import CallFailed
 from cri_proxy.shell.nri.metrics import NriMetrics
-from cri_proxy.shell.nri.peer import Peer, PeerLost
+from cri_proxy.shell.nri.peer import NOW, Peer, PeerLost
 from cri_proxy.shell.nri.registration import Registrar, World
 from cri_proxy.shell.nri.roster import Roster
 
@@ -212,13 +212,16 @@ class NriHost:
     # ------------------------------------------------------------------ what has happened
 
     async def stop(
-        self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]
+        self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container], picture: int = NOW
     ) -> list[nri.ContainerUpdate]:
-        """A container has ended: what plugins want of others now. What is in conflict is left out."""
+        """A container has ended: what plugins want of others now. What is in conflict is left out.
+
+        ``picture``: the newest of the world's when it ended.
+        """
         message = EventMessage(nri.STOP_CONTAINER, pod.data, container.data)
         async with self._roster.gate.shared(), self._merging:
             updates = MergedUpdates()
-            for peer in self._roster.takers(nri.STOP_CONTAINER):
+            for peer in self._meant(nri.STOP_CONTAINER, container.id, picture):
                 asked = await self._told(self._ask(peer, message, nri.StopContainerResponse))
                 if asked is None:
                     continue
@@ -231,14 +234,25 @@ class NriHost:
             return updates.result
 
     async def notify(
-        self, event: int, pod: Shown[nri.PodSandbox], container: Optional[Shown[nri.Container]] = None
+        self,
+        event: int,
+        pod: Shown[nri.PodSandbox],
+        container: Optional[Shown[nri.Container]] = None,
+        picture: int = NOW,
     ) -> None:
-        """Tell of what has happened. A plugin that fails does not keep the next one from being told."""
+        """Tell of what has happened. A plugin that fails does not keep the next one from being told.
+
+        ``picture``: the newest of the world's when it did.
+        """
         # Events of pods have no container.
         message = EventMessage(event, pod.data, None if container is None else container.data)
         async with self._roster.gate.shared():
-            for peer in self._roster.takers(event):
+            for peer in self._meant(event, pod.id if container is None else container.id, picture):
                 await self._told(self._ask(peer, message, None))
+
+    def _meant(self, event: int, some_id: str, picture: int) -> list[Peer]:
+        """Those who are told what has happened to something: not those who came after it."""
+        return [peer for peer in self._roster.takers(event) if peer.is_meant(some_id, picture)]
 
     def is_told(self, event: int) -> bool:
         """Whether anybody is there for an event, or may be in a moment."""

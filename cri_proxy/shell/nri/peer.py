@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Optional, TypeVar
@@ -21,6 +22,8 @@ from cri_proxy.shell.nri.connection import CallFailed, CallTimedOut, ConnectionC
 from cri_proxy.shell.nri.metrics import NriMetrics
 
 LAUNCHED, EXTERNAL = "launched", "external"
+#: In the place of a picture's number: no plugin comes after this.
+NOW = sys.maxsize
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -58,6 +61,9 @@ class Peer:
         #: Events that it takes by StateChange only.
         self.old_style: set[int] = set()
         self.since_s = time.monotonic()
+        #: The picture of the node that it was shown when it came, by its number, and the ids in it.
+        self.picture = 0
+        self.shown: frozenset[str] = frozenset()
         self._order = order
         self._metrics = metrics
         self._turn = asyncio.Lock()
@@ -77,6 +83,13 @@ class Peer:
     def takes(self, event: int) -> bool:
         """Whether it has subscribed to an event."""
         return subscribes(self.mask, event)
+
+    def is_meant(self, some_id: str, picture: int) -> bool:
+        """Whether it is told what was due about something when a picture was the newest.
+
+        What was due before its own picture was taken is over, but for what is in it.
+        """
+        return picture >= self.picture or some_id in self.shown
 
     async def tell(self, message: EventMessage, timeout_s: float) -> bytes:
         """The reply to an event's call, by StateChange if the plugin does not know it.

@@ -39,8 +39,11 @@ FAREWELL_S = 1.0
 class World(Protocol):
     """What plugins are told of, and may change."""
 
+    #: How many pictures have been taken of it.
+    pictures: int
+
     async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
-        """All pods, and the containers that have not ended. Awaited while every call of the host waits."""
+        """Take a picture: all pods, and the containers that have not ended. Every call of the host waits for it."""
 
     async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
         """Update containers; returns those that failed."""
@@ -151,16 +154,13 @@ class Registrar:
 
     async def _synchronize(self, peer: Peer) -> list[nri.ContainerUpdate]:
         """Add a plugin such that nothing is lost between what it is told here and its first event."""
-        self._roster.joining += 1
-        try:
+        with self._roster.join():
             async with self._roster.gate.alone():
                 updates = await self._exchange(peer, self._roster.settings.sync_timeout_s)
                 if peer.connection.closed.is_set():
                     raise NotAdmitted(peer.connection.reason)
                 self._penalties.pop(peer.title, None)
                 self._roster.add(peer)
-        finally:
-            self._roster.joining -= 1
         return updates
 
     async def _exchange(self, peer: Peer, timeout_s: float) -> list[nri.ContainerUpdate]:
@@ -174,6 +174,8 @@ class Registrar:
             # A bug of ours keeps this plugin out, and hurts nobody else.
             self._log.exception("pods and containers cannot be shown", plugin=peer.title)
             raise NotAdmitted(f"{type(error).__name__}: {error}") from None
+        peer.picture = self._world.pictures
+        peer.shown = frozenset([*(pod.id for pod in pods), *(container.id for container in containers)])
         parts, left_out = sync_parts(pods, containers)
         if left_out:
             self._log.warning("too large for an NRI plugin to be told of", plugin=peer.title, ids=left_out)

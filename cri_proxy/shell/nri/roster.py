@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Callable, Optional
 
 from cri_proxy.core.nri.dispatch import missing
@@ -67,6 +67,18 @@ class Roster:
         """The required plugins that are not there."""
         known = [(peer.identity.index, peer.identity.name) for peer in self._peers]
         return missing(self.settings.rules.required_plugins, known)
+
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """A plugin is about to be added. One that is not, after all, has gone as well."""
+        self.joining += 1
+        try:
+            yield
+        except BaseException:
+            self.joining -= 1
+            self._changed()
+            raise
+        self.joining -= 1
 
     def add(self, peer: Peer) -> None:
         self._peers = sorted([*self._peers, peer], key=lambda known: known.rank)

@@ -46,30 +46,31 @@ class Teller:
 
     def _chain(self, pod_id: str, due: list[Due]) -> asyncio.Task[None]:
         before = self._last.get(pod_id)
-        task = self.spawn(self._tell_after(before, due))
+        task = self.spawn(self._tell_after(before, due, self._world.pictures))
         self._last[pod_id] = task
         task.add_done_callback(
             lambda done: self._last.pop(pod_id) if self._last.get(pod_id) is done else None
         )
         return task
 
-    async def _tell_after(self, before: Optional[asyncio.Task[None]], due: list[Due]) -> None:
+    async def _tell_after(self, before: Optional[asyncio.Task[None]], due: list[Due], picture: int) -> None:
+        """``picture``: the newest when this was due; a plugin that comes later was shown what had become of it."""
         if before is not None:
             await asyncio.wait({before})
         for one in due:
             try:
-                await self._tell_one(one)
+                await self._tell_one(one, picture)
             except Exception:
                 self._log.error(
                     "an event could not be told", due=one.event, id=one.container_id, exc_info=True
                 )
 
-    async def _tell_one(self, due: Due) -> None:
+    async def _tell_one(self, due: Due, picture: int) -> None:
         if due.event == nri.STOP_CONTAINER:
-            await self._tell_stop(due)
+            await self._tell_stop(due, picture)
         elif self._host.is_told(due.event):
             pod = await self._world.pod(due.pod_id)
-            await self._host.notify(due.event, pod, await self._container_of(due))
+            await self._host.notify(due.event, pod, await self._container_of(due), picture)
         if due.event == nri.REMOVE_CONTAINER:
             self._world.known.forget(due.container_id)
         elif due.event == nri.REMOVE_POD_SANDBOX:
@@ -81,12 +82,12 @@ class Teller:
         found = await self._world.container(due.container_id)
         return found or self._world.last_known(due.container_id, due.pod_id)
 
-    async def _tell_stop(self, due: Due) -> None:
+    async def _tell_stop(self, due: Due, picture: int) -> None:
         # With its removal nobody can be asked any more how it has ended.
         if not (self._host.is_told(nri.STOP_CONTAINER) or self._host.is_told(nri.REMOVE_CONTAINER)):
             return
         container = await self._world.ended(due.container_id, due.pod_id)
-        updates = await self._host.stop(await self._world.pod(due.pod_id), container)
+        updates = await self._host.stop(await self._world.pod(due.pod_id), container, picture)
         if updates:
             self.spawn(self._world.apply("", updates))
 

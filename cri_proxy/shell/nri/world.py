@@ -64,6 +64,8 @@ class World:
         self.known = Known()
         #: What plugins have agreed to while clients do not see it yet.
         self.accepted: set[str] = set()
+        #: How many pictures have been taken: what was due before a plugin's own is not told to it.
+        self.pictures = 0
         #: Whether the map of lives is kept in step: some plugin is told of events.
         self.is_following = False
         #: Called with what a list has shown to be due.
@@ -135,14 +137,19 @@ class World:
     # ------------------------------------------------------------------ lists
 
     async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
-        """All pods, and the containers that have not ended; what plugins have not agreed to is left out.
+        """Take a picture: all pods, and the containers that have not ended; what plugins have not agreed to is left out.
+
+        The map of lives is made anew by it where no plugin was there, else what it shows to be over is due before it.
 
         :raises AnswerFailed: the runtime does not answer.
         """
         if self.settled is not None:
             await self.settled(SETTLE_S)
         listed = await self._follow_lists()
-        pods, live = list(listed.pods), listed.live()
+        self.pictures += 1
+        # What was told while the list was on its way is newer than the list.
+        pods = [key for key in listed.pods if self._life.pod_state(key) is not None]
+        live = {key: found for key, found in listed.live().items() if self._life.is_live(key)}
         if self._hidden:
             pods = [key for key in pods if not self._is_unfinished_pod(key)]
             live = {key: found for key, found in live.items() if not self._is_unfinished(key)}

@@ -1,0 +1,102 @@
+"""A plugin that connects is told of nothing that was over before: no stop and no removal of what it never saw."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.agent import Agent
+from tests.cri_client import CriClient, Pod
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import until
+from tests.functional.nri.support import plugin
+from tests.nri.plugins import Log
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+NO_VALIDATOR = 0x1FFF
+A_WHOLE_LIFE = [
+    "RunPodSandbox",
+    "CreateContainer",
+    "PostCreateContainer",
+    "StartContainer",
+    "PostStartContainer",
+    "StopContainer",
+    "StopPodSandbox",
+    "RemoveContainer",
+    "RemovePodSandbox",
+]
+
+
+async def until_not_asking(agent: Agent) -> None:
+    await until(agent, lambda status: not status["nri"]["is_asking"])
+
+
+def told_about(log: Log, pod_id: str) -> list[str]:
+    """The events of one pod and its containers."""
+    return [
+        line["event"] for line in log.lines() if line.get("message", {}).get("pod", {}).get("id") == pod_id
+    ]
+
+
+async def a_whole_life(client: CriClient, name: str) -> Pod:
+    pod = await client.run_pod(name)
+    await client.start(await client.create(pod, "c"))
+    await client.remove_pod(pod.id)
+    return pod
+
+
+async def test_pods_that_go_between_a_plugin_that_dies_and_the_next_are_told_to_neither(
+    agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    for number in range(30):
+        gone = await client.run_pod(f"gone-{number}")
+        await client.start(await client.create(gone, "c"))
+        async with plugin(agent, wait=False, Synchronize={"close": True}) as died:
+            await died.line("closed")
+        await until_not_asking(agent)
+        await client.remove_pod(gone.id)
+        async with plugin(agent, mask=NO_VALIDATOR) as told:
+            new = await a_whole_life(client, f"new-{number}")
+            await told.become(*A_WHOLE_LIFE)
+            assert told_about(told, new.id) == A_WHOLE_LIFE
+        await until_not_asking(agent)
+
+
+async def test_what_is_still_to_be_told_to_an_earlier_plugin_is_no_business_of_a_later_one(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+) -> None:
+    await client.start(await client.create(pod, "c"))
+    waits = {"until": str(go_on)}
+    async with plugin(agent, "10-slow", mask=NO_VALIDATOR, RemoveContainer=waits) as slow:
+        removing = asyncio.ensure_future(client.remove_pod(pod.id))
+        await slow.line("RemoveContainer")
+        assert runtime.pods == {}
+        async with plugin(agent, "20-late", mask=NO_VALIDATOR, wait=False) as late:
+            await late.line("Configure")
+            go_on.touch()
+            assert (await late.line("Synchronize"))["message"] == {}
+            await removing
+            await slow.become("StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
+            await a_whole_life(client, "new")
+            await late.become(*A_WHOLE_LIFE)
+
+
+async def test_a_pod_that_is_being_stopped_when_a_plugin_comes_is_shown_and_told_to_its_end(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+) -> None:
+    container = await client.create(pod, "c")
+    await client.start(container)
+    waits = {"until": str(go_on)}
+    async with plugin(agent, "10-slow", mask=NO_VALIDATOR, StopContainer=waits) as slow:
+        removing = asyncio.ensure_future(client.remove_pod(pod.id))
+        await slow.line("StopContainer")
+        async with plugin(agent, "20-late", mask=NO_VALIDATOR, wait=False) as late:
+            await late.line("Configure")
+            go_on.touch()
+            shown = (await late.line("Synchronize"))["message"]
+            await removing
+            if "pods" in shown:  # it is at the gate before the stop is over
+                assert "containers" not in shown
+                await late.become("StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
