@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Optional
 
 from hpack import Encoder
 
@@ -111,10 +112,11 @@ class Frames:
 
 
 class Client:
-    """One client with one connection; a call at a time."""
+    """One client with one connection; a call at a time. ``most_s``: how long a step may take; None: without end."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, most_s: Optional[float] = None) -> None:
         connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(most_s)
         connection.connect(path)
         self._frames = Frames(connection)
         self._frames.out.insert(0, PREFACE)

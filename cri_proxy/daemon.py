@@ -27,7 +27,7 @@ from cri_proxy.shell.assembly import Assembly, read_boot_id
 from cri_proxy.shell.commands import Commands
 from cri_proxy.shell.control import ControlServer
 from cri_proxy.shell.health import Health
-from cri_proxy.shell.listen import SocketTaken
+from cri_proxy.shell.listen import SocketTaken, allow_descriptors
 from cri_proxy.shell.log_lines import LogLines
 from cri_proxy.shell.machine import read_memory_bytes
 from cri_proxy.shell.metrics import Metrics
@@ -416,6 +416,8 @@ async def _go_on_stopping(drain_s: float, stops_s: float) -> None:
 
 def main(options: RunOptions) -> int:
     """Run a daemon in a new event loop."""
+
+    allow_descriptors()
 
     async def run() -> int:  # what a daemon is made of belongs to a loop
         return await Daemon(options).run()

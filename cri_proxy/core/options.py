@@ -11,6 +11,7 @@ from cri_proxy.core.option_checks import (
     path,
     socket_path,
     socket_paths,
+    whole,
 )
 from cri_proxy.core.options_affinity import AFFINITY_OPTIONS
 from cri_proxy.core.options_nri import NRI_OPTIONS
@@ -74,6 +75,14 @@ OPTIONS: tuple[Option, ...] = (
         "How long a stop of the service waits at most for StopContainer requests, each of which has its own timeout and"
         " relay.drain. Everything is served meanwhile.",
         "seconds",
+    ),
+    Option(
+        "relay.idle_connections",
+        whole(64, 65_536),
+        1_024,
+        "How many connections without a call may stay open. With more, the oldest is closed: first of those whose"
+        " client has not finished its preface, then of those that had no call yet, then of the others.",
+        live=False,
     ),
     Option(
         "state.directory",

@@ -1,22 +1,25 @@
 """A client's connection and the one to the runtime that belongs to it: bytes are moved, calls are run.
 
-Without a runtime it is a connection to a small end of our own (``LocalEnd``).
+The one to the runtime is made when the client begins something (``Lobby``). Without a runtime it is a connection to a
+small end of our own (``LocalEnd``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional, Protocol, Union
 
+from cri_proxy.core.http2.frames import Error, write_goaway
 from cri_proxy.core.http2.headers import Metadata
+from cri_proxy.core.http2.lobby import Lobby
 from cri_proxy.core.http2.local import LocalEnd
 from cri_proxy.core.http2.relay import RelayedConnection
 from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
 from cri_proxy.core.interception import Interceptor
 from cri_proxy.shell.frame_call import Done, FrameCall, Instead, run_call
 from cri_proxy.shell.frame_end import End
+from cri_proxy.shell.frame_links import Kind
 from cri_proxy.shell.settling import UnderWay
 
 #: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
@@ -38,12 +41,15 @@ class LinkOwner(Protocol):
     runtime: str
     interceptor: Interceptor
     tasks: set[asyncio.Task[Any]]
+    #: Connections to the runtime that are being made.
+    joining: set[asyncio.Task[None]]
 
     def failed_open(self, method: str, reason: str) -> None: ...
     def failed(self, error: Exception) -> None: ...
     def unreached(self, why: str) -> None: ...
     def closing(self, reason: str) -> None: ...
-    def joined(self, link: Link) -> None: ...
+    def placed(self, link: Link, kind: Kind) -> None: ...
+    def stranded(self) -> None: ...
     def left(self, link: Link) -> None: ...
 
 
@@ -51,48 +57,92 @@ class Link:
     """``is_greeted``: the client has got a SETTINGS frame (``greeting``)."""
 
     def __init__(self, owner: LinkOwner, is_greeted: bool = False) -> None:
+        #: One of the three is there: none for the runtime yet, one to it, or there is no runtime.
+        self.lobby: Optional[Lobby] = Lobby(is_greeted)
         self.connection: Optional[RelayedConnection] = None
         self.local: Optional[LocalEnd] = None
         self.has_read_farewell = False
         self.client = End(self._from_client, self._client_lost, self._regulate)
         self.runtime = End(self._from_runtime, self._runtime_lost, self._regulate)
+        self.kind = Kind.UNFINISHED
+        #: What the client has said while the runtime did not accept yet; None: it has, or was not asked to.
+        self._early: Optional[bytes] = None
         #: Notes that the runtime's direction has waited for so far.
         self._notes = 0
         self._owner = owner
-        self._is_greeted = is_greeted
         self._is_closing = False
-        self._since_s = 0.0
+        self._is_farewell_said = False
         self._loop = asyncio.get_running_loop()
-
-    async def join(self, accepted: socket.socket) -> None:
-        """Connect to the runtime, then begin to read what the client says."""
         self._since_s = self._loop.time()
+
+    def begin(self, accepted: socket.socket) -> None:
+        """Read what the client says."""
         accepted.setblocking(False)
-        # Before there is one: the runtime may speak first, and at once.
-        self.connection = RelayedConnection(self._open_call, int(self._is_greeted))
-        try:
-            self.runtime.begin(await asyncio.wait_for(_connected(self._owner.runtime), CONNECT_S))
-        except (OSError, asyncio.TimeoutError) as error:
-            self.connection, self.local = None, self._without_runtime(error)
+        self._owner.placed(self, self.kind)
         self.client.begin(accepted)
-        self._owner.joined(self)
-        self._pump()
+
+    def _leave_lobby(self, lobby: Lobby) -> None:
+        """Connect to the runtime, then go on with what the client has said."""
+        self.lobby = None
+        # Before there is one: the runtime may speak first, and at once.
+        self.connection = RelayedConnection(self._open_call, int(lobby.is_greeted))
+        if not lobby.is_http2:  # which needs no runtime
+            self._from_client(lobby.early)
+            return
+        self._early = lobby.early
+        try:
+            connected = _try_to_connect(self._owner.runtime)
+        except OSError as error:
+            self._reached(error)
+            return
+        if connected is not None:
+            self._reached(connected)
+            return
+        self._regulate()
+        task = self._loop.create_task(self._wait_for_runtime())
+        self._owner.joining.add(task)
+        task.add_done_callback(self._owner.joining.discard)
+
+    async def _wait_for_runtime(self) -> None:
+        try:
+            self._reached(await asyncio.wait_for(_connected(self._owner.runtime), CONNECT_S))
+        except (OSError, asyncio.TimeoutError) as error:
+            self._reached(error)
+
+    def _reached(self, found: Union[socket.socket, Exception]) -> None:
+        """The runtime has accepted, or it has not."""
+        early, self._early = self._early or b"", None
+        if isinstance(found, Exception):
+            assert self.connection is not None
+            self.local = self._without_runtime(found)
+            self.connection = None
+            if self._is_farewell_said:
+                self.say_farewell()
+            self._owner.stranded()
+        else:
+            self.runtime.begin(found)  # which closes it if nothing waits for it any more
+        self._from_client(early)
 
     def _without_runtime(self, error: Exception) -> LocalEnd:
         if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
-            return LocalEnd(self._is_greeted)  # nobody is there, which others look for, too
+            return LocalEnd(is_greeted=True)  # nobody is there, which others look for, too
         why = getattr(error, "strerror", None) or f"it has not accepted in {CONNECT_S:g} s"
         sentence = f"no connection to the container runtime at {self._owner.runtime}: {why}"
         self._owner.unreached(sentence)
-        return LocalEnd(self._is_greeted, f"{sentence}; cri-resmgr tries every 100 ms")
+        return LocalEnd(True, f"{sentence}; cri-resmgr tries every 100 ms")
 
     # ------------------------------------------------------------------ bytes
 
     def _from_client(self, data: bytes) -> None:
         if self._is_closing:
             return
+        if self._early is not None:
+            self._early += data
+            return
         try:
-            if self.connection is not None:
+            if self.lobby is not None:
+                self.lobby.from_client(data)
+            elif self.connection is not None:
                 self.connection.from_client(data, self._loop.time())
             elif self.local is not None:
                 self.local.from_client(data)
@@ -110,6 +160,9 @@ class Link:
 
     def _pump(self) -> None:
         """Write what there is to write, do what there is to do."""
+        if self.lobby is not None:
+            self._pump_lobby(self.lobby)
+            return
         if self.connection is None:
             if self.local is not None:
                 self.client.write(self.local.to_client)
@@ -122,13 +175,32 @@ class Link:
         self.runtime.write(self.connection.to_runtime)
         self.client.write(self.connection.to_client)
         self._regulate()
+        self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
+
+    def _pump_lobby(self, lobby: Lobby) -> None:
+        self.client.write(lobby.to_client)
+        if lobby.is_over:
+            self._leave_lobby(lobby)
+        elif lobby.has_begun:
+            self._place(Kind.UNUSED)
+
+    @property
+    def _resting_kind(self) -> Kind:
+        """What a connection without calls is."""
+        return Kind.IDLE if self.kind >= Kind.IDLE else Kind.UNUSED
+
+    def _place(self, kind: Kind) -> None:
+        if kind is not self.kind and not self._is_closing:
+            self.kind = kind
+            self._owner.placed(self, kind)
 
     def _regulate(self) -> None:
         """Nobody is read from faster than the other side takes it."""
         is_paused = self.connection is not None and self.connection.is_paused
         self.runtime.read(not (self.client.is_full or is_paused))
         # A client is answered here, too: pings always, everything while there is no runtime.
-        self.client.read(not (self.client.is_full or self.runtime.is_full))
+        is_waiting = self._early is not None
+        self.client.read(not (self.client.is_full or self.runtime.is_full or is_waiting))
 
     def _client_lost(self) -> None:
         self._guarded(lambda connection: connection.client_lost())
@@ -200,7 +272,7 @@ class Link:
 
     def tick(self, now_s: float) -> None:
         """Time passes."""
-        end = self.connection or self.local
+        end = self.connection or self.local or self.lobby
         if end is not None and not end.has_begun and now_s > self._since_s + SILENT_S:
             self.close()
         if self.runtime.is_full and self.client.is_deserted:
@@ -250,6 +322,9 @@ class Link:
 
     def say_farewell(self) -> None:
         """Ask the client for no new calls here; ``has_read_farewell`` follows."""
+        self._is_farewell_said = True
+        if self.lobby is not None:
+            self._leave_lobby(self.lobby)
         if self.connection is None:
             self.has_read_farewell = True
             self.send_away()
@@ -266,6 +341,7 @@ class Link:
         if self._is_closing:
             return
         self._guarded(lambda connection: connection.conclude())
+        self._place(Kind.GOING)
         self._is_closing = True
         self.runtime.close()
         self.client.read(True)  # else its own end would not be seen
@@ -275,6 +351,16 @@ class Link:
             self._loop.call_later(LINGER_S, self.client.close)
             self._loop.call_later(TAKE_S, self.abort)
 
+    def dismiss(self) -> None:
+        """End a connection that nothing is under way on: its client connects again when it has a call."""
+        if self.lobby is None:
+            self.send_away()
+            self.close()
+            return
+        if self.lobby.has_begun:
+            self.client.write([write_goaway(0, Error.NO_ERROR, "idle, and there are many")])
+        self.abort()
+
     def abort(self) -> None:
         """Close at once."""
         self._is_closing = True
@@ -283,22 +369,32 @@ class Link:
         self._owner.left(self)
 
 
-async def _connected(path: str) -> socket.socket:
-    """A connection to a listening socket. A unix socket's ``connect`` does not take time, but for a full backlog.
+def _try_to_connect(path: str) -> Optional[socket.socket]:
+    """A connection to a listening socket, which takes no time on a unix socket; None: its backlog is full.
 
     :raises OSError: there is none.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.setblocking(False)
     try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                connection.connect(path)
-                return connection
-            await asyncio.sleep(BACKLOG_LOOK_S)
+        connection.connect(path)
+    except BlockingIOError:
+        connection.close()
+        return None
     except BaseException:
         connection.close()
         raise
+    return connection
+
+
+async def _connected(path: str) -> socket.socket:
+    """A connection, as soon as there is room for it.
+
+    :raises OSError: there is none.
+    """
+    while (connection := _try_to_connect(path)) is None:
+        await asyncio.sleep(BACKLOG_LOOK_S)
+    return connection
 
 
 def _nothing(_instead: Instead) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -17,16 +18,21 @@ from typing import Any, Callable, Optional
 from cri_proxy import greeting
 from cri_proxy.core.interception import UNAVAILABLE, Interceptor
 from cri_proxy.shell.frame_link import Link
+from cri_proxy.shell.frame_links import RESTING, Kind, Links
 from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
 from cri_proxy.shell.relay import STOPPING, is_long
 from cri_proxy.shell.serving import LAST_BYTES_S, behind
 from cri_proxy.shell.settling import Settling, UnderWay
-from cri_proxy.shell.splice import ACCEPT_AGAIN_S, ACCEPT_AT_ONCE, FAREWELL_S
+from cri_proxy.shell.splice import ACCEPT_AGAIN_S, FAREWELL_S
 
 #: How often a runtime that is away is looked for.
 LOOK_FOR_RUNTIME_S = 0.1
-#: Others wait at the socket. Each needs two descriptors; a service has 1,024 unless its unit says more.
-MAX_LINKS = 400
+#: Connections with calls; others wait at the socket. Each needs two descriptors, of which some stay for all else.
+MAX_BUSY, SPARE_DESCRIPTORS = 4_000, 256
+#: Connections without calls, by default, and those that were closed and whose clients have yet to go.
+MAX_IDLE, MAX_GOING = 1_024, 256
+#: Connections accepted in one turn of the event loop; in the next one, what they say is read.
+ACCEPT_AT_ONCE = 16
 BACKLOG = 4096
 _TICK_S = 1.0
 _LOOK_S = 0.01
@@ -42,7 +48,8 @@ class FrameRelay:
 
     ``on_closing``: why a connection was closed about which there was a doubt. ``on_bug``: what an interception has
     raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
-    (a topic, and a sentence; empty when it is over).
+    (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
+    missed least is closed, which ``on_dismissal`` is told.
     """
 
     def __init__(
@@ -53,6 +60,8 @@ class FrameRelay:
         on_closing: Callable[[str], None] = lambda reason: None,
         on_bug: Callable[[Exception], None] = lambda error: None,
         on_trouble: Note = lambda topic, sentence: None,
+        most_idle: int = MAX_IDLE,
+        on_dismissal: Callable[[], None] = lambda: None,
     ) -> None:
         self.runtime = runtime
         self.interceptor = interceptor
@@ -64,8 +73,14 @@ class FrameRelay:
         self.closing = on_closing
         self.failed = on_bug
         self._note_trouble = on_trouble
-        self._links: set[Link] = set()
-        self._joining: set[asyncio.Task[None]] = set()
+        #: Connections to the runtime that are being made.
+        self.joining: set[asyncio.Task[None]] = set()
+        self._dismissed = on_dismissal
+        self._most_idle = most_idle
+        self._most_busy = min(
+            MAX_BUSY, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2
+        )
+        self._links: Links[Link] = Links()
         self._own: dict[Path, socket.socket] = {}
         self._given: list[socket.socket] = []
         self._is_accepting = False
@@ -119,8 +134,8 @@ class FrameRelay:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_AT_ONCE if self._is_accepting else 0):
-            if len(self._links) + len(self._joining) >= MAX_LINKS:
-                self._rest(f"{MAX_LINKS} connections are open, which is the limit")
+            if self._links.count(Kind.BUSY) >= self._most_busy:
+                self._rest(f"{self._most_busy} connections have calls, which is the limit")
                 return
             try:
                 accepted, _address = listener.accept()
@@ -146,14 +161,21 @@ class FrameRelay:
                 self._accept(listener)
 
     def _begin(self, accepted: socket.socket, is_greeted: bool = False) -> None:
-        task = asyncio.get_running_loop().create_task(Link(self, is_greeted).join(accepted))
-        self._joining.add(task)
-        task.add_done_callback(self._joining.discard)
+        Link(self, is_greeted).begin(accepted)
 
-    def joined(self, link: Link) -> None:
-        """A client is there."""
-        self._links.add(link)
-        if link.local is not None and (self._looking is None or self._looking.done()):
+    def placed(self, link: Link, kind: Kind) -> None:
+        """A client is there, or its connection has become something else."""
+        self._links.place(link, kind)
+        if kind is Kind.GOING:
+            if self._links.count(Kind.GOING) > MAX_GOING:
+                self._links.oldest(Kind.GOING).abort()
+        elif kind in RESTING and (surplus := self._links.surplus(self._most_idle)) is not None:
+            surplus.dismiss()
+            self._dismissed()
+
+    def stranded(self) -> None:
+        """A client is there for which there is no runtime."""
+        if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_for_runtime())
 
     def unreached(self, why: str) -> None:
@@ -177,7 +199,7 @@ class FrameRelay:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = asyncio.get_running_loop().time()
-            for link in list(self._links):
+            for link in self._links:
                 try:
                     link.tick(now_s)
                 except Exception as error:  # of one; the others' time passes all the same
@@ -196,17 +218,17 @@ class FrameRelay:
         await self._settle(drain_s, stops_s)
         ticking, self._ticking = self._ticking, None
         self._pause()
-        await asyncio.gather(*self._joining)
-        for link in list(self._links):
+        await asyncio.gather(*self.joining)
+        for link in self._links:
             link.say_farewell()
         # Not longer: others wait at the socket meanwhile, and kubelet for 5 s at most until a connection is answered.
         await self._until(lambda link: link.has_read_farewell, FAREWELL_S)
         await self._drain(drain_s)
         await self._until(lambda link: not link.is_busy, LAST_BYTES_S)
-        for link in list(self._links):
+        for link in self._links:
             link.close()
         await self._until(lambda link: False, LAST_BYTES_S)
-        for link in list(self._links):
+        for link in self._links:
             link.abort()
         await _cancelled([task for task in (ticking, self._looking, *self.tasks) if task is not None])
         for listener in self._listeners():
@@ -250,7 +272,7 @@ class FrameRelay:
         """The calls under way that last for minutes, or all others."""
         return [
             (link, stream, method)
-            for link in list(self._links)
+            for link in self._links
             for stream, method in link.methods.items()
             if is_long(method) is long
         ]

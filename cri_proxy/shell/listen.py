@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,18 @@ from typing import Callable
 
 #: First file descriptor of socket activation (sd_listen_fds(3)).
 FIRST_FD = 3
+
+
+#: What the unit says; a daemon that is started by hand may have 1,024 (setrlimit(2): the soft limit).
+MOST_DESCRIPTORS = 65_536
+
+
+def allow_descriptors() -> None:
+    """Let this process have as many descriptors as it may, and connections need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class SocketTaken(Exception):

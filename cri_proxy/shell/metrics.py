@@ -41,6 +41,11 @@ class Metrics:
             "Connections closed because a frame was not understood",
             registry=r,
         )
+        self.connections_dismissed = Counter(
+            "cri_resmgr_idle_connections_closed_total",
+            "Connections without a call closed because there were more than relay.idle_connections",
+            registry=r,
+        )
         self.decision_seconds = Histogram(
             "cri_resmgr_decision_seconds",
             "Time to decide about a request",

@@ -81,6 +81,8 @@ class Proxy:
             on_closing=self._note_closing,
             on_bug=self._note_bug,
             on_trouble=parts.health.note,
+            most_idle=parts.config["relay.idle_connections"],
+            on_dismissal=parts.metrics.connections_dismissed.inc,
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:

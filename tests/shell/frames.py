@@ -78,8 +78,8 @@ async def relaying(runtime: str, socket: str, calls: Any, **notes: Any) -> Async
         yield relay
     finally:
         await relay.close(0)
-    await until(lambda: not relay._joining)
-    assert relay._links == set() and relay.tasks == set() and open_sockets(socket) == 0
+    await until(lambda: not relay.joining)
+    assert len(relay._links) == 0 and relay.tasks == set() and open_sockets(socket) == 0
     assert not Path(socket).exists()
 
 

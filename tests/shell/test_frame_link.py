@@ -221,7 +221,7 @@ async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: P
         RawRuntime(f"{folder}/r.sock") as runtime,
         relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
     ):
-        client = await Raw.connect(relay)
+        client = await Raw.connect(relay, request(UNKNOWN, 1))
         await until(lambda: bool(runtime.connections))
         runtime.connections[0].writer.write_eof()
         await client.frame(GOAWAY)

@@ -6,19 +6,28 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from cri_proxy.core.http2.frames import ANY_STREAM, DATA, GOAWAY, HEADERS, PING, PREFACE, write_settings
+from cri_proxy.core.http2.frames import (
+    ANY_STREAM,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    write_settings,
+)
 from cri_proxy.core.http2.local import NO_RUNTIME
 from cri_proxy.core.interception import End
-from cri_proxy.shell.frame_relay import ACCEPTING, MAX_LINKS, REACHING, FrameRelay
+from cri_proxy.shell.frame_links import Kind
+from cri_proxy.shell.frame_relay import ACCEPT_AT_ONCE, ACCEPTING, REACHING, FrameRelay
 from cri_proxy.shell.listen import SocketTaken
 from cri_proxy.shell.relay import STOPPING
-from tests.core.http2.hand import CREATE, VERSION, data, headers, ping
+from tests.core.http2.hand import CONFIRMED, CREATE, VERSION, data, headers, ping
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.shell.frames import (
@@ -34,6 +43,8 @@ from tests.shell.frames import (
     soon,
     until,
 )
+
+STATUS = "/runtime.v1.RuntimeService/Status"
 
 
 class Troubles:
@@ -294,35 +305,24 @@ async def test_without_descriptors_clients_wait_at_the_socket_and_that_is_told(
         await links_of(relay, 0)
 
 
-@pytest.fixture
-def many_descriptors() -> Iterator[None]:
-    """As many as all connections need on both sides, which are all in this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 5 * MAX_LINKS
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.skip(f"This process may have {hard} descriptors, {wanted} are needed.")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_more_connections_than_the_limit_wait_at_the_socket(
-    many_descriptors: None, folder: Path, calls: Recorder
+async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(
+    folder: Path, calls: Recorder
 ) -> None:
     troubles = Troubles()
     async with (
         RawRuntime(f"{folder}/r.sock") as runtime,
         relaying(runtime.socket, f"{folder}/k.sock", calls, on_trouble=troubles) as relay,
     ):
-        clients = [await Raw.connect(relay) for _ in range(MAX_LINKS)]
-        await links_of(relay, MAX_LINKS)
+        relay._most_busy = 8
+        clients = [await Raw.connect(relay, request(VERSION, 1)) for _ in range(8)]
+        await until(lambda: len(runtime.connections) == 8)
         late = await Raw.connect(relay, request(VERSION, 1))
         await until(lambda: not relay._is_accepting)
-        limit = f"{MAX_LINKS} connections are open, which is the limit; who connects waits at the socket"
+        limit = "8 connections have calls, which is the limit; who connects waits at the socket"
         assert troubles.now == {ACCEPTING: limit}
-        assert len(relay._links) == MAX_LINKS and len(runtime.connections) == MAX_LINKS
+        assert len(relay._links) == 8 and len(runtime.connections) == 8
         await clients.pop().close()
-        await until(lambda: len(runtime.connections) == MAX_LINKS + 1)
+        await until(lambda: len(runtime.connections) == 9)
         assert bytes(await soon(runtime.connections[-1].reader.readexactly(24))) == PREFACE
         await clients.pop().close()
         await until(lambda: troubles.now == {})
@@ -330,3 +330,98 @@ async def test_more_connections_than_the_limit_wait_at_the_socket(
         for client in (late, *clients):
             await client.close()
         await links_of(relay, 0)
+
+
+# ---------------------------------------------------------------------- idle connections
+
+
+async def test_a_connection_without_a_call_is_answered_and_costs_none_to_the_runtime(
+    folder: Path, calls: Recorder
+) -> None:
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(relay)
+        assert (await client.frame(SETTINGS)).payload == b""
+        assert runtime.connections == []
+        client.write(CONFIRMED, request(VERSION, 1))
+        await until(lambda: len(runtime.connections) == 1)
+        # As it came, but for the answer to what the runtime has not said.
+        said = PREFACE + write_settings((4, 2**31 - 1)) + request(VERSION, 1)
+        assert await soon(runtime.connections[0].reader.readexactly(len(said))) == said
+        await client.close()
+
+
+async def test_of_too_many_idle_connections_those_go_first_that_never_finished_their_preface_then_the_oldest(
+    runtime: FakeRuntime, folder: Path, calls: Recorder
+) -> None:
+    dismissals: list[None] = []
+    notes = {"most_idle": 8, "on_dismissal": lambda: dismissals.append(None)}
+    async with (
+        relaying(runtime.socket, f"{folder}/k.sock", calls, **notes) as relay,
+        CriClient(str(relay.sockets[0])) as kubelet,
+    ):
+        assert (await soon(kubelet.call_bytes(VERSION, b""))).code == 0
+        [link] = await links_of(relay, 1)
+        halves = []
+        for number in range(20):
+            halves.append(await Raw.silent(relay))
+            halves[-1].write(PREFACE[:12])
+            await until(lambda number=number: len(relay._links) + len(dismissals) == number + 2)
+        assert len(relay._links) == 8 and len(dismissals) == 13
+        for half in halves[:13]:
+            assert await soon(half.reader.read()) == b""
+        unused = []
+        for _ in range(20):
+            unused.append(await Raw.connect(relay))
+            await unused[-1].frame(SETTINGS)
+        assert len(relay._links) == 8 and len(dismissals) == 33
+        # The last to come are there; those that went were told to come again.
+        assert (await unused[0].frame(GOAWAY)).payload.endswith(b"idle, and there are many")
+        assert link in list(relay._links)
+        assert (await soon(kubelet.call_bytes(VERSION, b""))).code == 0
+        for raw in (*halves, *unused):
+            await raw.close()
+
+
+async def test_of_connections_that_had_calls_the_one_that_is_idle_for_longest_goes_and_busy_ones_stay(
+    runtime: FakeRuntime, folder: Path, calls: Recorder
+) -> None:
+    hold = asyncio.Event()
+    runtime.script("Status", hold=hold)
+    async with relaying(runtime.socket, f"{folder}/k.sock", calls, most_idle=8) as relay:
+        busy = await Raw.connect(relay, request(STATUS, 1))
+        await soon(runtime.wait_for_call("Status"))
+        clients = []
+        for _ in range(8):
+            clients.append(await Raw.connect(relay, request(VERSION, 1)))
+            await clients[-1].frame(DATA)
+        await until(lambda: relay._links.count(Kind.IDLE) == 8)
+        clients[0].write(request(VERSION, 3))  # so the second is the oldest now
+        await clients[0].frame(DATA)
+        await until(lambda: relay._links.count(Kind.IDLE) == 8)
+        clients.append(await Raw.connect(relay))
+        went = await clients[1].frame(GOAWAY)
+        assert int.from_bytes(went.payload[:4], "big") == 1
+        assert len(relay._links) - relay._links.count(Kind.GOING) == 9
+        hold.set()
+        assert (await busy.frame(DATA)).stream == 1
+        for raw in (busy, *clients):
+            await raw.close()
+
+
+async def test_connections_are_accepted_few_at_a_time_and_what_they_say_is_read_in_between(
+    runtime: FakeRuntime, relay: FrameRelay
+) -> None:
+    """However many come, a client that has connected is answered after a bounded number of others."""
+    sockets = [socket.socket(socket.AF_UNIX) for _ in range(3 * ACCEPT_AT_ONCE)]
+    for one in sockets:
+        one.connect(str(relay.sockets[0]))
+        one.sendall(PREFACE + write_settings())
+    relay._accept(next(iter(relay._own.values())))
+    assert relay._links.count(Kind.UNFINISHED) == ACCEPT_AT_ONCE
+    await until(lambda: relay._links.count(Kind.UNUSED) == len(sockets))
+    for one in sockets:
+        one.close()
+    await links_of(relay, 0)

@@ -150,3 +150,19 @@ def test_the_sockets_that_systemd_hands_over_are_taken_in_their_order(folder: Pa
         [sys.executable, "-c", HANDED_OVER, *paths], check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.split() == paths
+
+
+# ---------------------------------------------------------------------- descriptors
+
+
+def test_a_process_takes_the_descriptors_that_it_may_have() -> None:
+    code = """
+import resource
+from cri_proxy.shell.listen import MOST_DESCRIPTORS, allow_descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+allow_descriptors()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(soft == MOST_DESCRIPTORS or soft == hard)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

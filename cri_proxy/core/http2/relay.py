@@ -75,6 +75,11 @@ class RelayedConnection:
         return len(self._preface) == len(PREFACE)
 
     @property
+    def has_calls(self) -> bool:
+        """Whether there is a stream that is not over."""
+        return bool(self._wire.streams)
+
+    @property
     def methods(self) -> dict[int, str]:
         """The calls under way, by stream: those whose end the client has not been sent."""
         return {s.id: s.method for s in self._wire.streams.values() if not s.is_answered}
