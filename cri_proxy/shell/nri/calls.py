@@ -6,13 +6,14 @@ Whatever goes wrong in here that is not a plugin's refusal is logged, and the ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.cri import UnreadableRequest, parse
 from cri_proxy.core.hiding import Hidden
-from cri_proxy.core.interception import NOT_FOUND, End, Forward, Interception, Outcome, Refuse
+from cri_proxy.core.interception import NOT_FOUND, Answer, End, Forward, Interception, Outcome, Refuse
 from cri_proxy.core.nri.life import Due, Life
 from cri_proxy.core.nri.view import view_resources
 from cri_proxy.shell.nri.host import NriHost, PluginRefused
@@ -20,7 +21,7 @@ from cri_proxy.shell.nri.leftovers import UNKNOWN, Leftovers
 from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.teller import Teller
 from cri_proxy.shell.nri.under_way import UnderWay
-from cri_proxy.shell.nri.upstream import Upstream
+from cri_proxy.shell.nri.upstream import REMOVAL_TIMEOUT_S, Upstream
 from cri_proxy.shell.nri.world import World
 
 
@@ -134,11 +135,42 @@ class Stop(HostedCall):
             self.parties.teller.soon(self.parties.life.stopped(container_id))
 
 
-class Remove(HostedCall):
+class Removal(HostedCall):
+    """Of a container or a pod: plugins that take an event of it have been told when the client hears of it.
+
+    Where they do, we answer: a reply that waited for them on its connection would keep others waiting.
+    """
+
+    #: What is told when it is done.
+    events: tuple[nri.Event.ValueType, ...] = ()
+
+    def gone(self) -> tuple[Due, ...]:
+        """It is gone: what is due."""
+        raise NotImplementedError
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Forward) and any(map(self.parties.host.is_told, self.events)):
+            return Answer(partial(self._remove, self.message + outcome.delta))
+        return outcome
+
+    async def _remove(self, message: bytes) -> bytes:
+        """:raises AnswerFailed: the runtime's error."""
+        parties = self.parties
+        reply = await parties.upstream.forward(self.full_method, message, REMOVAL_TIMEOUT_S)
+        await parties.teller.tell(self.gone())
+        await self.replied(reply)
+        return reply
+
     async def after(self, end: End, code: int) -> None:
         if end is End.OK or code == NOT_FOUND:
-            container_id = parse(cri.RemoveContainerRequest, self.message).container_id
-            self.parties.teller.soon(self.parties.life.removed(container_id))
+            self.parties.teller.soon(self.gone())
+
+
+class Remove(Removal):
+    events = (nri.STOP_CONTAINER, nri.REMOVE_CONTAINER)
+
+    def gone(self) -> tuple[Due, ...]:
+        return self.parties.life.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
 
 
 class Update(HostedCall):
@@ -221,15 +253,15 @@ class StopPod(HostedCall):
         return outcome
 
 
-class RemovePod(HostedCall):
+class RemovePod(Removal):
+    events = (nri.REMOVE_CONTAINER, nri.REMOVE_POD_SANDBOX)
+
+    def gone(self) -> tuple[Due, ...]:
+        return self.parties.life.pod_removed(parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
+
     async def before(self, outcome: Outcome) -> Outcome:
         await end_pod(self.parties, parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
-        return outcome
-
-    async def after(self, end: End, code: int) -> None:
-        if end is End.OK or code == NOT_FOUND:
-            pod_id = parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id
-            self.parties.teller.soon(self.parties.life.pod_removed(pod_id))
+        return await super().before(outcome)
 
 
 async def end_pod(parties: Parties, pod_id: str) -> None:

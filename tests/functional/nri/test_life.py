@@ -105,6 +105,37 @@ async def test_a_pod_that_is_removed_at_once_has_all_its_events(
         await told.become("StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
 
 
+@pytest.mark.parametrize("event", ["RemoveContainer", "RemovePodSandbox"])
+async def test_plugins_are_told_of_a_removal_before_the_client_and_no_other_call_waits_for_it(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path, event: str
+) -> None:
+    container = await client.create(pod, "c")
+    async with plugin(agent, mask=NO_VALIDATOR, **{event: {"until": str(go_on)}}) as told:
+        remove = client.remove_pod(pod.id) if event == "RemovePodSandbox" else client.remove(container)
+        removing = asyncio.ensure_future(remove)
+        await told.line(event)
+        assert container not in runtime.containers
+        for _ in range(3):
+            assert container not in [item.id for item in await client.list_containers()]
+        assert not removing.done()
+        go_on.touch()
+        await removing
+
+
+@pytest.mark.parametrize("mask", [0x0001, NO_VALIDATOR])
+async def test_a_removal_that_the_runtime_refuses_is_told_to_no_plugin_and_one_of_what_is_gone_once(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, mask: int
+) -> None:
+    method = "/runtime.v1.RuntimeService/RemovePodSandbox"
+    request = cri.RemovePodSandboxRequest(pod_sandbox_id=pod.id).SerializeToString()
+    runtime.script("RemovePodSandbox", error=(9, "it is busy"), times=1, when=bool)
+    runtime.script("RemovePodSandbox", error=(5, "not found"), times=1, when=bool)
+    async with plugin(agent, mask=mask) as told:
+        answers = [await client.call_bytes(method, request) for _ in range(3)]
+        assert [(got.code, got.details) for got in answers] == [(9, "it is busy"), (5, "not found"), (0, "")]
+        await told.become(*(["StopPodSandbox", "RemovePodSandbox"] if mask == NO_VALIDATOR else []))
+
+
 @pytest.mark.parametrize("how", ["event", "poll"])
 async def test_an_exit_is_told_with_its_code_without_any_call(
     agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, how: str
