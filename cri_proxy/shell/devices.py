@@ -106,7 +106,8 @@ class Devices:
     def _of_mount(self, path: str) -> list[Path]:
         """The disks behind a path."""
         assert self._sysfs is not None
-        _, number, source = self._mounts.of(path)
+        mount = self._mounts.of(path)
+        number, source = mount.number, mount.source
         if not number:
             return []
         # File systems that span disks (btrfs, zfs) have numbers of their own and a disk as their source.

@@ -19,11 +19,15 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """Where it is, the number of its device ("8:1"), and its source."""
+    """Where it is, the number of its device ("8:1"), and its source.
+
+    ``is_followed``: what is mounted below it later reaches mounts of it elsewhere, for it is a shared or a slave mount.
+    """
 
     point: str
     number: str
     source: str
+    is_followed: bool = False
 
 
 class Mounts:
@@ -92,7 +96,8 @@ class Mounts:
         before, _, after = line.partition(" - ")
         fields, source = before.split(" "), after.split(" ")
         if len(fields) > 4 and len(source) > 1:
-            return Mount(_unescaped(fields[4]), fields[2], _unescaped(source[1]))
+            is_followed = any(field.startswith(("shared:", "master:")) for field in fields[6:])
+            return Mount(_unescaped(fields[4]), fields[2], _unescaped(source[1]), is_followed)
         return Mount("", "", "")
 
     def _close(self) -> None:

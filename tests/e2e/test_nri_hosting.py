@@ -71,7 +71,14 @@ async def test_what_plugins_ask_for_is_seen_in_the_container(hosting_node: Node,
         row = await node.until_known(container)
         assert row["cpus"] == "1"
         # The plugin was asked about the real thing once, and shown what has become of it: its cgroup is another one.
-        await told.become("CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer")
+        await told.line("PostStartContainer")
+        assert told.events() == [
+            "RunPodSandbox",
+            "CreateContainer",
+            "PostCreateContainer",
+            "StartContainer",
+            "PostStartContainer",
+        ]
         asked_about, *seen = told.containers()
         assert asked_about["id"] in asked_about["linux"]["cgroups_path"]
         assert {"/proc", "/dev"} <= {mount["destination"] for mount in asked_about["mounts"]}

@@ -44,6 +44,20 @@ def test_a_path_is_on_the_last_of_the_nearest_mounts(path: str, expected: Mount,
     assert Mounts(tmp_path / "mountinfo").of(path) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "is_followed"),
+    [
+        (ROOT, False),
+        ("21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw", True),
+        ("21 1 8:1 / / rw master:7 propagate_from:2 - ext4 /dev/sda1 rw", True),
+        ("21 1 8:1 / / rw unbindable - ext4 /dev/sda1 rw,shared:1", False),
+    ],
+)
+def test_a_shared_or_slave_mount_is_followed(line: str, is_followed: bool, tmp_path: Path) -> None:
+    write(tmp_path / "mountinfo", line)
+    assert Mounts(tmp_path / "mountinfo").of("/etc").is_followed == is_followed
+
+
 def test_only_what_is_new_is_parsed(tmp_path: Path) -> None:
     file = tmp_path / "mountinfo"
     write(file, ROOT, *[f"{n} 21 0:{n} / /pods/{n} rw - tmpfs tmpfs rw" for n in range(100, 1100)])

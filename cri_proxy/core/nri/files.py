@@ -106,6 +106,9 @@ def _write_mount(draft: Draft, mount: nri.Mount) -> None:
             added.readonly = True
         if option == "rro":
             added.recursive_read_only = True
+    # The runtime refuses what NRI allows: to follow a private mount, of which nothing can be followed.
+    if added.propagation == cri.PROPAGATION_HOST_TO_CONTAINER and not draft.site.is_followed(mount.source):
+        added.propagation = cri.PROPAGATION_PRIVATE
     draft.replace("mounts", added, _same_place(draft.config.mounts, mount.destination))
 
 

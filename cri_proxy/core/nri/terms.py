@@ -69,6 +69,11 @@ def no_host_node(_device: nri.LinuxDevice) -> str:
     return ""
 
 
+def always_followed(_path: str) -> bool:
+    """As on hosts with systemd, where all mounts are shared."""
+    return True
+
+
 @dataclass(frozen=True)
 class Site:
     """What the node and its runtime can do, and what the operator wants done about what they cannot."""
@@ -81,6 +86,8 @@ class Site:
     class_annotations: bool = True
     #: The path of a node on the host that is this device, "" if there is none.
     host_node: Callable[[nri.LinuxDevice], str] = no_host_node
+    #: Whether a path of the host is on a mount that CRI lets a container follow.
+    is_followed: Callable[[str], bool] = always_followed
     #: Where the shell writes seccomp profiles to.
     seccomp_folder: str = "/var/lib/cri-resmgr/seccomp"
     reactions: Mapping[str, Reaction] = field(default_factory=lambda: REACTIONS)

@@ -19,11 +19,13 @@ from cri_proxy.core.nri.apply import Applied, apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.express import resources_of
 from cri_proxy.core.nri.terms import REACTIONS, Cdi, Reaction, Site
+from cri_proxy.shell.mounts import Mounts
 from cri_proxy.shell.nri.host import Merged, PluginRefused
 from cri_proxy.shell.parts import Parts
 
 #: Devices are found by their numbers here.
 SYS_DEV, DEV = Path("/sys/dev"), Path("/dev")
+MOUNTINFO = Path("/proc/self/mountinfo")
 _KINDS = {"b": ("block", stat.S_IFBLK), "c": ("char", stat.S_IFCHR), "u": ("char", stat.S_IFCHR)}
 
 
@@ -72,8 +74,11 @@ def _is_device(path: Path, kind: int, number: int) -> bool:
 class Expression:
     """One for the daemon; asks its parts for what may change: the runtime's version, the configuration."""
 
-    def __init__(self, parts: Parts, sys_dev: Path = SYS_DEV, dev: Path = DEV) -> None:
+    def __init__(
+        self, parts: Parts, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
+    ) -> None:
         self._parts = parts
+        self._mounts = Mounts(mountinfo)
         self._state = Path(parts.config["state.directory"])
         self._files = HostFiles(sys_dev, dev, self._state / "nri-devices")
 
@@ -92,9 +97,14 @@ class Expression:
             cdi=cdi_of(runtime.name, runtime.version),
             class_annotations=runtime.name in ("containerd", "cri-o"),
             host_node=self._files.node,
+            is_followed=self._is_followed,
             seccomp_folder=str(self._state / "seccomp"),
             reactions=reactions(config["nri.reject"], config["nri.warn"]),
         )
+
+    def _is_followed(self, path: str) -> bool:
+        mount = self._mounts.of(path)
+        return mount.is_followed or not mount.point
 
     def express(self, merged: Merged, request: bytes, container: nri.Container) -> Applied:
         """What plugins want of a container, in the runtime's words; what must be there before it, is.

@@ -529,6 +529,19 @@ def test_a_variable_of_the_image_is_set_to_nothing() -> None:
     assert config.envs[-1] == cri.KeyValue(key="PATH", value=b"")
 
 
+def test_a_private_mount_of_the_host_is_not_asked_to_be_followed() -> None:
+    options = 'type: "bind" options: "bind" options: "rslave"'
+    answer = "".join(f'mounts {{ destination: "/m{s}" source: "/{s}" {options} }}' for s in "ab")
+    result = applied(answer, site=replace(V2, is_followed="/a".__eq__))
+    mounts = cri.CreateContainerRequest.FromString(result.request).config.mounts
+    assert {
+        mount.container_path: mount.propagation for mount in mounts if mount.host_path in ("/a", "/b")
+    } == {
+        "/ma": cri.PROPAGATION_HOST_TO_CONTAINER,
+        "/mb": cri.PROPAGATION_PRIVATE,
+    }
+
+
 def test_cdi_devices_are_an_annotation_where_the_runtime_has_no_field() -> None:
     answer = 'CDI_devices { name: "v/d=0" } CDI_devices { name: "v/d=1" }'
     result = applied(answer, site=replace(V2, cdi=Cdi.ANNOTATION))
