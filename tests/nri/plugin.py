@@ -170,9 +170,9 @@ class ScriptedPlugin:
 
 
 def _short(shown: dict[str, Any]) -> dict[str, Any]:
-    """Without the texts of thousands of characters that some tests send."""
+    """Without the texts of many thousands of characters that some tests send."""
     return {
-        key: value if len(str(value)) < 4000 else f"{len(str(value))} characters"
+        key: value if len(str(value)) < 20_000 else f"{len(str(value))} characters"
         for key, value in shown.items()
     }
 
