@@ -19,6 +19,10 @@ from cri_proxy.core.http2.frames import Buffer
 #: What is read at once, and what after a read that was full; a socket's buffer usually has less than that
 #: (net.core.wmem_default: 208 KiB). Not that much each time: from 128 KiB on malloc maps and unmaps memory for it.
 READ_BYTES, LARGE_READ_BYTES = 1 << 16, 1 << 18
+#: What is read of a client at first, and the least that it comes down to: what follows is known by what that was.
+FIRST_READ_BYTES, LEAST_READ_BYTES = 1 << 12, 1 << 10
+#: Frames and fields that one read may bring (``pace``): a millisecond or two of work, in which all others wait.
+MOST_WORK = 256
 #: What the kernel takes from us before the other side has read it; it gives as much as net.core.wmem_max allows.
 SEND_BUFFER_BYTES = 1 << 20
 #: With more unwritten than this, nobody is read from who would add to it; with less than that, again.
@@ -28,10 +32,17 @@ _MOST_PIECES = 1024
 
 
 class End:
-    """``data``: bytes have come. ``lost``: it is closed, by whom ever. ``regulate``: ``is_full`` has changed."""
+    """``data``: bytes have come. ``lost``: it is closed, by whom ever. ``regulate``: ``is_full`` has changed.
+
+    ``most_bytes``: the largest read until ``pace`` says otherwise.
+    """
 
     def __init__(
-        self, data: Callable[[bytes], None], lost: Callable[[], None], regulate: Callable[[], None]
+        self,
+        data: Callable[[bytes], None],
+        lost: Callable[[], None],
+        regulate: Callable[[], None],
+        most_bytes: int = LARGE_READ_BYTES,
     ) -> None:
         #: More was written than is wanted in memory.
         self.is_full = False
@@ -45,7 +56,10 @@ class End:
         self._socket: Optional[socket.socket] = None
         self._pieces: deque[memoryview] = deque()
         self._is_reading = False
-        self._read_bytes = READ_BYTES
+        self._read_bytes = min(READ_BYTES, most_bytes)
+        #: No read is larger (``pace``); how much the last brought.
+        self._most_bytes = most_bytes
+        self._received = 0
         #: Nothing more is written or read.
         self._is_closing = False
 
@@ -79,10 +93,21 @@ class End:
             self.abort()
             return
         if received:
-            self._read_bytes = READ_BYTES if len(received) < self._read_bytes else LARGE_READ_BYTES
+            self._received = len(received)
+            wanted = READ_BYTES if self._received < self._read_bytes else LARGE_READ_BYTES
             self._data(received)
+            self._read_bytes = min(wanted, self._most_bytes)
         else:
             self.close()
+
+    def pace(self, work: int) -> None:
+        """What came with the last read was so much work: less is read at once where it was too much, more where
+        there is more to come and it was little. A client that sends thousands of frames waits more often than others.
+        """
+        if work > MOST_WORK:
+            self._most_bytes = max(LEAST_READ_BYTES, self._received * MOST_WORK // work)
+        elif 4 * work < MOST_WORK and self._received >= self._most_bytes:
+            self._most_bytes = min(LARGE_READ_BYTES, 2 * self._most_bytes)
 
     @property
     def is_deserted(self) -> bool:

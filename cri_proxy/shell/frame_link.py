@@ -18,7 +18,7 @@ from cri_proxy.core.http2.relay import RelayedConnection
 from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
 from cri_proxy.core.interception import Interceptor
 from cri_proxy.shell.frame_call import Done, FrameCall, Instead, run_call
-from cri_proxy.shell.frame_end import End
+from cri_proxy.shell.frame_end import FIRST_READ_BYTES, End
 from cri_proxy.shell.frame_links import Kind
 from cri_proxy.shell.settling import UnderWay
 
@@ -62,7 +62,7 @@ class Link:
         self.connection: Optional[RelayedConnection] = None
         self.local: Optional[LocalEnd] = None
         self.has_read_farewell = False
-        self.client = End(self._from_client, self._client_lost, self._regulate)
+        self.client = End(self._from_client, self._client_lost, self._regulate, FIRST_READ_BYTES)
         self.runtime = End(self._from_runtime, self._runtime_lost, self._regulate)
         self.kind = Kind.UNFINISHED
         #: What the client has said while the runtime did not accept yet; None: it has, or was not asked to.
@@ -144,8 +144,10 @@ class Link:
                 self.lobby.from_client(data)
             elif self.connection is not None:
                 self.connection.from_client(data, self._loop.time())
+                self.client.pace(self.connection.take_work())
             elif self.local is not None:
                 self.local.from_client(data)
+                self.client.pace(self.local.take_work())
         except Exception as error:
             self._failed(error)
         self._pump()

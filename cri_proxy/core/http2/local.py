@@ -48,6 +48,11 @@ class LocalEnd:
         # What the pipe passes on is for nobody.
         self._pipe = Pipe(self._handle, [])
 
+    def take_work(self) -> int:
+        """What the client's bytes have cost since the last time: frames."""
+        work, self._pipe.work = self._pipe.work, 0
+        return work
+
     @property
     def has_begun(self) -> bool:
         """Whether the client has said that it speaks HTTP/2."""

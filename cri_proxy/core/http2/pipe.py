@@ -76,6 +76,8 @@ class Pipe:
         #: Larger frames are not what the receiver has allowed.
         self.largest_frame = DEFAULT_FRAME_BYTES
         self.is_paused = False
+        #: What was done since it was last asked for: frames, and the fields of header blocks.
+        self.work = 0
         self._handle = handle
         self._passes = passes
         self._out = out
@@ -140,6 +142,7 @@ class Pipe:
                 wanted = end - at
                 break
             stream &= STREAM_MASK
+            self.work += 1
             # Most frames are DATA, and HEADERS in one piece; these come first, and at no cost.
             if not stream or kind > HEADERS:
                 check(kind, flags, stream, length)

@@ -69,6 +69,11 @@ class RelayedConnection:
         events.clear()
         return taken
 
+    def take_work(self) -> int:
+        """What the client's bytes have cost since the last time: frames, and fields of headers."""
+        work, self._requests.pipe.work = self._requests.pipe.work, 0
+        return work
+
     @property
     def has_begun(self) -> bool:
         """Whether the client has said that it speaks HTTP/2."""

@@ -167,6 +167,7 @@ class Replies:
         be the tail of a message without its head.
         """
         wire = self._wire
+        wire.patience.regain()
         if stream.client_done or (stream.hold is None and not wire.requests.is_waiting(stream.id)):
             wire.forget(stream)
             return None

@@ -66,6 +66,8 @@ class Requests:
         """DATA and credit of streams that nobody watches, which most frames are."""
         if stream in self._wire.watched or not stream:
             return False
+        if kind == DATA and not (size or flags & END_STREAM):
+            return False
         if kind == DATA and not self._wire.requests.passes(stream, size):
             return False
         if flags & END_STREAM and kind == DATA and stream in self._wire.streams:
@@ -74,13 +76,20 @@ class Requests:
 
     def _handle(self, frame: Frame) -> Optional[bytes]:
         handler = self._handlers.get(frame.kind)
+        if handler is not None:
+            return handler(frame)
         # PRIORITY and GOAWAY are of no interest; kinds nobody knows are ignored by whoever gets them (5.5).
-        return None if handler is None else handler(frame)
+        self._spend(f"frames of kind {frame.kind}")
+        return None
+
+    def _spend(self, what: str) -> None:
+        self._wire.patience.spend(self._wire.now_s, what)
 
     # ------------------------------------------------------------------ streams
 
     def _headers(self, frame: Frame) -> Optional[bytes]:
         headers = self.reader.read(frame.block)
+        self.pipe.work += len(headers)
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         if stream is not None:
             if stream.is_taken or stream.hold is not None or wire.requests.is_waiting(stream.id):
@@ -91,6 +100,7 @@ class Requests:
             stream.client_done = stream.client_done or bool(frame.flags & END_STREAM)
             return None
         if frame.stream <= wire.last_stream:
+            self._spend("HEADERS of streams that are over")
             return None  # of a stream that is over; the runtime knows what to do
         if not frame.stream & 1:
             raise Doubt(
@@ -115,6 +125,8 @@ class Requests:
 
     def _data(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
+        if not (frame.size or frame.flags & END_STREAM):
+            self._spend("DATA of no bytes")
         if stream is not None:
             if frame.flags & END_STREAM:
                 stream.client_done = True
@@ -134,6 +146,7 @@ class Requests:
 
     def _reset(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
+        self._spend("RST_STREAM")
         if stream is None:
             return None
         wire.end(stream, CANCELLED, CLIENT_GONE)
@@ -247,6 +260,7 @@ class Requests:
         if wire.has_replied:
             wire.has_replied = False
             return None
+        self._spend("PING while nothing is answered")
         # Clients ping to measure what they get, and gRPC's servers end a connection on which pings come while they send
         # nothing. So it is when what the client got was an answer of ours.
         wire.to_client.append(write_frame(PING, ACK, 0, frame.payload))

@@ -7,6 +7,7 @@ from typing import Callable, Optional
 
 from cri_proxy.core.http2.flow import Outlet
 from cri_proxy.core.http2.frames import ACK, ANY_STREAM, PING, Buffer, write_frame, write_settings
+from cri_proxy.core.http2.patience import Patience
 from cri_proxy.core.http2.stream import Ended, Event, Stage, Stream
 from cri_proxy.core.interception import End
 
@@ -34,6 +35,7 @@ class Wire:
         self.replies = Outlet(self.to_client, self.to_runtime, "the runtime")
         #: The client has got SETTINGS, which must come before everything else (RFC 9113, 3.4).
         self.is_greeted = False
+        self.patience = Patience()
         self.held_bytes = 0
         self.now_s = 0.0
         #: The last stream that the client has begun, and the last that it was told is served.
