@@ -111,6 +111,10 @@ class Life:
         if container_id in self._containers:
             self._containers[container_id].is_held = True
 
+    def held(self) -> dict[str, tuple[str, State]]:
+        """What is being made anew, (pod, state) by id."""
+        return {key: (known.pod_id, known.state) for key, known in self._containers.items() if known.is_held}
+
     def made_anew(self, container_id: str, new_id: str) -> None:
         """What was held is there again, as ``new_id``; nothing if it has been removed with its pod meanwhile."""
         self._touch(container_id)

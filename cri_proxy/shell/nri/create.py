@@ -111,9 +111,9 @@ class Create(HostedCall):
         merged, wanted = await self._ask()
         # A plugin that comes from now on is not asked: it is shown the container as it is in the end.
         with self.parties.under_way.during(self):
+            self.parties.world.accepted.add(made.id)
             if wanted.request != made.request:
                 await self._change(wanted)
-            self.parties.world.accepted.add(made.id)
         return list(merged.updates)
 
     async def _ask(self) -> tuple[Merged, Applied]:

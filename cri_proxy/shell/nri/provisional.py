@@ -66,6 +66,8 @@ class Provisional:
         pod_id = life.pod_of(first_id)
         world.known.made_anew(first_id, self.id)
         life.made_anew(first_id, self.id)
+        world.accepted.discard(first_id)
+        world.accepted.add(self.id)
         # Its cgroup, and what the runtime has made of what plugins have asked for.
         if pod_id:
             await world.look_up(self.id, pod_id, anew=True)
@@ -75,9 +77,9 @@ class Provisional:
 
         :raises AnswerFailed: the runtime would not; plugins are told all the same.
         """
-        parties = self._parties
-        parties.world.accepted.discard(self.id)
-        due = parties.life.removed(self.id or self.first_id)
+        parties, known_id = self._parties, self.id or self.first_id
+        parties.world.accepted.discard(known_id)
+        due = parties.life.removed(known_id)
         try:
             if self.id:
                 await self._remove()

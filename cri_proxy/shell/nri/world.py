@@ -153,6 +153,8 @@ class World:
         if self._hidden:
             pods = [key for key in pods if not self._is_unfinished_pod(key)]
             live = {key: found for key, found in live.items() if not self._is_unfinished(key)}
+        # A runtime that takes long to make one anew.
+        live.update(self._life.held())
         await self._fill(pods, live, AT_A_TIME)
         known = self.known
         shown = [known.in_state(key, state) for key, (_, state) in live.items()]

@@ -34,11 +34,13 @@ def test_what_is_made_anew_is_told_of_as_one() -> None:
     it = life()
     it.created("c", "p")
     it.hold("c")
+    assert it.held() == {"c": ("p", State.CREATED)}
     asked_at = it.now
     # Neither a list nor a rebuild has it while it is not there.
     assert said(it.compare({"p": State.RUNNING}, {}, asked_at)) == []
     it.rebuild({"p": State.RUNNING}, {})
     it.made_anew("c", "d")
+    assert it.held() == {}
     # An old list does not know the new one.
     assert said(it.compare({"p": State.RUNNING}, {}, asked_at)) == []
     assert (it.state("c"), it.state("d"), it.pod_of("d")) == (None, State.CREATED, "p")

@@ -265,3 +265,20 @@ async def test_an_annotation_that_names_another_container_misleads_no_update(
         assert runtime.containers[false].resources.cpu_shares != 55
         status = cri.ContainerStatusRequest(container_id=false).SerializeToString()
         assert (await client.call_bytes("/runtime.v1.RuntimeService/ContainerStatus", status)).code == 0
+
+
+async def test_a_plugin_does_not_wait_for_ever_for_what_is_made_anew(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+) -> None:
+    gate = asyncio.Event()
+    async with plugin(agent, mask=NO_VALIDATOR, CreateContainer=adjust(annotations={"a": "1"})) as told:
+        runtime.script("CreateContainer", hold=gate, when=lambda sent: PLUGIN_ID.encode() in sent)
+        creating = asyncio.ensure_future(client.create(pod, "c"))
+        await runtime.wait_for_call("CreateContainer", 2)
+        async with plugin(agent, "20-late", mask=NO_VALIDATOR) as late:
+            [shown] = (await late.line("Synchronize"))["message"]["containers"]
+            assert [about["id"] for about in told.containers()] == [shown["id"]]
+            gate.set()
+            await creating
+            after = (await late.line("PostCreateContainer"))["message"]["container"]
+            assert (after["id"], after["annotations"]["a"]) == (shown["id"], "1")
