@@ -4,6 +4,8 @@ PYTHON ?= python3
 TARGET := $(filter 3.%,$(PYTHON))
 RELEASE ?= 1
 RUNTIME ?= demo
+# Seconds of make bench-soak.
+SOAK ?= 3600
 # Tests at a time.
 WORKERS ?= 2
 VENV := .venv
@@ -16,7 +18,7 @@ VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc lib
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity run docs packages deb rpm clean
+.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -99,6 +101,10 @@ bench-observer: setup ## What seeing traffic costs nginx and wrk, and the observ
 bench-affinity: setup ## Plans against the optimum and others, their time, and how much moves
 	$(BIN)/python -c "import scipy" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m bench.affinity
+
+bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real containerd; SOAK=180: seconds (root)
+	@tools/debian-packages $(DEBIAN) python3-bpfcc
+	$(BIN)/python -m bench.soak $(SOAK)
 
 docs: setup ## Write docs/configuration.md and docs/metrics.md from the tables of options and metrics
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md
