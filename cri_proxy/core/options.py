@@ -62,6 +62,16 @@ OPTIONS: tuple[Option, ...] = (
         live=False,
     ),
     Option(
+        "relay.memory",
+        whole(64, 16_384),
+        128,
+        "How much of messages, calls and what clients have not read may be in memory for all connections together. Past"
+        " that, connections are closed: of those with at least half an equal share first the idle (no call answered for a"
+        " minute), then the others, the newest first.",
+        "MiB",
+        live=False,
+    ),
+    Option(
         "relay.drain",
         duration(),
         5.0,

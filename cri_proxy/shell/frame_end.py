@@ -7,8 +7,11 @@ has not taken yet; pieces of a reply are written here without being joined.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import select
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -119,6 +122,16 @@ class End:
         return bool(hung_up.poll(0))
 
     # ------------------------------------------------------------------ writing
+
+    @property
+    def queued_bytes(self) -> int:
+        """The kernel's memory for what was written and the other side has not read. It counts as this process's."""
+        if self._socket is None or not self.is_open:
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0
 
     def write(self, pieces: list[Buffer]) -> None:
         """Write, and empty the list; before there is a socket: leave it."""

@@ -33,6 +33,8 @@ LINGER_S = 1.0
 TAKE_S = 10.0
 #: A connection on which nothing is said: grpc-go's server gives it 120 s.
 SILENT_S = 120.0
+#: A connection on which the runtime has answered no call for so long is an idle one.
+IDLE_S = 60.0
 
 
 class LinkOwner(Protocol):
@@ -49,6 +51,7 @@ class LinkOwner(Protocol):
     def unreached(self, why: str) -> None: ...
     def closing(self, reason: str) -> None: ...
     def placed(self, link: Link, kind: Kind) -> None: ...
+    def keeps(self, link: Link, size: int) -> None: ...
     def stranded(self) -> None: ...
     def left(self, link: Link) -> None: ...
 
@@ -74,6 +77,8 @@ class Link:
         self._is_farewell_said = False
         self._loop = asyncio.get_running_loop()
         self._since_s = self._loop.time()
+        #: What the kernel keeps of what was written, when it was last asked.
+        self._queued_bytes = 0
 
     def begin(self, accepted: socket.socket) -> None:
         """Read what the client says."""
@@ -164,7 +169,11 @@ class Link:
         """Write what there is to write, do what there is to do."""
         if self.lobby is not None:
             self._pump_lobby(self.lobby)
-            return
+        else:
+            self._pump_connection()
+        self._account()
+
+    def _pump_connection(self) -> None:
         if self.connection is None:
             if self.local is not None:
                 self.client.write(self.local.to_client)
@@ -178,6 +187,24 @@ class Link:
         self.client.write(self.connection.to_client)
         self._regulate()
         self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
+
+    def _account(self) -> None:
+        if self.client.is_open:
+            self._owner.keeps(self, self.kept_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is in memory for this connection, about."""
+        end = self.connection or self.local
+        unwritten = self.client.unwritten + self.runtime.unwritten + len(self._early or b"")
+        return unwritten + self._queued_bytes + (0 if end is None else end.kept_bytes)
+
+    @property
+    def value(self) -> tuple[bool, float]:
+        """Where there is no memory for all, the least goes first: what is idle, and of that what is newest."""
+        answered_s = None if self.connection is None else self.connection.answered_s
+        is_in_use = answered_s is not None and self._loop.time() < answered_s + IDLE_S
+        return is_in_use, -self._since_s
 
     def _pump_lobby(self, lobby: Lobby) -> None:
         self.client.write(lobby.to_client)
@@ -280,6 +307,8 @@ class Link:
         if self.runtime.is_full and self.client.is_deserted:
             self.abort()
         self._on_connection(lambda connection: connection.tick(now_s))
+        self._queued_bytes = self.client.queued_bytes + self.runtime.queued_bytes
+        self._account()
 
     def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:
         if not self._is_closing:
@@ -361,6 +390,11 @@ class Link:
             return
         if self.lobby.has_begun:
             self.client.write([write_goaway(0, Error.NO_ERROR, "idle, and there are many")])
+        self.abort()
+
+    def give_up(self, why: str) -> None:
+        """Close at once, and drop what is kept; the client is told why, if it reads."""
+        self._on_connection(lambda connection: connection.give_up(why))
         self.abort()
 
     def abort(self) -> None:

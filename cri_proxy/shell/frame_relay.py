@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy import greeting
+from cri_proxy.core.http2.kept import Kept
 from cri_proxy.core.interception import UNAVAILABLE, Interceptor
 from cri_proxy.shell.frame_link import Link
 from cri_proxy.shell.frame_links import RESTING, Kind, Links
+from cri_proxy.shell.given_back import GivingBack
 from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
 from cri_proxy.shell.relay import STOPPING, is_long
 from cri_proxy.shell.serving import LAST_BYTES_S, behind
@@ -31,6 +33,8 @@ LOOK_FOR_RUNTIME_S = 0.1
 MAX_BUSY, SPARE_DESCRIPTORS = 4_000, 256
 #: Connections without calls, by default, and those that were closed and whose clients have yet to go.
 MAX_IDLE, MAX_GOING = 1_024, 256
+#: Bytes in memory for all connections together, by default.
+MAX_KEPT = 128 << 20
 #: Connections accepted in one turn of the event loop; in the next one, what they say is read.
 ACCEPT_AT_ONCE = 16
 BACKLOG = 4096
@@ -49,7 +53,8 @@ class FrameRelay:
     ``on_closing``: why a connection was closed about which there was a doubt. ``on_bug``: what an interception has
     raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
     (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
-    missed least is closed, which ``on_dismissal`` is told.
+    missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together;
+    with more, ``Kept.loser`` goes, which ``on_loss`` is told with a sentence.
     """
 
     def __init__(
@@ -62,6 +67,8 @@ class FrameRelay:
         on_trouble: Note = lambda topic, sentence: None,
         most_idle: int = MAX_IDLE,
         on_dismissal: Callable[[], None] = lambda: None,
+        most_kept: int = MAX_KEPT,
+        on_loss: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.runtime = runtime
         self.interceptor = interceptor
@@ -77,6 +84,10 @@ class FrameRelay:
         self.joining: set[asyncio.Task[None]] = set()
         self._dismissed = on_dismissal
         self._most_idle = most_idle
+        self._lost = on_loss
+        self._kept: Kept[Link] = Kept(most_kept)
+        self._giving_back = GivingBack()
+        self._is_shedding = False
         self._most_busy = min(
             MAX_BUSY, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2
         )
@@ -185,6 +196,27 @@ class FrameRelay:
     def left(self, link: Link) -> None:
         """A client has gone."""
         self._links.discard(link)
+        self._kept.discard(link)
+
+    def keeps(self, link: Link, size: int) -> None:
+        """So many bytes are in memory for a connection."""
+        if self._kept.note(link, size) and not self._is_shedding:
+            self._is_shedding = True
+            try:
+                self._shed()
+            finally:
+                self._is_shedding = False
+
+    def _shed(self) -> None:
+        for link in self._links:  # what was taken from them since is not counted at once
+            self._kept.note(link, link.kept_bytes)
+        while (loser := self._kept.loser(lambda link: link.value)) is not None:
+            size = loser.kept_bytes
+            loser.give_up("cri-resmgr keeps too much in memory for all connections together")
+            self._kept.discard(loser)
+            self._lost(
+                f"{size >> 10} KiB were kept for it, and more than {self._kept.most >> 20} MiB for all"
+            )
 
     async def _look_for_runtime(self) -> None:
         """While clients are here that have no runtime: when it is there again they connect anew."""
@@ -205,6 +237,7 @@ class FrameRelay:
                 except Exception as error:  # of one; the others' time passes all the same
                     self.failed(error)
                     link.abort()
+            self._giving_back.tick(self._kept.take_peak(), self._kept.total)
 
     # ------------------------------------------------------------------ the end
 

@@ -41,6 +41,11 @@ class Metrics:
             "Connections closed because a frame was not understood",
             registry=r,
         )
+        self.connections_lost = Counter(
+            "cri_resmgr_connections_lost_total",
+            "Connections closed because all together had more than relay.memory in memory",
+            registry=r,
+        )
         self.connections_dismissed = Counter(
             "cri_resmgr_idle_connections_closed_total",
             "Connections without a call closed because there were more than relay.idle_connections",

@@ -83,6 +83,8 @@ class Proxy:
             on_trouble=parts.health.note,
             most_idle=parts.config["relay.idle_connections"],
             on_dismissal=parts.metrics.connections_dismissed.inc,
+            most_kept=parts.config["relay.memory"] << 20,
+            on_loss=self._note_loss,
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:
@@ -92,6 +94,12 @@ class Proxy:
         self._parts.metrics.connections_closed.inc()
         self._parts.log.warning(
             "a connection was closed; its client connects again", why=reason, kind="closed"
+        )
+
+    def _note_loss(self, why: str) -> None:
+        self._parts.metrics.connections_lost.inc()
+        self._parts.log.warning(
+            "a connection was closed for the memory it takes (relay.memory)", why=why, kind="memory"
         )
 
     def _note_bug(self, error: Exception) -> None:

@@ -21,9 +21,11 @@ from cri_proxy.core.http2.frames import MAX_BLOCK_BYTES, Doubt, Error
 Headers = Sequence[tuple[bytes, bytes]]
 Metadata = Iterable[tuple[str, Union[str, bytes]]]
 
-#: Blocks that are known by heart, and how large they may be. A client has a few dozen different ones.
+#: Blocks that are known by heart, and what all of them may take in memory, about. A client has a few dozen different ones,
+#: of 200 bytes and ten fields.
 KNOWN_BLOCKS = 256
 KNOWN_BLOCK_BYTES = 4_096
+KNOWN_BYTES = 128 << 10
 #: What an entry of a table counts beside its texts (RFC 7541, 4.1).
 _ENTRY_BYTES = 32
 #: Longer texts, as they are sent, are cut: a client may not take more than 8 KiB of headers (grpc's default).
@@ -46,6 +48,7 @@ class HeaderReader:
         self._allowed_bytes = self._table.maxsize
         #: What blocks mean that leave the table as it is, until another changes it.
         self._known: dict[bytes, Headers] = {}
+        self._known_bytes = 0
 
     def allow_table(self, size: int) -> None:
         """The receiver allows the sender a table of this size. A smaller one is the sender's to announce (4.2)."""
@@ -65,9 +68,16 @@ class HeaderReader:
             raise Doubt(Error.COMPRESSION_ERROR, f"a header block that cannot be read: {error}") from None
         if not leaves_table:
             self._known.clear()
+            self._known_bytes = 0
         elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BLOCK_BYTES:
-            self._known[block] = headers
+            self._learn(block, headers)
         return headers
+
+    def _learn(self, block: bytes, headers: Headers) -> None:
+        size = 4 * len(block) + 128 * len(headers)
+        if self._known_bytes + size <= KNOWN_BYTES:
+            self._known[block] = headers
+            self._known_bytes += size
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
         """The fields, and whether the table is what it was."""

@@ -58,6 +58,11 @@ class LocalEnd:
         """Whether the client has said that it speaks HTTP/2."""
         return len(self._preface) == len(PREFACE)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What has come and is not whole."""
+        return self._pipe.unhandled_bytes
+
     def from_client(self, data: bytes) -> None:
         """Bytes of the client."""
         missing = len(PREFACE) - len(self._preface)

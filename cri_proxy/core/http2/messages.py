@@ -15,23 +15,43 @@ PREFIX_BYTES = 5
 MAX_MESSAGE_BYTES = 16 << 20
 
 
+#: Decompressed messages in memory at once, of all connections: a few kilobytes make one of 16 MiB.
+MAX_INFLATED_BYTES = 64 << 20
+
+
+class Inflated(bytes):
+    """A decompressed message. All there are together are counted, as long as any is in use."""
+
+    total = 0
+
+    def __new__(cls, message: bytes) -> Inflated:
+        Inflated.total += len(message)
+        return super().__new__(cls, message)
+
+    def __del__(self) -> None:
+        Inflated.total -= len(self)
+
+
 def write_message(message: Buffer) -> bytes:
     """A message with its prefix, not compressed. That is allowed on any stream."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 def read_message(prefixed: Buffer, encoding: bytes) -> Optional[bytes]:
-    """The message of a prefixed one; None: compressed with something unknown, or broken, or too large."""
+    """The message of a prefixed one; None: compressed with something unknown, or broken, or too large.
+
+    Too large it is also while others take the memory there is for such messages.
+    """
     if prefixed[0] == 0:
         return bytes(prefixed[PREFIX_BYTES:])
-    if prefixed[0] != 1 or encoding != b"gzip":
+    if prefixed[0] != 1 or encoding != b"gzip" or Inflated.total >= MAX_INFLATED_BYTES:
         return None
     inflating = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         message = inflating.decompress(prefixed[PREFIX_BYTES:], MAX_MESSAGE_BYTES)
     except zlib.error:
         return None
-    return message if inflating.eof else None
+    return Inflated(message) if inflating.eof else None
 
 
 class Hold:
@@ -41,6 +61,8 @@ class Hold:
         self.encoding = encoding
         self.since_s = since_s
         self.data = bytearray()
+        #: What the first message has besides, if it was compressed.
+        self.inflated_bytes = 0
         #: The client has sent the last of it.
         self.is_ended = False
 
@@ -61,7 +83,9 @@ class Hold:
 
     def first(self) -> Optional[bytes]:
         """The first message, which is whole; None: it cannot be read."""
-        return read_message(memoryview(self.data)[: self.wanted], self.encoding)
+        message = read_message(memoryview(self.data)[: self.wanted], self.encoding)
+        self.inflated_bytes = len(message) if message is not None and self.data[0] else 0
+        return message
 
     def release(self, delta: bytes) -> bytes:
         """All of it, ``delta`` appended to the first message. Without one: to the byte as it came."""

@@ -112,6 +112,11 @@ class RelayedConnection:
         )
 
     @property
+    def answered_s(self) -> Optional[float]:
+        """When the runtime has last ended a call of this connection; None: it has not."""
+        return self._wire.answered_s
+
+    @property
     def is_noting(self) -> bool:
         """Whether the runtime's direction waits for ``resume``."""
         return self._replies.is_noting
@@ -195,6 +200,12 @@ class RelayedConnection:
         """A bug has come up in the middle of something, which cannot be gone on with: the connection ends."""
         if not self._is_over:
             self._doubt(Doubt(Error.INTERNAL_ERROR, reason))
+
+    def give_up(self, reason: str) -> None:
+        """End the connection for the memory it takes; what is kept for it is dropped."""
+        if not self._is_over:
+            self._end_connection(Error.ENHANCE_YOUR_CALM, reason)
+            self._wire.events.append(Closing(reason))
 
     # ------------------------------------------------------------------ what is decided
 
@@ -337,10 +348,12 @@ class RelayedConnection:
             self._doubt(doubt)
 
     def _doubt(self, doubt: Doubt) -> None:
+        self._end_connection(doubt.code, str(doubt))
+        self._wire.events.append(Closing(str(doubt), is_doubt=True))
+
+    def _end_connection(self, code: Error, reason: str) -> None:
         self._is_over = True
-        self._end_all(UNAVAILABLE, f"the connection was closed: {doubt}")
-        wire = self._wire
+        self._end_all(UNAVAILABLE, f"the connection was closed: {reason}")
         self._greet()
-        wire.to_client.append(self._last_goaway(doubt.code, str(doubt)))
-        wire.to_runtime.append(write_goaway(0, doubt.code, str(doubt)))
-        wire.events.append(Closing(str(doubt), is_doubt=True))
+        self._wire.to_client.append(self._last_goaway(code, reason))
+        self._wire.to_runtime.append(write_goaway(0, code, reason))

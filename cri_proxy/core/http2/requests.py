@@ -174,10 +174,12 @@ class Requests:
             self._fail_open(stream, "too large")
         elif hold.is_whole:
             message = hold.first()
+            wire.held_bytes += hold.inflated_bytes
             if message is None:
                 self._fail_open(stream, "compressed")
             else:
-                stream.stage = Stage.DECIDING
+                stream.stage, stream.asked_bytes = Stage.DECIDING, len(message)
+                wire.asked_bytes += len(message)
                 wire.events.append(Asked(stream.id, stream.call, message))
         elif hold.is_ended and hold.data:
             self._fail_open(stream, "incomplete")

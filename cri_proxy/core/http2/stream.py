@@ -24,6 +24,7 @@ class Stream:
 
     __slots__ = (
         "answer",
+        "asked_bytes",
         "call",
         "client_done",
         "has_reply",
@@ -49,6 +50,8 @@ class Stream:
         self.call: Any = None
         self.hold: Optional[Hold] = None
         self.reader: Optional[ReplyHold] = None
+        #: Of the message that was asked about.
+        self.asked_bytes = 0
         #: TAKEN: since when; nothing more comes from the runtime; what waits for that; its end was said.
         self.taken_s = 0.0
         self.is_clear = False

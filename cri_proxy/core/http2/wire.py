@@ -37,6 +37,8 @@ class Wire:
         self.is_greeted = False
         self.patience = Patience()
         self.held_bytes = 0
+        #: Of the messages that were asked about, until their calls are over: interceptions may keep them.
+        self.asked_bytes = 0
         self.now_s = 0.0
         #: The last stream that the client has begun, and the last that it was told is served.
         self.last_stream = 0
@@ -45,6 +47,8 @@ class Wire:
         self._pinged = 0
         #: The runtime has sent part of a reply since a PING was passed to it.
         self.has_replied = False
+        #: When the runtime has last ended a call; None: it has not.
+        self.answered_s: Optional[float] = None
         #: SETTINGS that the runtime has not acknowledged; None: the client's.
         self._settings: deque[Optional[Callable[[], None]]] = deque()
 
@@ -57,11 +61,12 @@ class Wire:
     def kept_bytes(self) -> int:
         """What all of its streams have in memory, about."""
         waiting = self.requests.waiting_bytes + self.replies.waiting_bytes
-        return self.held_bytes + waiting + len(self.streams) * STREAM_BYTES
+        return self.held_bytes + self.asked_bytes + waiting + len(self.streams) * STREAM_BYTES
 
     def forget(self, stream: Stream) -> None:
         """The stream is over."""
-        self.streams.pop(stream.id, None)
+        if self.streams.pop(stream.id, None) is stream:
+            self.asked_bytes -= stream.asked_bytes
         self.watched.discard(stream.id)
         self.drop_hold(stream)
         self.requests.close(stream.id)
@@ -69,7 +74,7 @@ class Wire:
 
     def drop_hold(self, stream: Stream) -> None:
         if stream.hold is not None:
-            self.held_bytes -= len(stream.hold.data)
+            self.held_bytes -= len(stream.hold.data) + stream.hold.inflated_bytes
             stream.hold = None
         if stream.reader is not None:
             self.held_bytes -= stream.reader.kept_bytes

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 
 import pytest
 
-from cri_proxy.core.http2.messages import write_message
+from cri_proxy.core.http2.messages import Inflated, write_message
 from cri_proxy.core.http2.requests import HOLD_S
-from tests.core.http2.hand import CREATE, VERSION
+from cri_proxy.core.http2.stream import Asked, FailedOpen
+from tests.core.http2.hand import BLOCK, CREATE, VERSION, data, hand_made, headers
 from tests.core.http2.pair import LONG, Pair, all_is_in_step
 
 # ---------------------------------------------------------------------- what passes
@@ -151,3 +153,21 @@ def test_a_request_that_ends_too_soon_is_the_runtimes_to_refuse() -> None:
     pair.send(stream, write_message(b"create")[:-1], end=True)
     assert pair.received(stream) == write_message(b"create")[:-1] and pair.has_ended(stream)
     assert pair.failed_open() == ["incomplete"]
+
+
+def test_decompressed_messages_of_all_connections_have_a_limit_together() -> None:
+    gc.collect()  # of other tests
+    begun = Inflated.total
+    bomb = gzip.compress(bytes(15 << 20))
+    request = b"\1" + len(bomb).to_bytes(4, "big") + bomb
+    sent = b"".join(data(1, request[at : at + 16_000]) for at in range(0, len(request), 16_000))
+    events = []
+    for _ in range(6):
+        relay, _ = hand_made(headers(1, BLOCK + b"\x00\x0dgrpc-encoding\x04gzip"), sent)
+        events += relay.take_events()
+    assert [type(event) for event in events] == 5 * [Asked] + [FailedOpen]
+    assert Inflated.total == begun + 5 * (15 << 20)
+    events.clear()
+    del relay
+    gc.collect()
+    assert Inflated.total == begun
