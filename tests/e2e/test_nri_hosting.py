@@ -180,6 +180,21 @@ async def test_a_slow_plugin_is_given_up_and_the_pod_starts(hosting_node: Node) 
         await until(lambda: node.ask("status"), lambda status: status["nri"]["plugins"] == [])
 
 
+async def test_a_block_io_class_that_the_runtime_would_pass_over_is_refused_by_its_name(
+    hosting_node: Node,
+) -> None:
+    node = hosting_node
+    resources = {"blockio_class": {"value": "slow"}}
+    async with plugin(node.agent, "10-foo", CreateContainer=adjust(linux={"resources": resources})):
+        pod = await node.pod("pod")
+        _, details = await problem_of(node.kubelet.create(pod, "main"))
+        assert details == (
+            'cri-resmgr: plugin "10-foo" asked for BlockioClass: the runtime has no annotation for "slow", and CRI '
+            "no field"
+        )
+        assert await node.direct.list_containers() == []
+
+
 @pytest.mark.skipif(HAS_UNIFIED, reason="This machine has cgroup v2, where unified resources are had.")
 async def test_unified_resources_on_cgroup_v1_are_refused_by_field_and_plugin(hosting_node: Node) -> None:
     node = hosting_node

@@ -53,10 +53,11 @@ def write_annotations(draft: Draft) -> None:
     ):
         if not resources.HasField(name):
             continue
-        if draft.site.class_annotations:
-            _write_annotation(draft, key, getattr(resources, name).value or None)
-        else:
-            draft.report(name, field, "", "the runtime has no annotation for it, and CRI no field")
+        wanted = getattr(resources, name).value
+        if name in draft.site.classes:
+            _write_annotation(draft, key, wanted or None)
+        elif wanted:
+            draft.report(name, field, "", f'the runtime has no annotation for "{wanted}", and CRI no field')
 
 
 def _write_annotation(draft: Draft, key: str, value: Optional[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -46,7 +46,7 @@ REACTIONS: Mapping[str, Reaction] = MappingProxyType(
         "memory_swappiness": Reaction.WARN,
         "memory_oom_killer": Reaction.WARN,
         "memory_hierarchy": Reaction.WARN,
-        "blockio_class": Reaction.WARN,
+        "blockio_class": Reaction.REJECT,
         "rdt_class": Reaction.WARN,
         "rdt": Reaction.WARN,
         "io_priority": Reaction.WARN,
@@ -54,6 +54,10 @@ REACTIONS: Mapping[str, Reaction] = MappingProxyType(
         "memory_policy": Reaction.WARN,
     }
 )
+
+
+#: Classes that only an annotation can name over CRI.
+CLASSES = ("blockio_class", "rdt_class")
 
 
 class Cdi(Enum):
@@ -82,8 +86,8 @@ class Site:
     #: There is a hugetlb controller: without it runtimes leave hugepage limits out and say nothing.
     hugetlb: bool = True
     cdi: Cdi = Cdi.FIELD
-    #: The runtime takes the classes for block IO and RDT from annotations (containerd, CRI-O).
-    class_annotations: bool = True
+    #: The classes that the runtime takes from annotations, by the names of their settings.
+    classes: Collection[str] = CLASSES
     #: The path of a node on the host that is this device, "" if there is none.
     host_node: Callable[[nri.LinuxDevice], str] = no_host_node
     #: Whether a path of the host is on a mount that CRI lets a container follow.

@@ -18,7 +18,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.nri.apply import Applied, apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.express import resources_of
-from cri_proxy.core.nri.terms import REACTIONS, Cdi, Reaction, Site
+from cri_proxy.core.nri.terms import CLASSES, REACTIONS, Cdi, Reaction, Site
 from cri_proxy.shell.mounts import Mounts
 from cri_proxy.shell.nri.host import Merged, PluginRefused
 from cri_proxy.shell.parts import Parts
@@ -95,7 +95,7 @@ class Expression:
             cgroup_v2=is_v2,
             hugetlb=_has_hugetlb(root, is_v2),
             cdi=cdi_of(runtime.name, runtime.version),
-            class_annotations=runtime.name in ("containerd", "cri-o"),
+            classes=classes_of(runtime.name, runtime.version),
             host_node=self._files.node,
             is_followed=self._is_followed,
             seccomp_folder=str(self._state / "seccomp"),
@@ -143,13 +143,24 @@ def reactions(rejected: Collection[str], warned: Collection[str]) -> Mapping[str
 
 def cdi_of(name: str, version: str) -> Cdi:
     """How a runtime takes CDI devices: containerd has the field since 1.7 and nothing before, CRI-O since 1.27."""
-    parts = version.lstrip("v").split(".")
-    numbers = tuple(int(part) for part in parts[:2] if part.isdigit())
+    numbers = _numbers(version)
     if name == "containerd":
         return Cdi.FIELD if numbers >= (1, 7) else Cdi.NONE
     if name == "cri-o":
         return Cdi.FIELD if numbers >= (1, 27) else Cdi.ANNOTATION
     return Cdi.NONE
+
+
+def classes_of(name: str, version: str) -> tuple[str, ...]:
+    """The classes a runtime takes from annotations: CRI-O both, containerd RDT's since 1.6, block IO's since 1.7."""
+    if name == "cri-o":
+        return CLASSES
+    since = {"blockio_class": (1, 7), "rdt_class": (1, 6)} if name == "containerd" else {}
+    return tuple(one for one, first in since.items() if _numbers(version) >= first)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.lstrip("v").split(".")[:2] if part.isdigit())
 
 
 def _has_hugetlb(root: Path, is_v2: bool) -> bool:

@@ -485,11 +485,17 @@ INEXPRESSIBLE_THERE: dict[str, tuple[Site, str, str, str]] = {
         "cdi_devices",
         "CdiDevices v/d=0: the runtime knows no CDI devices",
     ),
-    "a class without annotations": (
-        replace(V2, class_annotations=False),
+    "an RDT class without annotations": (
+        replace(V2, classes=()),
         'linux { resources { rdt_class { value: "gold" } } }',
         "rdt_class",
-        "RdtClass: the runtime has no annotation for it, and CRI no field",
+        'RdtClass: the runtime has no annotation for "gold", and CRI no field',
+    ),
+    "a block IO class where there are only RDT's": (
+        replace(V2, classes=("rdt_class",)),
+        'linux { resources { blockio_class { value: "slow" } rdt_class { value: "gold" } } }',
+        "blockio_class",
+        'BlockioClass: the runtime has no annotation for "slow", and CRI no field',
     ),
 }
 
@@ -557,6 +563,11 @@ def test_a_class_of_nothing_takes_the_annotation_away() -> None:
     assert cri.CreateContainerRequest.FromString(result.request) == request()
 
 
+def test_a_class_of_nothing_is_had_where_there_are_none() -> None:
+    result = applied("linux { resources { blockio_class { } } }", site=replace(V2, classes=()))
+    assert (result.rejected, result.warned, result.request) == ((), (), request().SerializeToString())
+
+
 def test_bytes_that_are_no_request_are_not_applied_to() -> None:
     with pytest.raises(UnreadableRequest):
         apply(b"\xff\xff", asked(""), V2)
@@ -584,5 +595,5 @@ def test_every_setting_has_a_default() -> None:
     names = {name for _, name, _ in INEXPRESSIBLE.values()} | {
         case[2] for case in INEXPRESSIBLE_THERE.values()
     }
-    assert set(REACTIONS) - names == {"device_rules", "seccomp_policy", "blockio_class"}
+    assert set(REACTIONS) - names == {"device_rules", "seccomp_policy"}
     assert Inexpressible("hooks", "", "x", "y").plugin == ""

@@ -16,7 +16,7 @@ from cri_proxy.core.nri.apply import apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.merge import Merge
 from cri_proxy.core.nri.owners import Conflict
-from cri_proxy.core.nri.terms import Cdi, Site
+from cri_proxy.core.nri.terms import CLASSES, Cdi, Site
 from cri_proxy.core.nri.view import view_container
 
 #: Few words, so that adjustments meet what is there: names, paths, removals of them.
@@ -127,7 +127,7 @@ SITES = st.builds(
     cgroup_v2=st.booleans(),
     hugetlb=st.booleans(),
     cdi=st.sampled_from(Cdi),
-    class_annotations=st.booleans(),
+    classes=st.sets(st.sampled_from(CLASSES)),
     host_node=st.sampled_from([lambda _device: "", lambda _device: "/dev/zero"]),
 )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.terms import REACTIONS, Cdi, Reaction
-from cri_proxy.shell.nri.expression import DEV, SYS_DEV, HostFiles, cdi_of, reactions
+from cri_proxy.core.nri.terms import CLASSES, REACTIONS, Cdi, Reaction
+from cri_proxy.shell.nri.expression import DEV, SYS_DEV, HostFiles, cdi_of, classes_of, reactions
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="Only root makes devices.")
 NULL = nri.LinuxDevice(path="/dev/zilch", type="c", major=1, minor=3)
@@ -57,6 +57,24 @@ def test_what_cannot_be_made_is_no_device(tmp_path: Path) -> None:
 )
 def test_runtimes_take_cdi_devices_in_their_own_way(name: str, version: str, cdi: Cdi) -> None:
     assert cdi_of(name, version) is cdi
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "classes"),
+    [
+        ("containerd", "1.5.9", ()),
+        ("containerd", "1.6.20~ds1", ("rdt_class",)),
+        ("containerd", "v1.7.24", CLASSES),
+        ("containerd", "2.1.0", CLASSES),
+        ("cri-o", "1.26.3", CLASSES),
+        ("iSulad", "2.1.5", ()),
+        ("containerd", "", ()),
+    ],
+)
+def test_runtimes_take_classes_from_their_annotations(
+    name: str, version: str, classes: tuple[str, ...]
+) -> None:
+    assert classes_of(name, version) == classes
 
 
 def test_what_is_set_to_be_rejected_or_warned_of_goes_before_the_default() -> None:
