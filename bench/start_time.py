@@ -2,7 +2,8 @@
 
 From the daemon's exec to the first call that it relays, with 0 and with 220 containers running (a node of 110 pods),
 the first time, when they are adopted, and with their state. Beside it what of that is Python and its imports; all
-with compiled modules, as a package has them.
+with compiled modules, as a package has them. ``--launch``: only until a plugin that a runtime launches is registered;
+``--root`` names another checkout to hold it against.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ import time
 
 from bench.figures import machine_line, percentile, print_row, process
 from bench.raw import Client
+from cri_proxy.core.ttrpc_frames import FRAME_HEAD_BYTES
 from tests.agent import ROOT, Agent
 from tests.machines import HYGON_7285_2S, machine
 
@@ -88,6 +91,45 @@ def measure_steps(starts: int, cache: str) -> None:
         print_row(name, *(f"{cell:,.0f}" for cell in cells))
 
 
+def launch(root: str, cache: str, options: tuple[str, ...] = ()) -> tuple[float, float, int]:
+    """As a runtime launches its plugin: milliseconds until it registers, of these on a CPU, and lines on stderr."""
+    ours, given = socket.socketpair()
+    with ours, tempfile.TemporaryDirectory(prefix="crb-") as folder, tempfile.TemporaryFile() as said:
+        words = ("nri", "run", "--state-dir", f"{folder}/s", "--control-socket", f"{folder}/c.sock")
+        variables = {"NRI_PLUGIN_SOCKET": str(given.fileno()), "PYTHONPATH": root}
+        with given:
+            started_s = time.perf_counter()
+            plugin = subprocess.Popen(
+                [sys.executable, *options, "-m", "cri_proxy", *words, "--runtime-socket", f"{folder}/r.sock"],
+                env={**os.environ, **environment(cache), **variables},
+                cwd=folder,
+                pass_fds=[given.fileno()],
+                stderr=said,
+            )
+        try:
+            registered = len(ours.recv(1 << 16)) > FRAME_HEAD_BYTES
+            took_ms = (time.perf_counter() - started_s) * 1000
+            with open(f"/proc/{plugin.pid}/schedstat") as stat:
+                cpu_ms = int(stat.read().split()[0]) / 1e6
+            assert registered
+            said.seek(0)
+            return took_ms, cpu_ms, len(said.readlines())
+        finally:
+            plugin.kill()
+            plugin.wait()
+
+
+def measure_launch(root: str, starts: int, cache: str) -> None:
+    """Rows for the way from exec to RegisterPlugin."""
+    found = [launch(root, cache) for _ in range(starts + 1)][1:]
+    for name, values in zip(("ms", "of these on a CPU"), zip(*found)):
+        print_row(
+            f"launched, to RegisterPlugin, {name}", *(f"{percentile(values, p):,.0f}" for p in (0, 50, 99))
+        )
+    imported = launch(root, cache, ("-X", "importtime"))[2]
+    print_row("imported until then, modules", f"{imported:,}", "", "")
+
+
 async def main(starts: int) -> None:
     print(machine_line(), end="\n\n")
     with tempfile.TemporaryDirectory(prefix="crb-") as cache:
@@ -99,9 +141,17 @@ async def main(starts: int) -> None:
         print_row("a process that does no more than this, ms", "least", "p50", "p99")
         print_row(*["---"] * 4)
         measure_steps(starts, cache)
+        measure_launch(str(ROOT), starts, cache)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=STARTS, help="of each kind")
-    asyncio.run(main(parser.parse_args().starts))
+    parser.add_argument("--launch", action="store_true", help="only what a launched plugin takes to register")
+    parser.add_argument("--root", default=str(ROOT), help="the checkout whose plugin is launched")
+    arguments = parser.parse_args()
+    if arguments.launch:
+        with tempfile.TemporaryDirectory(prefix="crb-") as cache_folder:
+            measure_launch(arguments.root, arguments.starts, cache_folder)
+    else:
+        asyncio.run(main(arguments.starts))

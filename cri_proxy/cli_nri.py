@@ -14,7 +14,7 @@ from cri_proxy.arguments import configured
 from cri_proxy.cli_answers import ask_daemon, fail, json_option, show_document
 from cri_proxy.core.nri.text import nri_text
 from cri_proxy.shell import settings
-from cri_proxy.shell.nri.takeover import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE
+from cri_proxy.shell.nri.launched import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE, told_config
 
 
 @click.group()
@@ -48,7 +48,7 @@ def run(
     from cri_proxy.shell.nri.plugin import NriPlugin, PluginOptions, ToldConfig
 
     log_to_journal("cri-resmgr")
-    told = ToldConfig("the runtime's configuration of this plugin")
+    told = ToldConfig("the runtime's configuration of this plugin", told_config())
     overrides = _overrides(flags, os.environ)
     files = settings.Files(fallback_config, config_file, force_config, overrides, told.sources)
     options = PluginOptions(told, _descriptor(os.environ))

@@ -26,6 +26,11 @@ def main():
         sys.exit(nri_launcher.main(sys.argv[3:]))
     if COMPLETING in os.environ:
         _complete()
+    if is_nri_plugin(sys.argv[1:]):
+        with contextlib.suppress(Exception):  # then the program does it, later
+            from cri_proxy.shell.nri import launched
+
+            launched.begin(os.environ)
     serves = is_serving(sys.argv[1:])
     if serves:
         with contextlib.suppress(Exception):  # then callers wait for the daemon's own first words
@@ -69,12 +74,21 @@ def _complete():
 
 def is_serving(words):
     """Whether a command line (without the program's name) is one that serves kubelet's socket."""
+    first = [*_command(words), "run"][0]
+    flags = {word.lstrip("-").split("=")[0] for word in words if word.startswith("-")}
+    return (first == "run" or first.startswith("-")) and not NOT_SERVING & flags
+
+
+def is_nri_plugin(words):
+    """Whether a command line is that of a plugin which a runtime may have launched."""
+    return _command(words)[:2] == ["nri", "run"] and not {"-h", "--help"} & set(words)
+
+
+def _command(words):
     at = 0
     while words[at:] and words[at].split("=")[0] == "--control-socket":
         at += 1 if "=" in words[at] else 2
-    first = words[at] if words[at:] else "run"
-    flags = {word.lstrip("-").split("=")[0] for word in words if word.startswith("-")}
-    return (first == "run" or first.startswith("-")) and not NOT_SERVING & flags
+    return words[at:]
 
 
 def _pass_bytes(problem):

@@ -68,7 +68,7 @@ def cut(message: bytes, place: Place, is_cut: Callable[[bytes], bool]) -> bytes:
             if len(shorter) == len(content):
                 kept.append(whole)
             else:
-                _, tag_end = _read_varint(message, field.start)
+                _, tag_end = read_varint(message, field.start)
                 kept.append(message[field.start : tag_end] + write_varint(len(shorter)) + shorter)
     return b"".join(kept)
 
@@ -86,13 +86,13 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def _read_field(message: bytes, start: int) -> Field:
-    tag, at = _read_varint(message, start)
+    tag, at = read_varint(message, start)
     number, wire_type = tag >> 3, tag & 7
     value = at
     if wire_type == _VARINT:
-        _, at = _read_varint(message, at)
+        _, at = read_varint(message, at)
     elif wire_type == _BYTES:
-        length, value = _read_varint(message, at)
+        length, value = read_varint(message, at)
         at = value + length
     elif wire_type in (_FIXED64, _FIXED32):
         at += 8 if wire_type == _FIXED64 else 4
@@ -109,7 +109,7 @@ def _skip_group(message: bytes, at: int, number: int) -> int:
     """Where a group ends, with those inside it; without recursion, for its depth is the sender's choice."""
     numbers = [number]
     while numbers:
-        tag, after = _read_varint(message, at)
+        tag, after = read_varint(message, at)
         if tag & 7 == _GROUP_END:
             if numbers.pop() != tag >> 3:
                 raise NotProtobuf("a group ends that was not begun")
@@ -122,7 +122,11 @@ def _skip_group(message: bytes, at: int, number: int) -> int:
     return at
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+def read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number, and where what follows it begins.
+
+    :raises NotProtobuf: it does not end, or is longer than 70 bits.
+    """
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

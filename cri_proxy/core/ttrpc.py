@@ -1,32 +1,34 @@
 """The wire of NRI: ttRPC messages of two logical connections on one stream. Bytes in, events and answers out.
 
-The layers, outermost first: frames (8 bytes: connection id, length), the bytes of one connection as a stream of its
-own, messages in it (10 bytes: length, stream id, kind, flags), and protobuf in those (cri_api/ttrpc.proto).
+The layers below are in ttrpc_frames.py; in their messages is protobuf (cri_api/ttrpc.proto).
 On connection 1 the host calls the plugin, on 2 the plugin the host; other connections are never opened.
 
-Source: containerd/nri pkg/net/multiplex, containerd/ttrpc channel.go, server.go.
+Source: containerd/ttrpc server.go, client.go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import Optional, Union
 
 from google.protobuf.message import DecodeError
 
 from cri_api import ttrpc_pb2 as pb
 from cri_proxy.core.protobuf_bytes import write_varint
+from cri_proxy.core.ttrpc_frames import (
+    PLUGIN_CONNECTION,
+    REQUEST,
+    RESPONSE,
+    RUNTIME_CONNECTION,
+    Begun,
+    Garbage,
+    Message,
+    TooLarge,
+    begin,
+    too_large,
+    write_message,
+)
 
-#: Where the host calls the plugin, and the plugin the host.
-PLUGIN_CONNECTION, RUNTIME_CONNECTION = 1, 2
-REQUEST, RESPONSE, DATA = 1, 2, 3
-#: ttRPC's messageLengthMax: what may follow the 10 bytes.
-MAX_DATA_BYTES = 4 << 20
-MESSAGE_HEAD_BYTES, FRAME_HEAD_BYTES = 10, 8
-#: What a Go peer offers for the first read of a message: a frame that is larger is lost, and the peer hangs.
-FIRST_FRAME_BYTES = 4096
-MAX_FRAME_BYTES = MAX_DATA_BYTES + MESSAGE_HEAD_BYTES
 _LAST_STREAM = (1 << 32) - 1
 #: Of Request's field 3.
 _PAYLOAD_TAG = b"\x1a"
@@ -34,20 +36,6 @@ _PAYLOAD_TAG = b"\x1a"
 # gRPC's codes, as far as they are said here.
 CANCELED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 1, 2, 3, 4
 RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
-
-
-class Garbage(Exception):
-    """What was received cannot be followed; the connection is of no more use. The message says what it was."""
-
-
-class TooLarge(Exception):
-    """A message that must not be sent. ``size_bytes``: of its protobuf; nothing has been changed or sent."""
-
-    code = RESOURCE_EXHAUSTED
-
-    def __init__(self, size_bytes: int) -> None:
-        super().__init__(_too_large(size_bytes))
-        self.size_bytes = size_bytes
 
 
 @dataclass(frozen=True)
@@ -73,95 +61,19 @@ class Reply:
 Event = Union[Call, Reply]
 
 
-class Message(NamedTuple):
-    """One ttRPC message. ``data`` None: it was larger than allowed, ``size_bytes``, and is thrown away."""
-
-    stream: int
-    kind: int
-    size_bytes: int
-    data: Union[bytes, None]
-
-
-class FrameReader:
-    """Takes a trunk's bytes apart: (connection, piece of its stream). Holds no more than a frame's head."""
-
-    def __init__(self) -> None:
-        self._head = b""
-        self._connection = 0
-        self._left = 0
-
-    def read(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The pieces in the next bytes, in order.
-
-        :raises Garbage: a frame that is larger than any message.
-        """
-        pieces: list[tuple[int, bytes]] = []
-        at = 0
-        while at < len(data):
-            if self._left:
-                piece = data[at : at + self._left]
-                at, self._left = at + len(piece), self._left - len(piece)
-                pieces.append((self._connection, piece))
-                continue
-            taken = data[at : at + FRAME_HEAD_BYTES - len(self._head)]
-            at, self._head = at + len(taken), self._head + taken
-            if len(self._head) == FRAME_HEAD_BYTES:
-                head, self._head = self._head, b""
-                self._connection, self._left = (
-                    int.from_bytes(head[:4], "big"),
-                    int.from_bytes(head[4:], "big"),
-                )
-                if self._left > MAX_FRAME_BYTES:
-                    raise Garbage(f"a frame of {self._left} bytes, at most {MAX_FRAME_BYTES} are allowed")
-        return pieces
-
-
-class MessageReader:
-    """Takes the stream of one connection apart. Holds no more than one message of the allowed size."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._skip = 0
-
-    def read(self, piece: bytes) -> list[Message]:
-        """The messages that end in the next piece; of those that are too large: that begin in it.
-
-        :raises Garbage: what is no ttRPC.
-        """
-        messages: list[Message] = []
-        skipped = min(self._skip, len(piece))
-        self._skip -= skipped
-        self._buffer += piece[skipped:]
-        while len(self._buffer) >= MESSAGE_HEAD_BYTES:
-            size = int.from_bytes(self._buffer[:4], "big")
-            stream, kind = int.from_bytes(self._buffer[4:8], "big"), self._buffer[8]
-            if kind not in (REQUEST, RESPONSE, DATA):
-                raise Garbage(f"a message of kind {kind}, expected {REQUEST}, {RESPONSE} or {DATA}")
-            end = MESSAGE_HEAD_BYTES + size
-            if size > MAX_DATA_BYTES:
-                messages.append(Message(stream, kind, size, None))
-                self._skip = max(0, end - len(self._buffer))
-            elif len(self._buffer) < end:
-                break
-            else:
-                messages.append(Message(stream, kind, size, bytes(self._buffer[MESSAGE_HEAD_BYTES:end])))
-            del self._buffer[:end]
-        return messages
-
-
 class Wire:
-    """One end of a trunk: serves ``service`` on one connection, calls ``peer_service`` on the other."""
+    """One end of a trunk: serves ``service`` on one connection, calls ``peer_service`` on the other.
 
-    def __init__(self, serves: int, service: str, peer_service: str) -> None:
+    ``begun``: of a trunk that another has read from and called on before; replies to its calls are ignored.
+    """
+
+    def __init__(self, serves: int, service: str, peer_service: str, begun: Optional[Begun] = None) -> None:
         self._service = service
         self._peer_service = peer_service
         self._serves = serves
         self._calls = RUNTIME_CONNECTION if serves == PLUGIN_CONNECTION else PLUGIN_CONNECTION
-        self._frames = FrameReader()
-        self._messages = {serves: MessageReader(), self._calls: MessageReader()}
-        self._next = 1
         self._open: set[int] = set()
-        self._last_served = 0
+        self._frames, self._messages, self._last_served, self._next = begun or begin()
 
     def receive(self, data: bytes) -> tuple[list[Event], bytes]:
         """What the next bytes say, and the bytes to be sent at once: errors about what cannot be served.
@@ -195,7 +107,7 @@ class Wire:
         stream = self._next
         if stream > _LAST_STREAM:
             raise Garbage("all stream ids of this connection have been used")
-        out = _message(self._calls, stream, REQUEST, (head, payload, tail))
+        out = write_message(self._calls, stream, REQUEST, (head, payload, tail))
         self._next += 2
         self._open.add(stream)
         return stream, out
@@ -207,7 +119,7 @@ class Wire:
     def reply(self, stream: int, payload: bytes) -> bytes:
         """The bytes that answer a call; an error in its place if the answer is too large."""
         try:
-            return _message(
+            return write_message(
                 self._serves, stream, RESPONSE, (pb.Response(payload=payload).SerializeToString(),)
             )
         except TooLarge as error:
@@ -217,7 +129,9 @@ class Wire:
         """The bytes that answer a call with an error."""
         # An error's text may quote what was too large; the peer gets the beginning.
         status = pb.Status(code=code, message=text[:4096])
-        return _message(self._serves, stream, RESPONSE, (pb.Response(status=status).SerializeToString(),))
+        return write_message(
+            self._serves, stream, RESPONSE, (pb.Response(status=status).SerializeToString(),)
+        )
 
     def _take_request(self, message: Message, events: list[Event], answers: list[bytes]) -> None:
         stream = message.stream
@@ -229,7 +143,7 @@ class Wire:
             return
         self._last_served = stream
         if message.data is None:
-            answers.append(self.fail(stream, RESOURCE_EXHAUSTED, _too_large(message.size_bytes)))
+            answers.append(self.fail(stream, RESOURCE_EXHAUSTED, too_large(message.size_bytes)))
             return
         try:
             request = pb.Request.FromString(message.data)
@@ -251,7 +165,7 @@ class Wire:
             return  # late, or never asked for
         self._open.discard(message.stream)
         if message.data is None:
-            text = _too_large(message.size_bytes)
+            text = too_large(message.size_bytes)
             events.append(Reply(message.stream, b"", RESOURCE_EXHAUSTED, text))
             return
         try:
@@ -260,30 +174,3 @@ class Wire:
             raise Garbage("a response that is no protobuf message") from None
         status = response.status
         events.append(Reply(message.stream, response.payload, status.code, status.message))
-
-
-def _message(connection: int, stream: int, kind: int, pieces: Sequence[bytes]) -> bytes:
-    """A message in frames as Go peers can read them: what their first read offers room for, then all the rest."""
-    size = sum(map(len, pieces))
-    if size > MAX_DATA_BYTES:
-        raise TooLarge(size)
-    head = size.to_bytes(4, "big") + stream.to_bytes(4, "big") + bytes([kind, 0])
-    first_bytes = min(size, FIRST_FRAME_BYTES - MESSAGE_HEAD_BYTES)
-    out: list[Union[bytes, memoryview]] = [_frame_head(connection, len(head) + first_bytes), head]
-    left = first_bytes
-    for piece in pieces:
-        if 0 <= left < len(piece):
-            view = memoryview(piece)  # of megabytes, perhaps
-            out += (view[:left], _frame_head(connection, size - first_bytes), view[left:])
-        else:
-            out.append(piece)
-        left -= len(piece)
-    return b"".join(out)
-
-
-def _frame_head(connection: int, size_bytes: int) -> bytes:
-    return connection.to_bytes(4, "big") + size_bytes.to_bytes(4, "big")
-
-
-def _too_large(size_bytes: int) -> str:
-    return f"message length {size_bytes} exceed maximum message size of {MAX_DATA_BYTES}"

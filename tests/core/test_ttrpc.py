@@ -7,19 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_api import ttrpc_pb2 as pb
-from cri_proxy.core import ttrpc
-from cri_proxy.core.ttrpc import Call, FrameReader, Garbage, Reply, TooLarge, Wire
+from cri_proxy.core import ttrpc, ttrpc_frames
+from cri_proxy.core.ttrpc import Call, Reply, Wire
+from cri_proxy.core.ttrpc_frames import (
+    MAX_DATA_BYTES,
+    MAX_FRAME_BYTES,
+    PLUGIN_CONNECTION,
+    RUNTIME_CONNECTION,
+    FrameReader,
+    Garbage,
+    TooLarge,
+)
 
 HOST_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin"
 CUTS = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 def host() -> Wire:
-    return Wire(ttrpc.RUNTIME_CONNECTION, HOST_SERVICE, PLUGIN_SERVICE)
+    return Wire(RUNTIME_CONNECTION, HOST_SERVICE, PLUGIN_SERVICE)
 
 
 def plugin() -> Wire:
-    return Wire(ttrpc.PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE)
+    return Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE)
 
 
 def raw(connection: int, stream: int, kind: int, data: bytes, flags: int = 0) -> bytes:
@@ -105,12 +114,12 @@ def test_a_message_of_exactly_four_mebibytes_is_the_largest() -> None:
     fixed = len(
         pb.Request(service=PLUGIN_SERVICE, method="M", payload=b"x" * (1 << 21)).SerializeToString()
     ) - (1 << 21)
-    _, out = wire.call("M", b"x" * (ttrpc.MAX_DATA_BYTES - fixed), 0)
-    assert sum(frame_sizes(out)) == ttrpc.MAX_FRAME_BYTES
+    _, out = wire.call("M", b"x" * (MAX_DATA_BYTES - fixed), 0)
+    assert sum(frame_sizes(out)) == MAX_FRAME_BYTES
     (call,) = plugin().receive(out)[0]
-    assert isinstance(call, Call) and len(call.payload) == ttrpc.MAX_DATA_BYTES - fixed
+    assert isinstance(call, Call) and len(call.payload) == MAX_DATA_BYTES - fixed
     with pytest.raises(TooLarge, match="message length 4194305 exceed maximum message size of 4194304"):
-        wire.call("M", b"x" * (ttrpc.MAX_DATA_BYTES - fixed + 1), 0)
+        wire.call("M", b"x" * (MAX_DATA_BYTES - fixed + 1), 0)
     # Nothing was sent: the next id follows the last one.
     assert wire.call("M", b"", 0)[0] == 3
 
@@ -118,14 +127,14 @@ def test_a_message_of_exactly_four_mebibytes_is_the_largest() -> None:
 def test_a_reply_that_is_too_large_becomes_an_error() -> None:
     here, there = host(), plugin()
     stream, _ = here.call("Synchronize", b"", 0)
-    (reply,), _ = here.receive(there.reply(stream, b"x" * (ttrpc.MAX_DATA_BYTES + 1)))
+    (reply,), _ = here.receive(there.reply(stream, b"x" * (MAX_DATA_BYTES + 1)))
     assert isinstance(reply, Reply) and reply.code == ttrpc.RESOURCE_EXHAUSTED
     assert "exceed maximum message size of 4194304" in reply.message
 
 
 @pytest.mark.parametrize("cut", [4095, 4096, 1 << 20])
 def test_a_request_that_is_too_large_is_thrown_away_and_answered(cut: int) -> None:
-    size = ttrpc.MAX_DATA_BYTES + 3
+    size = MAX_DATA_BYTES + 3
     head = size.to_bytes(4, "big") + b"\0\0\0\1\1\0"
     body = head + b"x" * size
     frames = raw_frame(1, body[: 1 << 21]) + raw_frame(1, body[1 << 21 :])
@@ -142,7 +151,7 @@ def raw_frame(connection: int, payload: bytes) -> bytes:
 def test_a_response_that_is_too_large_fails_its_call_only() -> None:
     here = host()
     first, second = here.call("A", b"", 0)[0], here.call("B", b"", 0)[0]
-    size = ttrpc.MAX_DATA_BYTES + 1
+    size = MAX_DATA_BYTES + 1
     head = size.to_bytes(4, "big") + first.to_bytes(4, "big") + b"\2\0"
     body = head + b"x" * size
     (reply,), _ = here.receive(raw_frame(1, body[:4096]) + raw_frame(1, body[4096:]))
@@ -285,3 +294,16 @@ def test_the_streams_of_connections_stay_apart_however_frames_are_cut(
     for connection, payload in frames:
         wanted[connection] = wanted.get(connection, b"") + payload
     assert found == {connection: payload for connection, payload in wanted.items() if payload}
+
+
+def test_a_trunk_that_another_has_begun_goes_on_in_the_middle_of_a_message() -> None:
+    calls = request(1) + request(3)
+    begun = ttrpc_frames.begin()
+    [(connection, piece)] = begun.frames.read(calls[: len(request(1)) - 5])
+    assert begun.messages[connection].read(piece) == []
+    wire = Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE, begun._replace(next_stream=3))
+    events, answers = wire.receive(calls[len(request(1)) - 5 :])
+    assert [event.stream for event in events if isinstance(event, Call)] == [1, 3]
+    assert answers == b""
+    assert wire.call("UpdateContainers", b"", 0)[0] == 3
+    assert host().receive(wire.call("UpdateContainers", b"", 0)[1])[0]

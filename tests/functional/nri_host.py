@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.events import MASK_CLASSIC
+from cri_proxy.core.nri.subscription import MASK_CLASSIC
 from cri_proxy.shell.nri.connection import NriConnection
 
 WAIT_S = 10.0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -11,15 +16,17 @@ import pytest
 import pytest_asyncio
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.events import MASK_ALL, MASK_CLASSIC
+from cri_proxy.core.nri.subscription import MASK_ALL, MASK_CLASSIC
 from cri_proxy.shell.nri.connection import CallFailed
 from policies.cpus import parse_cpus
-from tests.agent import Agent
+from tests.agent import ROOT, Agent
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import UPDATE, ask, until
 from tests.functional.nri_host import ScriptedHost, make_container, make_pod, running
 from tests.functional.support import run_without_us
 from tests.machines import EPYC_NPS1_1S, machine
+from tests.nri.plugins import eventually
+from tests.nri.test_launched import is_alive
 
 PLUGIN = (sys.executable, "-m", "cri_proxy", "nri")
 StartPlugin = Callable[..., Awaitable[Agent]]
@@ -42,7 +49,7 @@ async def start_plugin(folder: Path, runtime: FakeRuntime) -> AsyncIterator[Star
         agent = Agent(runtime.socket, machine(EPYC_NPS1_1S), config)
         started.append(agent)
         agent.write_config({"nri": {"plugin": {"socket": f"{folder}/nri.sock"}}})
-        await agent.start(command=PLUGIN, **(start or {}))
+        await agent.start(**{"command": PLUGIN, **(start or {})})
         if connected:
             await until(agent, lambda status: status["nri"]["connected"])
         return agent
@@ -376,6 +383,74 @@ async def test_one_that_is_launched_takes_the_connection_it_is_given_and_then_th
     host.drop()
     await until(agent, lambda status: status["nri"]["connections"] == 2)
     assert [(found.plugin_name, found.plugin_idx) for found in host.registered] == [("mine", "42")] * 2
+
+
+def script_of(folder: Path) -> Path:
+    """The package's program for runtimes, with our command."""
+    text = (ROOT / "packaging/files/10-cri-resmgr").read_text()
+    script = folder / "10-mine"
+    script.write_text(text.replace("/usr/bin/cri-resmgr nri run", f'{" ".join(PLUGIN)} "$@"'))
+    return script
+
+
+async def test_what_a_launched_one_is_told_and_asked_while_it_is_loaded_counts(
+    host: ScriptedHost, start_plugin: StartPlugin
+) -> None:
+    host.configure.config = "placement:\n  unlimited: ccx\n"
+    host.pods = [make_pod("old")]
+    host.containers = [running(make_container(host.pods[0]))]
+    host.chunks = 2
+    given = await host.launch()
+    start = {"environment": {"NRI_PLUGIN_SOCKET": str(given.fileno())}, "keep": [given.fileno()]}
+    with given:
+        starting = asyncio.ensure_future(start_plugin(start=start))
+        await host.ready()
+    # Long before it has an engine.
+    pod = make_pod("p")
+    request = nri.CreateContainerRequest(pod=pod, container=make_container(pod)).SerializeToString()
+    assert host.connection is not None
+    reply = nri.CreateContainerResponse.FromString(
+        await host.connection.call("CreateContainer", request, 60.0)
+    )
+    assert reply.adjust.linux.resources.cpu.cpus != ""
+    agent = await starting
+    rows = {found["key"]: found["value"] for found in await ask(agent, "config")}
+    assert rows["placement.unlimited"] == "ccx"
+    await until_row(agent, host.containers[0], stance="adopted")
+    assert (len(host.registered), len(host.masks), len(host.replies)) == (1, 1, 2)
+
+
+async def test_a_launch_that_was_missed_kills_the_shell_and_the_plugin_connects_to_the_socket(
+    host: ScriptedHost, start_plugin: StartPlugin, tmp_path: Path
+) -> None:
+    script = script_of(tmp_path)
+    ours, given = socket.socketpair()
+    ours.close()
+    environment = {"NRI_PLUGIN_SOCKET": str(given.fileno()), "NRI_PLUGIN_IDX": "42"}
+    with given:
+        start = {"environment": environment, "keep": [given.fileno()], "command": ("/bin/sh", str(script))}
+        agent = await start_plugin(connected=False, start=start)
+    plugin = json.loads((agent.control.parent / "owner.lock").read_text())["pid"]
+    try:
+        assert agent.process is not None and agent.process.pid != plugin
+        await agent.kill()  # as the runtime does it
+        await host.ready()
+        status = await until(agent, lambda status: status["nri"]["connected"])
+        assert (status["nri"]["plugin"], status["nri"]["connections"]) == ("42-cri-resmgr", 1)
+        assert "42-cri-resmgr: the launch was missed" in agent.log()
+    finally:
+        os.kill(plugin, signal.SIGTERM)
+        await eventually(lambda: not is_alive(plugin), lambda: "the plugin ends")
+
+
+async def test_the_shell_of_a_launched_one_ends_with_it_in_order(
+    host: ScriptedHost, start_plugin: StartPlugin, tmp_path: Path
+) -> None:
+    script = script_of(tmp_path)
+    agent = await start_plugin(start={"command": ("/bin/sh", str(script))})
+    plugin = json.loads((agent.control.parent / "owner.lock").read_text())["pid"]
+    await agent.terminate()
+    assert not is_alive(plugin)
 
 
 async def test_a_resize_while_it_was_not_asked_is_followed(

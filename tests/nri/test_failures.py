@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.events import MASK_ALL, mask_of
+from cri_proxy.core.nri.events import mask_of
+from cri_proxy.core.nri.subscription import MASK_ALL
 from cri_proxy.core.nri.validate import DefaultRules
 from cri_proxy.shell.nri.host import PluginRefused
 from tests.nri.hosting import CONTAINER, POD, hosting

@@ -10,8 +10,9 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.interception import AnswerFailed
-from cri_proxy.core.nri.events import MASK_ALL, mask_of
+from cri_proxy.core.nri.events import mask_of
 from cri_proxy.core.nri.messages import Shown
+from cri_proxy.core.nri.subscription import MASK_ALL
 from tests.nri.hosting import CONTAINER, OTHER, POD, FakeWorld, hosting, shares
 from tests.nri.plugins import HANG_S, eventually, external
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.events import MASK_ALL, event_name
+from cri_proxy.core.nri.events import event_name
+from cri_proxy.core.nri.subscription import MASK_ALL
 
-#: What our host speaks: the release of NRI whose messages cri_api/nri_v1alpha1.proto has.
-NRI_VERSION = "v0.12.2"
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _INDEX = re.compile(r"[0-9]{2}")
 #: Before 0.12 plugins had one call for all of these: StateChange.

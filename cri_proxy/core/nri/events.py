@@ -1,42 +1,14 @@
-"""The events of NRI: their bits, what releases know of them, and what our plugin subscribes to.
-
-A host closes the connection of a plugin that asks for a bit it does not know; and "everything" (0) makes a plugin a
-validator where there are validators, whose silence fails creates. So we name what we want, and less to older hosts.
-"""
+"""The events of NRI: their bits and their names."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from cri_api import nri_v1alpha1_pb2 as nri
 
-#: What is valid up to NRI 0.9, and from 0.10 on (pkg/api/event.go, ValidEvents).
-MASK_CLASSIC, MASK_ALL = 0x07FF, 0x3FFF
-
-#: What places containers and follows them. PostCreateContainer tells of a create; StartContainer would tell nothing more.
-WANTED = (
-    nri.RUN_POD_SANDBOX,
-    nri.STOP_POD_SANDBOX,
-    nri.REMOVE_POD_SANDBOX,
-    nri.CREATE_CONTAINER,
-    nri.POST_CREATE_CONTAINER,
-    nri.POST_START_CONTAINER,
-    nri.UPDATE_CONTAINER,
-    nri.POST_UPDATE_CONTAINER,
-    nri.STOP_CONTAINER,
-    nri.REMOVE_CONTAINER,
-    nri.UPDATE_POD_SANDBOX,
-    nri.POST_UPDATE_POD_SANDBOX,
-)
-
 _NAMES = {
     number: "".join(part.capitalize() for part in name.split("_")) for name, number in nri.Event.items()
 }
-#: The first releases of runtimes that know the events of NRI 0.10, by the names they call themselves.
-_KNOWS_ALL = {"containerd": (2, 2), "cri-o": (1, 34)}
-#: The first NRI in which a plugin's own UpdateContainers does not lock the runtime up.
-_UPDATES_SAFE = (0, 12, 1)
 
 
 def mask_of(events: Iterable[int]) -> int:
@@ -50,32 +22,3 @@ def mask_of(events: Iterable[int]) -> int:
 def event_name(event: int) -> str:
     """``PostCreateContainer`` for POST_CREATE_CONTAINER: the event as its RPC is called; the number if it is unknown."""
     return _NAMES.get(event) or str(event)
-
-
-def subscription(runtime_name: str, runtime_version: str, nri_version: str, refused: bool = False) -> int:
-    """The mask to answer Configure with.
-
-    ``nri_version``: as the host tells it, which it does from 0.12 on; "" = it did not. ``refused``: the host has
-    closed the connection over the mask before.
-    """
-    wanted = mask_of(WANTED)
-    first = _KNOWS_ALL.get(runtime_name.lower())
-    knows_all = _numbers(nri_version) >= (0, 10) or (
-        first is not None and _numbers(runtime_version)[:2] >= first
-    )
-    return wanted & (MASK_ALL if knows_all and not refused else MASK_CLASSIC)
-
-
-def may_update_unasked(nri_version: str) -> bool:
-    """Whether a plugin may call UpdateContainers by itself.
-
-    Before NRI 0.12.1 it takes two locks in the other order than an event does, and both wait for ever
-    (containerd #13733). Hosts that do not tell their version are older.
-    """
-    return _numbers(nri_version) >= _UPDATES_SAFE
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """``v2.2.0-rc.1`` as (2, 2, 0); () if it starts with no number."""
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in match[1].split(".")) if match else ()

@@ -12,12 +12,20 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Callable, Optional
 
 from cri_proxy.core import ttrpc
-from cri_proxy.core.ttrpc import Garbage, TooLarge, Wire
+from cri_proxy.core.ttrpc import Wire
+from cri_proxy.core.ttrpc_frames import (
+    MAX_DATA_BYTES,
+    PLUGIN_CONNECTION,
+    RUNTIME_CONNECTION,
+    Begun,
+    Garbage,
+    TooLarge,
+)
+from cri_proxy.shell.nri.launched import PLUGIN_SERVICE, RUNTIME_SERVICE
 
 #: Message bytes and how long the caller waits (0 = it does not say) -> reply bytes. May raise CallFailed.
 Handler = Callable[[bytes, float], Awaitable[bytes]]
 
-RUNTIME_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin"
 #: So many calls of the peer are served at a time; each may hold a message of 4 MiB. Beyond these they are refused, and
 #: a peer that does not even read the refusals is not listened to for so long.
 MOST_SERVED, MOST_TAKEN = 16, 32
@@ -63,17 +71,21 @@ class NriConnection:
         role: str,
         handlers: Mapping[str, Handler],
         log: Any = None,
+        begun: Optional[Begun] = None,
     ) -> None:
-        """``role``: "host" or "plugin". ``handlers``: by the bare name of the RPC. ``log``: for bugs in them."""
+        """``role``: "host" or "plugin". ``handlers``: by the bare name of the RPC. ``log``: for bugs in them.
+
+        ``begun``: what has been read of the streams before; give ``take`` the calls that wait since then.
+        """
         self._reader = reader
         self._writer = writer
         _make_room(writer.get_extra_info("socket"))
         self._handlers = handlers
         self._log = log
         if role == "host":
-            self._wire = Wire(ttrpc.RUNTIME_CONNECTION, RUNTIME_SERVICE, PLUGIN_SERVICE)
+            self._wire = Wire(RUNTIME_CONNECTION, RUNTIME_SERVICE, PLUGIN_SERVICE, begun)
         else:
-            self._wire = Wire(ttrpc.PLUGIN_CONNECTION, PLUGIN_SERVICE, RUNTIME_SERVICE)
+            self._wire = Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, RUNTIME_SERVICE, begun)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._served = 0
@@ -97,7 +109,7 @@ class NriConnection:
                     break
                 events, answers = self._wire.receive(data)
                 for event in events:
-                    self._take(event)
+                    self.take(event)
                 if answers:
                     await self._send(answers)
                 while len(self._tasks) >= MOST_TAKEN:
@@ -181,7 +193,8 @@ class NriConnection:
                 self.close(error.strerror or str(error))
                 raise ConnectionClosed(self._reason) from None
 
-    def _take(self, event: ttrpc.Event) -> None:
+    def take(self, event: ttrpc.Event) -> None:
+        """Serve a call of the peer, or hand its reply to whatever waits for it."""
         if isinstance(event, ttrpc.Reply):
             future = self._waiting.get(event.stream)
             if future is None or future.done():
@@ -246,7 +259,7 @@ def _make_room(end: Any) -> None:
     """Let the kernel take a whole message at once: else we and the peer take turns, two hundred kilobytes at a time."""
     for option in (socket.SO_SNDBUF, _SO_SNDBUFFORCE):  # the second goes beyond the system's bound, if we may
         with contextlib.suppress(OSError):
-            end.setsockopt(socket.SOL_SOCKET, option, ttrpc.MAX_DATA_BYTES)
+            end.setsockopt(socket.SOL_SOCKET, option, MAX_DATA_BYTES)
 
 
 def _time_out(future: asyncio.Future[bytes]) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.core.config_text import Source
-from cri_proxy.core.nri.events import MASK_CLASSIC
+from cri_proxy.core.nri.subscription import MASK_CLASSIC
+from cri_proxy.shell.nri import launched
 from cri_proxy.shell.nri import sync as nri_sync
+from cri_proxy.shell.nri.launched import SOCKET_VARIABLE, Taken
 from cri_proxy.shell.nri.placing import LATE_S, NriPlacing
 from cri_proxy.shell.nri.sender import NriSender
 from cri_proxy.shell.nri.session import Hooks, Host, Identity, NriSession
 from cri_proxy.shell.nri.sync import Snapshot
-from cri_proxy.shell.nri.takeover import SOCKET_VARIABLE, take_over
+from cri_proxy.shell.nri.takeover import take_over
 from cri_proxy.shell.parts import Parts
 
 #: How long to wait between attempts to connect: at first, and at most, seconds. A runtime restarts within a second.
@@ -69,7 +70,6 @@ class NriPlugin:
         self._is_up = asyncio.Event()
         self._returned = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._first: Optional[asyncio.Task[str]] = None
         #: Hosts that have refused the larger subscription.
         self._small: set[tuple[str, str]] = set()
         self._connections = 0
@@ -77,20 +77,18 @@ class NriPlugin:
     # ------------------------------------------------------------------ as a front end
 
     async def open(self) -> None:
-        """Take the connection that was given: who launched us waits five seconds for the first word."""
+        """Succeed the plugin before us. On a connection that was given the first words are said, if not yet."""
         descriptor = self._options.descriptor
         if descriptor is None:
             return
-        await take_over(self._parts.config, self._parts.log)
         try:
-            given = socket.socket(fileno=descriptor)
+            launched.begin_with(descriptor, self._identity.name, self._identity.index)
         except OSError as error:
             reason = f"descriptor {descriptor} is no socket: {error.strerror}"
             raise OSError(
                 f"{SOCKET_VARIABLE}={descriptor}, the connection of a launched plugin: {reason}"
             ) from None
-        given.set_inheritable(False)
-        self._first = self._spawn(self._serve(*await asyncio.open_unix_connection(sock=given)))
+        await take_over(self._parts.config, self._parts.log)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         await work
@@ -100,8 +98,9 @@ class NriPlugin:
         """Serve one connection after the other, until it is cancelled."""
         self._spawn(self._sweep())
         wait_s = FIRST_WAIT_S
-        if self._first is not None:
-            self._lost(await self._first)
+        taken = launched.take()
+        if taken is not None:
+            self._lost(await self._serve(*await asyncio.open_unix_connection(sock=taken.connection), taken))
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._path)
@@ -152,17 +151,21 @@ class NriPlugin:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        taken = launched.take()
+        if taken is not None:
+            taken.connection.close()
         await self._placing.close()
 
     # ------------------------------------------------------------------ one connection
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: Optional[Taken] = None
+    ) -> str:
         hooks = Hooks(self._configured, self._synchronized, self._shut_down)
-        launched = self._options.descriptor is not None and self._session is None
-        session = NriSession(self._parts.keeper, self._placing, hooks, self._is_small, launched)
+        session = NriSession(self._parts.keeper, self._placing, hooks, self._is_small)
         self._session = session
         try:
-            return await session.run(reader, writer, self._identity)
+            return await session.run(reader, writer, self._identity, taken)
         except Exception as error:
             # A bug of ours: with the next connection it may go better.
             self._parts.log.error("a connection to the runtime's NRI failed", exc_info=True)
@@ -176,8 +179,13 @@ class NriPlugin:
             self._placing.lost()
 
     def _lost(self, reason: str) -> None:
-        hint = "" if self._connections else "; is NRI enabled in the runtime?"
+        hint = "" if self._connections else f"; {self._hint()}"
         self._parts.health.note("nri", f"not connected to the runtime's NRI: {reason}{hint}")
+
+    def _hint(self) -> str:
+        if self._options.descriptor is None:
+            return "is NRI enabled in the runtime?"
+        return "a launch that was missed is made up for where it lets plugins connect (disable_connections = false)"
 
     def _is_small(self, host: Host) -> bool:
         return (host.runtime, host.version) in self._small

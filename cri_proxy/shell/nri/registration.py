@@ -16,13 +16,9 @@ from google.protobuf.message import DecodeError
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.interception import AnswerFailed
-from cri_proxy.core.nri.dispatch import (
-    NRI_VERSION,
-    effective_mask,
-    pause_s,
-    registration_problem,
-)
+from cri_proxy.core.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.core.nri.messages import Shown, sync_parts
+from cri_proxy.core.nri.subscription import NRI_VERSION
 from cri_proxy.core.ttrpc import INVALID_ARGUMENT, UNKNOWN
 from cri_proxy.shell.nri.connection import CallFailed, NriConnection
 from cri_proxy.shell.nri.peer import Identity, Peer, PeerLost

@@ -17,25 +17,22 @@ from google.protobuf.message import DecodeError, Message
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.cri import UnreadableRequest
 from cri_proxy.core.interception import FAILED_PRECONDITION, INTERNAL
-from cri_proxy.core.nri.events import event_name, may_update_unasked, subscription
+from cri_proxy.core.nri.events import event_name
+from cri_proxy.core.nri.subscription import NRI_VERSION, may_update_unasked, subscription
+from cri_proxy.core.ttrpc import Call
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.nri.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
+from cri_proxy.shell.nri.launched import EVENT_S, PATIENCE, Taken
 from cri_proxy.shell.nri.placing import NriPlacing, Told
 from cri_proxy.shell.nri.sync import Snapshot
 from policies.model import BudgetSpent, PlacementRefused
 
-#: The NRI that cri_api/nri_v1alpha1.proto is of; hosts before 0.12 are not told by it, and do not mind.
-NRI_VERSION = "v0.12.2"
 #: What the library for plugins waits for the answer to RegisterPlugin (pkg/stub), seconds.
 REGISTER_S = 5.0
 #: How long a host may take from there until it synchronizes: it does so with one plugin after the other.
 SYNCHRONIZE_S = 60.0
 #: How long one that has launched us may take: before NRI 0.7 it does not synchronize those, events just come.
 LAUNCHED_S = 2.0
-#: What hosts allow an event where they do not say (pkg/adaptation, DefaultPluginRequestTimeout), seconds.
-EVENT_S = 2.0
-#: The part of it after which the answer is an empty one: late, it would cost the connection.
-PATIENCE = 0.75
 
 Work = Callable[[Any, Told], Awaitable[Optional[Message]]]
 
@@ -73,7 +70,7 @@ class Hooks:
 
 
 class NriSession:
-    """``run`` once. ``refused``: whether a host has refused our larger subscription. ``launched``: it has launched us."""
+    """``run`` once. ``refused``: whether a host has refused our larger subscription."""
 
     def __init__(
         self,
@@ -81,12 +78,10 @@ class NriSession:
         placing: NriPlacing,
         hooks: Hooks,
         refused: Callable[[Host], bool],
-        launched: bool = False,
     ) -> None:
         self._keeper = keeper
         self._hooks = hooks
         self._refused = refused
-        self._launched = launched
         self._snapshot = Snapshot()
         self._connection: Optional[NriConnection] = None
         self._works = works_of(placing)
@@ -103,14 +98,24 @@ class NriSession:
         return self._connection if may_update_unasked(self.host.nri_version) else None
 
     async def run(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identity: Identity
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        identity: Identity,
+        taken: Optional[Taken] = None,
     ) -> str:
-        """Until the connection ends; returns why it has."""
-        connection = NriConnection(reader, writer, "plugin", self._handlers(), self._keeper.log)
+        """Until the connection ends; returns why it has. ``taken``: it is one that the host has launched us with."""
+        begun = None if taken is None else taken.begun
+        connection = NriConnection(reader, writer, "plugin", self._handlers(), self._keeper.log, begun)
         self._connection = connection
+        if taken is not None:
+            self._take_over(taken)
         running = asyncio.ensure_future(connection.run())
         try:
-            await self._register(connection, identity)
+            if taken is None:
+                await self._register(connection, identity)
+            else:
+                await self._go_on(connection, taken)
             return await running
         finally:
             connection.close("stopped")
@@ -120,10 +125,9 @@ class NriSession:
         request = nri.RegisterPluginRequest(
             plugin_name=identity.name, plugin_idx=identity.index, NRI_version=NRI_VERSION
         )
-        wait_s = LAUNCHED_S if self._launched else SYNCHRONIZE_S
         try:
             await connection.call("RegisterPlugin", request.SerializeToString(), REGISTER_S)
-            await asyncio.wait_for(self._synchronized_or_closed(connection), wait_s)
+            await asyncio.wait_for(self._synchronized_or_closed(connection), SYNCHRONIZE_S)
         except CallFailed as error:
             connection.close(f"RegisterPlugin was refused: {error.message}")
         except CallTimedOut as error:
@@ -131,10 +135,29 @@ class NriSession:
         except ConnectionClosed:
             pass
         except asyncio.TimeoutError:
-            if self._launched and self.mask:
+            connection.close(f"the host has not synchronized within {SYNCHRONIZE_S:g} s")
+
+    def _take_over(self, taken: Taken) -> None:
+        """Be where the one is that has spoken for us: configured, perhaps synchronized."""
+        if taken.configure is not None:
+            self._note_host(taken.configure, 0.0)
+        told_s = self._keeper.clock() - (time.monotonic() - taken.told_s)
+        for message in taken.told:
+            self._add(message, told_s)
+
+    async def _go_on(self, connection: NriConnection, taken: Taken) -> None:
+        for event in taken.waiting:
+            left_s = max(event.until_s - time.monotonic(), 0.001)
+            connection.take(Call(event.stream, event.method, event.payload, left_s))
+        if taken.configure is not None:
+            await self._hooks.configured(self.host)
+        try:
+            await asyncio.wait_for(self._synchronized_or_closed(connection), LAUNCHED_S)
+        except asyncio.TimeoutError:
+            if self.mask:
                 self._begin(None)
             else:
-                connection.close(f"the host has not synchronized within {wait_s:g} s")
+                connection.close(f"the host has not configured its plugin within {LAUNCHED_S:g} s")
 
     async def _synchronized_or_closed(self, connection: NriConnection) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (self.synchronized, connection.closed)]
@@ -157,24 +180,31 @@ class NriSession:
         }
 
     async def _configure(self, message: bytes, timeout_s: float) -> bytes:
+        self._note_host(message, timeout_s)
+        await self._hooks.configured(self.host)
+        return bytes(nri.ConfigureResponse(events=self.mask).SerializeToString())
+
+    def _note_host(self, message: bytes, timeout_s: float) -> None:
         told = nri.ConfigureRequest.FromString(message)
         event_s = told.request_timeout / 1000 or timeout_s or EVENT_S
         self.host = Host(told.runtime_name, told.runtime_version, told.NRI_version, told.config, event_s)
         self.mask = subscription(
             told.runtime_name, told.runtime_version, told.NRI_version, self._refused(self.host)
         )
-        await self._hooks.configured(self.host)
-        return bytes(nri.ConfigureResponse(events=self.mask).SerializeToString())
 
     async def _synchronize(self, message: bytes, timeout_s: float) -> bytes:
         started = time.perf_counter()
-        is_last = self._snapshot.add(nri.SynchronizeRequest.FromString(message), self._keeper.clock())
+        is_last = self._add(message, self._keeper.clock())
         self.synchronize_s += time.perf_counter() - started
-        if not is_last:
-            return bytes(nri.SynchronizeResponse(more=True).SerializeToString())
+        return b"" if is_last else bytes(nri.SynchronizeResponse(more=True).SerializeToString())
+
+    def _add(self, message: bytes, now_s: float) -> bool:
+        """Take a part of what runs; with the last one, which is then the answer, events begin."""
+        if not self._snapshot.add(nri.SynchronizeRequest.FromString(message), now_s):
+            return False
         snapshot, self._snapshot = self._snapshot, Snapshot()
         self._begin(snapshot)
-        return b""
+        return True
 
     def _begin(self, snapshot: Optional[Snapshot]) -> None:
         self._hooks.synchronized(snapshot)

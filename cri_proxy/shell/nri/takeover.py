@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.core.config import Config
+from cri_proxy.shell.nri.launched import SOCKET_VARIABLE
 from cri_proxy.shell.ownership import FILE, Ownership
 
-#: What tells a launched plugin of its connection (NRI, pkg/api/plugin.go).
-SOCKET_VARIABLE, NAME_VARIABLE, INDEX_VARIABLE = "NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX"
-#: How long the other may take to stop, of the five seconds in which we must register.
+#: How long the other may take to stop; the runtime is spoken to meanwhile (launched.py).
 WAIT_S = 3.0
 _LOOK_S = 0.05
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.dispatch import rpc_of
 from cri_proxy.core.nri.messages import EventMessage, Shown, SyncPart, sync_parts
-from cri_proxy.core.ttrpc import MAX_DATA_BYTES, RUNTIME_CONNECTION, Wire
+from cri_proxy.core.ttrpc import Wire
+from cri_proxy.core.ttrpc_frames import MAX_DATA_BYTES, RUNTIME_CONNECTION
 
 POD, CONTAINER = nri.PodSandbox(id="p", name="pod"), nri.Container(id="c", name="app")
 POD_EVENTS = [event for event in range(1, nri.LAST) if "POD" in nri.Event.Name(event)]
