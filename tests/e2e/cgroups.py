@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Optional
 
 
 def cgroup_mounts() -> list[tuple[Path, list[str]]]:
@@ -70,3 +71,38 @@ def throttled(cgroup: Path) -> int:
     """How often a cgroup was made to wait for its quota."""
     fields = dict(line.split() for line in (cgroup / "cpu.stat").read_text().splitlines())
     return int(fields["nr_throttled"])
+
+
+def make_memory_cgroup(name: str) -> Optional[Path]:
+    """A cgroup that counts memory and swaps none of it; None: this machine has none for us."""
+    for root, names in cgroup_mounts():
+        controllers = names or (root / "cgroup.controllers").read_text().split()
+        if "memory" not in controllers:
+            continue
+        cgroup = root / name
+        try:
+            if not names:
+                (root / "cgroup.subtree_control").write_text("+memory")
+            cgroup.mkdir()
+            if (cgroup / "memory.swappiness").exists():
+                (cgroup / "memory.swappiness").write_text("0")
+            elif (cgroup / "memory.swap.max").exists():
+                (cgroup / "memory.swap.max").write_text("0")
+        except OSError:
+            return None
+        return cgroup
+    return None
+
+
+def leave_memory(cgroup: Path, spare_bytes: int) -> None:
+    """Limit a cgroup to what it uses now and so much more."""
+    v1 = cgroup / "memory.limit_in_bytes"
+    used = cgroup / ("memory.usage_in_bytes" if v1.exists() else "memory.current")
+    (v1 if v1.exists() else cgroup / "memory.max").write_text(str(int(used.read_text()) + spare_bytes))
+
+
+def killed_for_memory(cgroup: Path) -> int:
+    """How many processes of a cgroup were killed because it had no memory left."""
+    v1 = cgroup / "memory.oom_control"
+    lines = (v1 if v1.exists() else cgroup / "memory.events").read_text().splitlines()
+    return int(dict(line.split() for line in lines)["oom_kill"])
