@@ -23,10 +23,12 @@ from typing import Callable, NamedTuple
 
 from bench.figures import machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client
+from cri_proxy.core.frames import FrameReader
 from cri_proxy.core.http2.frames import (
     CONTINUATION,
     DATA,
     END_STREAM,
+    GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     PING,
@@ -138,6 +140,7 @@ class Flooder:
         self._socket.connect(path)
         self._socket.setblocking(False)
         self._pieces = itertools.count()
+        self._frames = FrameReader()
         self._rest = memoryview(flood.first)
         self.is_over = False
         self.push()
@@ -159,9 +162,11 @@ class Flooder:
                 self.is_over = not isinstance(error, BlockingIOError)
 
     def pull(self) -> None:
-        """Read, which nothing comes of."""
+        """Read, which nothing comes of, but that a GOAWAY is heeded: what is said behind it hurts nobody."""
         try:
-            self.is_over = self.is_over or not self._socket.recv(1 << 18)
+            received = self._socket.recv(1 << 18)
+            is_told = any(frame.kind == GOAWAY for frame in self._frames.read(received))
+            self.is_over = self.is_over or is_told or not received
         except BlockingIOError:
             pass
         except OSError:

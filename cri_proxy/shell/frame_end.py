@@ -58,7 +58,8 @@ class End:
         self._loop = asyncio.get_running_loop()
         self._socket: Optional[socket.socket] = None
         self._pieces: deque[memoryview] = deque()
-        self._is_reading = False
+        #: Whether the loop tells when there is something to read, and room to write.
+        self._is_reading = self._is_writing = False
         self._read_bytes = min(READ_BYTES, most_bytes)
         #: No read is larger (``pace``); how much the last brought.
         self._most_bytes = most_bytes
@@ -82,10 +83,11 @@ class End:
         if wanted is self._is_reading or self._socket is None or self._is_closing:
             return
         self._is_reading = wanted
+        # By its number: to find that a socket is not known yet, asyncio describes it, which takes six calls of the kernel.
         if wanted:
-            self._loop.add_reader(self._socket, self._readable, self._socket)
+            self._loop.add_reader(self._socket.fileno(), self._readable, self._socket)
         else:
-            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._socket.fileno())
 
     def _readable(self, readable: socket.socket) -> None:
         try:
@@ -156,8 +158,9 @@ class End:
 
     def _keep(self, writable: socket.socket, pieces: list[Buffer], sent: int) -> None:
         """Keep what was not sent until it can be."""
-        if not self._pieces:
-            self._loop.add_writer(writable, self._writable, writable)
+        if not self._is_writing:
+            self._is_writing = True
+            self._loop.add_writer(writable.fileno(), self._writable, writable)
         for piece in pieces:
             if sent < len(piece):
                 self._pieces.append(memoryview(piece)[sent:])
@@ -179,7 +182,8 @@ class End:
             self.is_full = False
             self._regulate()
         if not self._pieces and self.is_open:
-            self._loop.remove_writer(writable)
+            self._is_writing = False
+            self._loop.remove_writer(writable.fileno())
             if self._is_closing:
                 self.abort()
 
@@ -201,7 +205,9 @@ class End:
         self.unwritten = 0
         self._pieces.clear()
         if self._socket is not None:
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
+            if self._is_reading:
+                self._loop.remove_reader(self._socket.fileno())
+            if self._is_writing:
+                self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
             self._loop.call_soon(self._lost)
