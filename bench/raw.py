@@ -265,7 +265,7 @@ class Runtime:
             outlet.credit(stream, int.from_bytes(payload, "big"))
         elif kind == SETTINGS and not flags & ACK:
             outlet.expect(read_settings(payload))
-            outlet.confirm()
+            outlet.confirm(b"")
         self._frames.polite(kind, flags, payload)
 
     def _answer(self, stream: int) -> None:

@@ -29,6 +29,9 @@ BACKLOG_LOOK_S = 0.01
 NOTE_S = 2.0
 #: A client that was sent away has so long to read that and to go by itself.
 LINGER_S = 1.0
+#: How long a client waits for the word that its connection was closed for a doubt, and with that for its next one. Told
+#: at once, one that floods would make the runtime serve as many connections as can be made.
+DOUBT_S = 0.5
 #: What a client has not taken by then it does not get.
 TAKE_S = 10.0
 #: A connection on which nothing is said: grpc-go's server gives it 120 s.
@@ -75,6 +78,8 @@ class Link:
         self._owner = owner
         self._is_closing = False
         self._is_farewell_said = False
+        #: There was a doubt, which the client is not told yet.
+        self._is_silent = False
         self._loop = asyncio.get_running_loop()
         self._since_s = self._loop.time()
         #: What the kernel keeps of what was written, when it was last asked.
@@ -184,7 +189,10 @@ class Link:
             for event in events:
                 self._handle(event)
         self.runtime.write(self.connection.to_runtime)
-        self.client.write(self.connection.to_client)
+        if self._is_silent:
+            self.runtime.close()
+        else:
+            self.client.write(self.connection.to_client)
         self._regulate()
         self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
 
@@ -228,7 +236,7 @@ class Link:
         is_paused = self.connection is not None and self.connection.is_paused
         self.runtime.read(not (self.client.is_full or is_paused))
         # A client is answered here, too: pings always, everything while there is no runtime.
-        is_waiting = self._early is not None
+        is_waiting = self._is_silent or self._early is not None
         self.client.read(not (self.client.is_full or self.runtime.is_full or is_waiting))
 
     def _client_lost(self) -> None:
@@ -258,6 +266,9 @@ class Link:
         elif isinstance(event, Closing):
             if event.is_doubt:
                 self._owner.closing(event.reason)
+                self._is_silent = True
+                self._loop.call_later(DOUBT_S, self.close)
+                return
             # After what is to be written yet, which the caller does.
             self._loop.call_soon(self.close)
 
@@ -371,6 +382,7 @@ class Link:
         """Close, after what is still to be written; the client may go first."""
         if self._is_closing:
             return
+        self._is_silent = False
         self._guarded(lambda connection: connection.conclude())
         self._place(Kind.GOING)
         self._is_closing = True
