@@ -18,6 +18,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host
 from cri_proxy.core.snapshot import everything
+from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.keeper import MODES
 from cri_proxy.shell.machine import NoMachine
@@ -267,7 +268,7 @@ def restore(engine: Engine, loaded: Loaded, store: Store, boot_id: str) -> tuple
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
     """What changes with every boot; "" if it cannot be read."""
     try:
-        return path.read_text().strip()
+        return read_text(path).strip()
     except OSError:
         return ""
 

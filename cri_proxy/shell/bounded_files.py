@@ -13,6 +13,11 @@ from typing import Callable, TypeVar, Union
 
 Result = TypeVar("Result")
 
+#: The largest of the kernel's files that are read: cgroup.procs of 100,000 processes has 700 KB.
+KERNEL_BYTES = 4 << 20
+#: Of the kernel's largest number, 64 bits.
+_DIGITS = 20
+
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -34,17 +39,39 @@ def read_bytes(path: Union[str, Path], limit: int) -> bytes:
 
     :raises OSError: it cannot be read; ``strerror`` says why (``NotRead``: another kind of file, or a larger one).
     """
+    data = read_beginning(path, limit + 1)
+    if len(data) > limit:
+        raise NotRead(path, f"it is larger than {limit} bytes")
+    return data
+
+
+def read_beginning(path: Union[str, Path], limit: int) -> bytes:
+    """As ``read_bytes``, of a larger file the first ``limit`` bytes."""
     _must_be_regular(path, os.stat(path))  # opening a device may set something off
     # O_NONBLOCK: it may be another file by now.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         _must_be_regular(path, os.fstat(descriptor))
         data = b""
-        while len(data) <= limit and (more := file.read(limit + 1 - len(data))):
+        while len(data) < limit and (more := file.read(limit - len(data))):
             data += more
-    if len(data) > limit:
-        raise NotRead(path, f"it is larger than {limit} bytes")
     return data
+
+
+def read_text(path: Union[str, Path], limit: int = KERNEL_BYTES) -> str:
+    """As ``read_bytes``; bytes that are no UTF-8 are replaced."""
+    return read_bytes(path, limit).decode(errors="replace")
+
+
+def read_number(text: Union[str, bytes]) -> int:
+    """A number as the kernel writes it, with blanks around it.
+
+    :raises ValueError: it is none, or longer than any of the kernel's.
+    """
+    digits = text.strip()
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} characters, at most {_DIGITS} are expected")
+    return int(digits)
 
 
 def _must_be_regular(path: Union[str, Path], status: os.stat_result) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.resources import Reading
+from cri_proxy.shell.bounded_files import read_beginning, read_number, read_text
 from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
@@ -76,12 +77,12 @@ class Cgroups:
     def of_process(self, pid: int) -> Optional[str]:
         """The cgroup of a process in the hierarchy that holds cpusets, from its mount. None if it is gone."""
         try:
-            lines = (self.proc / str(pid) / "cgroup").read_text().splitlines()
+            lines = read_text(self.proc / str(pid) / "cgroup").splitlines()
         except OSError:
             return None
         for line in lines:
-            _, controllers, path = line.split(":", 2)
-            if ("cpuset" in controllers.split(",")) if self.is_v1 else controllers == "":
+            _, controllers, path = [*line.split(":", 2), "", ""][:3]
+            if path and ("cpuset" in controllers.split(",")) if self.is_v1 else controllers == "":
                 return path
         return None
 
@@ -106,8 +107,8 @@ class Cgroups:
         folder = self.base / path.lstrip("/")
         try:
             if not self.is_v1:
-                return "populated 1" in (folder / "cgroup.events").read_text().splitlines()
-            return any(procs.read_text().strip() for procs in folder.rglob("cgroup.procs"))
+                return "populated 1" in read_text(folder / "cgroup.events").splitlines()
+            return any(read_beginning(procs, 64).strip() for procs in folder.rglob("cgroup.procs"))
         except OSError:  # it is gone, or what was below it
             return False
 
@@ -162,7 +163,7 @@ class Cgroups:
         not tell by node.
         """
         try:
-            text = (self._memory / path.lstrip("/") / "memory.numa_stat").read_text()
+            text = read_text(self._memory / path.lstrip("/") / "memory.numa_stat")
             rows = {name: nodes for name, nodes in map(_numa_row, text.splitlines()) if nodes}
         except (OSError, ValueError):
             return None
@@ -199,12 +200,12 @@ def _numa_row(line: str) -> tuple[str, dict[int, int]]:
     """
     name, *nodes = line.split()
     numbers = dict(part[1:].split("=", 1) for part in nodes if part.startswith("N"))
-    return name.split("=")[0], {int(node): int(count) for node, count in numbers.items()}
+    return name.split("=")[0], {read_number(node): read_number(count) for node, count in numbers.items()}
 
 
 def _read(path: Path) -> Optional[frozenset[int]]:
     try:
-        return parse_cpus(path.read_text())
+        return parse_cpus(read_text(path))
     except (OSError, BadCpuList):
         return None
 
@@ -212,7 +213,7 @@ def _read(path: Path) -> Optional[frozenset[int]]:
 def _numbers(path: Path) -> list[int]:
     """The numbers in a file; -1 for "max", and one 0 if there are none to be read."""
     try:
-        with open(path, "rb") as file:
-            return [-1 if word == b"max" else int(word) for word in file.read().split()] or [0]
+        words = read_text(path).split()
+        return [-1 if word == "max" else read_number(word) for word in words] or [0]
     except (OSError, ValueError):
         return [0]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.hints import DEVICES, Use, hints_by_address, pci_address
+from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.mounts import Mounts
 from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Hint
@@ -165,6 +166,6 @@ class Devices:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        return read_text(file).strip()
+    except OSError:
         return ""

@@ -21,6 +21,7 @@ from cri_proxy.core.diagnosis_facts import (
     UnitFacts,
 )
 from cri_proxy.core.diagnosis_node import INTELS, UNITS
+from cri_proxy.shell.bounded_files import read_beginning
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.machine import MachineReader
 
@@ -82,8 +83,8 @@ def read_machine_facts(root: Path, source: Path, kubelet: Path) -> MachineFacts:
 def _first_paragraph(cpuinfo: Path) -> dict[str, str]:
     # For 1,024 CPUs the file has more than a megabyte, and takes the kernel its time.
     found: dict[str, str] = {}
-    with contextlib.suppress(OSError), cpuinfo.open(errors="replace") as lines:
-        for line in lines:
+    with contextlib.suppress(OSError):
+        for line in read_beginning(cpuinfo, 1 << 14).decode(errors="replace").splitlines():
             name, _, value = line.partition(":")
             if not name.strip():
                 break

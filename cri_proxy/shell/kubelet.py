@@ -7,16 +7,25 @@ from pathlib import Path
 
 import yaml
 
+from cri_proxy.shell.bounded_files import read_bytes
 from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
+
+#: More than 110 pods' worth of assignments, or of kubelet's settings.
+MOST_BYTES = 4 << 20
+
+
+class NotUnderstood(Exception):
+    """A file of kubelet's is there and cannot be used: which, why, and what is done without it."""
 
 
 def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:
     """Exclusive CPUs by (pod uid, container name), from ``cpu_manager_state``; only if its policy is static.
 
-    A file that cannot be read counts as none: requests then still show kubelet's own cpusets.
+    :raises NotUnderstood: it cannot be read. It counts as none: requests then still show kubelet's own cpusets.
     """
+    path = directory / "cpu_manager_state"
     try:
-        document = json.loads((directory / "cpu_manager_state").read_text())
+        document = json.loads(read_bytes(path, MOST_BYTES))
         if document.get("policyName") != "static":
             return {}
         return {
@@ -24,14 +33,27 @@ def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:
             for uid, containers in (document.get("entries") or {}).items()
             for name, cpus in containers.items()
         }
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError, BadCpuList):
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, BadCpuList) as error:
+        raise NotUnderstood(_sentence(path, error, "no exclusive CPUs are known from it")) from None
 
 
 def read_reserved(directory: Path) -> frozenset[int]:
-    """``reservedSystemCPUs`` of kubelet's config.yaml; none if it is not set or cannot be read."""
+    """``reservedSystemCPUs`` of kubelet's config.yaml; none if it is not set.
+
+    :raises NotUnderstood: it cannot be read; then none are.
+    """
+    path = directory / "config.yaml"
     try:
-        document = yaml.safe_load((directory / "config.yaml").read_text())
+        document = yaml.safe_load(read_bytes(path, MOST_BYTES)) or {}
         return parse_cpus(str(document.get("reservedSystemCPUs", "") or ""))
-    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError, BadCpuList):
+    except FileNotFoundError:
         return NO_CPUS
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError, BadCpuList) as error:
+        raise NotUnderstood(_sentence(path, error, "no reserved CPUs are known from it")) from None
+
+
+def _sentence(path: Path, error: Exception, consequence: str) -> str:
+    reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
+    return f"{path} cannot be used: {reason}; {consequence}"

@@ -8,17 +8,23 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional, TypeVar
 
 from cri_proxy.core.assemble import Machine
 from cri_proxy.core.cri import kubepods_root
 from cri_proxy.core.quota import pod_cgroup
+from cri_proxy.shell.bounded_files import read_bytes, read_number, read_text
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
-from cri_proxy.shell.kubelet import read_exclusive, read_reserved
+from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved
 from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.topology import BadTopology, Topology, TopologyData, remember
 from policies.topology_json import read_topology
+
+Known = TypeVar("Known")
+
+#: A machine of 8,192 CPUs takes less.
+MOST_TOPOLOGY_BYTES = 16 << 20
 
 
 class NoMachine(Exception):
@@ -63,11 +69,19 @@ class MachineReader:
             topology,
             None if parent is None else parent.cpus,
             None if parent is None else parent.mems,
-            read_exclusive(self.kubelet),
-            read_reserved(self.kubelet),
+            self._kubelets(read_exclusive, {}),
+            self._kubelets(read_reserved, NO_CPUS),
             read_free_memory(self.source) if os.path.isdir(self.source) else {},
             {path: (s.cpus, s.mems) for path, s in self._allowed.items() if path and s is not None},
         )
+
+    def _kubelets(self, read: Callable[[Path], Known], nothing: Known) -> Known:
+        """What a file of kubelet's says; one that cannot be read is a warning."""
+        try:
+            return read(self.kubelet)
+        except NotUnderstood as error:
+            self.warnings = (*self.warnings, str(error))
+            return nothing
 
     def _read_parents(self, cgroup_parents: Iterable[str]) -> dict[str, Optional[Cpusets]]:
         """What pods' cgroups allow, each by the highest of its ancestors with the same sets: most are there together."""
@@ -115,12 +129,12 @@ class MachineReader:
             return reading.data
         self.warnings = ()
         try:
-            return read_topology(json.loads(self.source.read_text()))
+            return read_topology(json.loads(read_bytes(self.source, MOST_TOPOLOGY_BYTES)))
         except OSError as error:
             raise NoMachine(
                 f"{self.source}: {error.strerror}; expected a sysfs directory or a JSON topology"
             ) from None
-        except (ValueError, BadTopology) as error:
+        except (ValueError, BadTopology, RecursionError) as error:
             raise NoMachine(f"{self.source}: {error}") from None
 
     def _check_nodes(self) -> None:
@@ -139,7 +153,7 @@ class MachineReader:
 def _memory_nodes(proc: Path) -> frozenset[int]:
     """The NUMA nodes whose memory we may use ourselves; none if the kernel does not tell (proc(5))."""
     with contextlib.suppress(OSError, BadCpuList):
-        for line in (proc / "self/status").read_text().splitlines():
+        for line in read_text(proc / "self/status").splitlines():
             if line.startswith("Mems_allowed_list:"):
                 return parse_cpus(line.split(":", 1)[1].strip())
     return NO_CPUS
@@ -148,7 +162,7 @@ def _memory_nodes(proc: Path) -> frozenset[int]:
 def read_memory_bytes(meminfo: Path) -> int:
     """MemTotal, which kubelet's oom scores are relative to; 0 if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in meminfo.read_text().splitlines():
+        for line in read_text(meminfo).splitlines():
             if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
+                return read_number(line.split()[1]) * 1024
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cri_proxy.shell.bounded_files import read_number, read_text
+
 #: Where it is told: cgroup v2, and v1 with its own mount for memory. Page cache is part of it; it moves as well.
 _FILES = (("", "memory.current"), ("memory", "memory.usage_in_bytes"))
 
@@ -15,7 +17,7 @@ def memory_in_use(root: Path, paths: Mapping[str, str]) -> dict[str, int]:
     for key, path in paths.items():
         for mount, name in _FILES:
             try:
-                found[key] = int((root / mount / path.lstrip("/") / name).read_text())
+                found[key] = read_number(read_text(root / mount / path.lstrip("/") / name))
             except (OSError, ValueError):
                 continue
             break

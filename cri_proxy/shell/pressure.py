@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.core.guard import Reading
+from cri_proxy.shell.bounded_files import read_number, read_text
 
 PSI, THROTTLING, NOTHING = "pressure (PSI)", "throttling", "nothing"
 _UNIFIED = ("", "unified")
@@ -68,16 +69,13 @@ class PressureReader:
 
     def _read(self, mount: str, path: str, name: str) -> str:
         try:
-            return (self._root / mount / path.lstrip("/") / name).read_text()
-        except (
-            OSError,
-            UnicodeDecodeError,
-        ):  # reading cpu.pressure of a kernel booted with psi=0: EOPNOTSUPP
+            return read_text(self._root / mount / path.lstrip("/") / name)
+        except OSError:  # reading cpu.pressure of a kernel booted with psi=0: EOPNOTSUPP
             return ""
 
 
 def _number(text: str) -> Optional[int]:
     try:
-        return int(text)
+        return read_number(text)
     except ValueError:
         return None

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.quota import is_unlimited, pod_cgroup
+from cri_proxy.shell.bounded_files import read_text
 from policies.model import UNTOUCHED, Pod
 
 V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
@@ -170,5 +171,5 @@ def _read(file: Path) -> str:
 
     :raises OSError: it is gone, or cannot be read.
     """
-    text = file.read_text().strip()
-    return f"{text} {file.with_name(V1_PERIOD).read_text().strip()}" if file.name == V1_QUOTA else text
+    text = read_text(file).strip()
+    return f"{text} {read_text(file.with_name(V1_PERIOD)).strip()}" if file.name == V1_QUOTA else text

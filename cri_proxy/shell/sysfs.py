@@ -7,6 +7,7 @@ is the set of CPUs that share it. Formats: Documentation/ABI/{stable,testing}/sy
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -15,10 +16,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
+from cri_proxy.shell.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
 from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.topology import Cpu, TopologyData
 
 BYTES_PER_KB = 1024
+#: Of the kernel's largest number, 64 bits; one that is longer is none.
+_DIGITS = 20
+#: More than the first paragraph of /proc/cpuinfo has.
+_PARAGRAPH_BYTES = 1 << 14
 
 
 class SysfsError(Exception):
@@ -240,7 +246,7 @@ def _read_memory(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, int
 
 def _mem_field(meminfo: str, name: str) -> Optional[int]:
     """Bytes of ``MemTotal: 65771024 kB``, which nodeN/meminfo writes with ``Node N`` before it."""
-    found = re.search(rf"^(?:Node +\d+ +)?{re.escape(name)}: *(\d+) kB", meminfo, re.MULTILINE)
+    found = re.search(rf"^(?:Node +\d+ +)?{re.escape(name)}: *(\d{{1,{_DIGITS}}}) kB", meminfo, re.MULTILINE)
     return int(found.group(1)) * BYTES_PER_KB if found else None
 
 
@@ -300,16 +306,13 @@ def _read_devices(base: str, nodes: frozenset[int], holes: _Holes) -> dict[str, 
 
 def _read_vendor(proc: Path) -> str:
     # The first paragraph is enough: for 1,024 CPUs the file has more than a megabyte.
-    try:
-        with open(f"{proc}/cpuinfo", encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() == "vendor_id":
-                    return value.strip()
-                if not name.strip():
-                    break
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        for line in read_beginning(f"{proc}/cpuinfo", _PARAGRAPH_BYTES).decode(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "vendor_id":
+                return value.strip()
+            if not name.strip():
+                break
     return ""
 
 
@@ -346,8 +349,7 @@ class _Holes:
 
 def _text(path: str) -> str:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read().decode("ascii", errors="replace")
+        return read_bytes(path, KERNEL_BYTES).decode("ascii", errors="replace")
     except OSError as error:
         raise _Hole(path, _reason(error)) from None
 
@@ -397,7 +399,7 @@ def _read_place(path: str, cpu: int, what: str, holes: _Holes) -> int:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return len(text) <= _DIGITS and text.isascii() and text.isdigit()
 
 
 def _numbered(base: str, prefix: str, consequence: str, holes: _Holes) -> frozenset[int]:

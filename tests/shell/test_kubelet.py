@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.shell.kubelet import read_exclusive, read_reserved
+from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved
 from policies.cpus import format_cpus
 
 STATIC: dict[str, Any] = {
@@ -21,6 +21,8 @@ NOTHING_EXCLUSIVE = {
     "policy none": json.dumps({**STATIC, "policyName": "none"}),
     "no entries": json.dumps({**STATIC, "entries": None}),
     "a key that is missing": json.dumps({"policyName": "static"}),
+}
+NOT_UNDERSTOOD = {
     "entries of another shape": json.dumps({**STATIC, "entries": ["uid-1"]}),
     "containers of another shape": json.dumps({**STATIC, "entries": {"uid-1": "1-2"}}),
     "a set that is a number": json.dumps({**STATIC, "entries": {"uid-1": {"app": 1}}}),
@@ -43,11 +45,19 @@ def test_no_cpus_are_exclusive_by(case: str, tmp_path: Path) -> None:
     assert read_exclusive(tmp_path) == {}
 
 
-def test_bytes_that_are_no_text_count_as_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", NOT_UNDERSTOOD)
+def test_what_cannot_be_understood_is_a_sentence(case: str, tmp_path: Path) -> None:
+    (tmp_path / "cpu_manager_state").write_text(NOT_UNDERSTOOD[case])
+    with pytest.raises(NotUnderstood, match="/cpu_manager_state cannot be used: .*; no exclusive CPUs"):
+        read_exclusive(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "cpu_manager_state").write_bytes(b"\xff\xfe")
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\xff")
-    assert read_exclusive(tmp_path) == {}
-    assert read_reserved(tmp_path) == frozenset()
+    for read in (read_exclusive, read_reserved):
+        with pytest.raises(NotUnderstood):
+            read(tmp_path)
 
 
 def test_without_files_nothing_is_kubelets(tmp_path: Path) -> None:
@@ -63,14 +73,19 @@ def test_without_files_nothing_is_kubelets(tmp_path: Path) -> None:
         ("reservedSystemCPUs: 3", "3"),
         ("reservedSystemCPUs: ''", ""),
         ("reservedSystemCPUs:", ""),
-        ("reservedSystemCPUs: most", ""),
-        ("reservedSystemCPUs: [0, 1]", ""),
         ("kind: KubeletConfiguration", ""),
-        ("- a list", ""),
-        ("a: [", ""),
         ("", ""),
     ],
 )
 def test_reserved_cpus_are_those_of_kubelets_configuration(text: str, cpus: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     assert format_cpus(read_reserved(tmp_path)) == cpus
+
+
+@pytest.mark.parametrize(
+    "text", ["reservedSystemCPUs: most", "reservedSystemCPUs: [0, 1]", "- a list", "a: ["]
+)
+def test_reserved_cpus_that_cannot_be_understood_are_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(NotUnderstood, match="/config.yaml cannot be used: .*; no reserved CPUs"):
+        read_reserved(tmp_path)

@@ -192,7 +192,7 @@ def test_a_pod_whose_cgroup_cannot_be_written_is_refused_with_a_hint(tree: Tree)
     file.unlink()
     file.mkdir()
     refusal = quotas_on(tree, []).refusal(POD)
-    assert refusal == f"{file} cannot be written (Is a directory); {HINT}"
+    assert refusal == f"{file} cannot be written (it is a directory, expected a regular file); {HINT}"
 
 
 # ---------------------------------------------------------------------- containers

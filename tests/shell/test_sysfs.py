@@ -338,7 +338,8 @@ def test_an_unreadable_file_is_a_hole_and_no_end(folder: Path) -> None:
     path.mkdir()
     reading = read_sysfs(sys, folder / "proc")
     assert reading.data.cpus[5].l3 is None
-    assert reading.warnings == (f"{path} cannot be read (Is a directory); CPU 5: the L3 is not known.",)
+    reason = "it is a directory, expected a regular file"
+    assert reading.warnings == (f"{path} cannot be read ({reason}); CPU 5: the L3 is not known.",)
 
 
 #: Reads a machine as the daemon's unit does: root's files, and no right to what its owner has closed.

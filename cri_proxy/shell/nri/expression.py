@@ -19,6 +19,7 @@ from cri_proxy.core.nri.apply import Applied, apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.express import resources_of
 from cri_proxy.core.nri.terms import CLASSES, REACTIONS, Cdi, Reaction, Site
+from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.mounts import Mounts
 from cri_proxy.shell.nri.host import Merged, PluginRefused
 from cri_proxy.shell.parts import Parts
@@ -45,9 +46,9 @@ class HostFiles:
         number = os.makedev(device.major, device.minor)
         found = [self.dev / device.path.removeprefix("/dev/")] if device.path.startswith("/dev/") else []
         with contextlib.suppress(OSError):
-            lines = (
-                (self.sys_dev / folder / f"{device.major}:{device.minor}" / "uevent").read_text().splitlines()
-            )
+            lines = read_text(
+                self.sys_dev / folder / f"{device.major}:{device.minor}" / "uevent"
+            ).splitlines()
             found += [self.dev / line[len("DEVNAME=") :] for line in lines if line.startswith("DEVNAME=")]
         made = self.made / f"{folder}-{device.major}-{device.minor}"
         for path in [*found, made]:
@@ -167,7 +168,7 @@ def _has_hugetlb(root: Path, is_v2: bool) -> bool:
     if not is_v2:
         return (root / "hugetlb").is_dir()
     try:
-        return "hugetlb" in (root / "cgroup.controllers").read_text().split()
+        return "hugetlb" in read_text(root / "cgroup.controllers").split()
     except OSError:
         return False
 
