@@ -53,7 +53,7 @@ _PIECE_FRAMES = 1000
 _GREETING = PREFACE + write_settings()
 #: POST, http and the path, as literals that go into no table.
 _VERSION = (
-    b"\x83\x86\x04" + bytes([len(SERVICE) + 7]) + SERVICE.encode() + b"Version" + b"\x5f\x10application/grpc"
+    b"\x83\x86\x04" + bytes([len(SERVICE) + 7]) + SERVICE.encode() + b"Version\x0f\x10\x10application/grpc"
 )
 #: "a: a...", 4,000 bytes, goes into the table; each byte of 0xbe is that field again.
 _ENTRY = b"\x40\x01a\x7f\xa1\x1e" + b"a" * 4000
