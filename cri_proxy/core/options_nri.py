@@ -91,6 +91,16 @@ _FAILURES: tuple[Option, ...] = (
     ),
 )
 
+_VALIDATORS: tuple[Option, ...] = (
+    Option(
+        "nri.pass_without_validators",
+        flag(),
+        False,
+        "Whether a create goes on without a validator that does not answer, or ends, while it is asked; by default that "
+        "fails it. Those of `nri.fail_closed_plugins` and `nri.required_plugins` fail it all the same.",
+    ),
+)
+
 _INEXPRESSIBLE: tuple[Option, ...] = (
     Option(
         "nri.reject",
@@ -126,4 +136,11 @@ _VALIDATOR: tuple[Option, ...] = (
     _validator("reject_sysctl_adjustment", "a changed sysctl"),
 )
 
-NRI_OPTIONS: tuple[Option, ...] = (*_HOST, *_FAILURES, *_INEXPRESSIBLE, *_VALIDATOR, *NRI_PLUGIN_OPTIONS)
+NRI_OPTIONS: tuple[Option, ...] = (
+    *_HOST,
+    *_FAILURES,
+    *_VALIDATORS,
+    *_INEXPRESSIBLE,
+    *_VALIDATOR,
+    *NRI_PLUGIN_OPTIONS,
+)

@@ -164,7 +164,7 @@ async def test_two_plugins_in_conflict_leave_nothing_behind(hosting_node: Node) 
 
 async def test_a_plugin_killed_in_the_middle_of_a_request_hurts_nobody(hosting_node: Node) -> None:
     node = hosting_node
-    async with plugin_process(node.agent, "10-dies", CreateContainer={"hang": True}) as dying:
+    async with plugin_process(node.agent, "10-dies", mask=0x1FFF, CreateContainer={"hang": True}) as dying:
         pod = await node.pod("pod")
         creating = asyncio.ensure_future(node.run(pod))
         await dying.log.line("CreateContainer")
@@ -175,7 +175,7 @@ async def test_a_plugin_killed_in_the_middle_of_a_request_hurts_nobody(hosting_n
 
 async def test_a_slow_plugin_is_given_up_and_the_pod_starts(hosting_node: Node) -> None:
     node = hosting_node
-    async with plugin(node.agent, "10-slow", CreateContainer={"hang": True}):
+    async with plugin(node.agent, "10-slow", mask=0x1FFF, CreateContainer={"hang": True}):
         await node.run("pod")
         await until(lambda: node.ask("status"), lambda status: status["nri"]["plugins"] == [])
 

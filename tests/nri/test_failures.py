@@ -78,7 +78,8 @@ async def test_no_event_of_a_pods_life_fails_with_a_plugin_when(tmp_path: Path, 
 
 
 async def test_a_plugin_that_has_died_while_nothing_happened_is_not_missed(tmp_path: Path) -> None:
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo") as plugin:
+    script = {"mask": REQUESTS}
+    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
         await it.has("10-foo")
         await plugin.kill()
         assert (await it.host.create(POD, CONTAINER)).adjust == nri.ContainerAdjustment()
@@ -118,11 +119,26 @@ async def test_a_required_plugin_that_dies_in_a_request_fails_it_and_those_after
             await it.host.run_pod(POD)
 
 
-async def test_a_validator_that_dies_is_gone_and_only_one_that_must_be_there_fails_the_create(
+@pytest.mark.parametrize("how", FATAL)
+async def test_a_validator_that_does_not_judge_fails_the_create_and_is_gone_when(
+    tmp_path: Path, how: str
+) -> None:
+    action, words = FATAL[how]
+    script = {"actions": {"ValidateContainerAdjustment": [action]}}
+    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "50-x", script):
+        await it.has("50-x")
+        it.set(request_timeout_s=SILENCE_S if "hang" in action else HANG_S)
+        with pytest.raises(PluginRefused, match=f"^validator plugin 50-x failed: .*({words})"):
+            await it.host.create(POD, CONTAINER)
+        await it.has()
+        await it.host.create(POD, CONTAINER)
+
+
+async def test_creates_may_go_on_without_validators_but_not_without_one_that_must_be_there(
     tmp_path: Path,
 ) -> None:
     script = {"actions": {"ValidateContainerAdjustment": [{"exit": 1}]}}
-    async with hosting(tmp_path, fail_closed=("strict",)) as it:
+    async with hosting(tmp_path, fail_closed=("strict",), passes_without_validators=True) as it:
         async with external(tmp_path, it.socket, "50-x", script):
             await it.has("50-x")
             await it.host.create(POD, CONTAINER)
@@ -133,12 +149,14 @@ async def test_a_validator_that_dies_is_gone_and_only_one_that_must_be_there_fai
                 await it.host.create(POD, CONTAINER)
 
 
-async def test_a_validator_that_dies_while_it_is_asked_for_adjustments_counts_as_dead(tmp_path: Path) -> None:
+async def test_a_validator_that_dies_while_it_is_asked_for_adjustments_has_not_judged(tmp_path: Path) -> None:
     script = {"actions": {"CreateContainer": [{"exit": 1}]}}
     async with hosting(tmp_path) as it, external(tmp_path, it.socket, "50-x", script):
         await it.has("50-x")
-        await it.host.create(POD, CONTAINER)
+        with pytest.raises(PluginRefused, match="^validator plugin 50-x failed: "):
+            await it.host.create(POD, CONTAINER)
         await it.has()
+        await it.host.create(POD, CONTAINER)
 
 
 async def test_a_slow_plugin_has_one_call_at_a_time_and_others_are_not_kept_waiting(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ class NriSettings:
     request_timeout_s: float = 2.0
     sync_timeout_s: float = 20.0
     fail_closed: tuple[str, ...] = ()
+    #: A create goes on without a validator that does not answer.
+    passes_without_validators: bool = False
     #: The built-in validator, and the plugins that must be there; ``is_validating``: more than those is looked at.
     rules: DefaultRules = field(default_factory=DefaultRules)
     is_validating: bool = False
@@ -38,6 +40,7 @@ def nri_settings(config: Config) -> NriSettings:
         request_timeout_s=config["nri.request_timeout"],
         sync_timeout_s=config["nri.sync_timeout"],
         fail_closed=config["nri.fail_closed_plugins"],
+        passes_without_validators=config["nri.pass_without_validators"],
         rules=_rules(config),
         is_validating=config["nri.validator.enable"],
     )

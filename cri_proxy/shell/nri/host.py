@@ -2,8 +2,8 @@
 
 A plugin that fails a call by saying so fails the request, where the request can still be failed. One that is silent,
 gone or not understood is given up and the request goes on without it, unless the configuration says otherwise
-(``nri.fail_closed_plugins``). Requests whose answers may touch other containers are made one after another; a
-plugin has one call at a time.
+(``nri.fail_closed_plugins``); a validator's silence fails a create. Requests whose answers may touch other containers
+are made one after another; a plugin has one call at a time.
 """
 
 from __future__ import annotations
@@ -334,10 +334,10 @@ class NriHost:
         except CallFailed as error:
             raise PluginRefused(nri_validate.failed_in(peer.title, str(error))) from None
         except PeerLost as lost:
-            # NRI's own host fails the create then, and lets the next one pass: either it must not pass without
-            # this plugin, which the configuration can say, or it may.
+            # As by NRI's own host: what it would have said is not known. It is asked about no other create, for it
+            # is gone; that none passes without it at all is said by ``nri.required_plugins``.
             self._roster.drop(peer, str(lost))
-            if self._is_fatal(peer):
+            if self._is_fatal(peer) or not self.settings.passes_without_validators:
                 raise PluginRefused(nri_validate.failed_in(peer.title, str(lost))) from None
             return
         if answer.reject:

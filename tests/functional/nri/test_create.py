@@ -222,7 +222,7 @@ async def test_a_plugin_that_fails_takes_no_container_with_it(
 ) -> None:
     start = plugin_process if "exit" in failure else plugin
     async with (
-        start(agent, "10-bad", CreateContainer=failure),
+        start(agent, "10-bad", mask=0x1FFF, CreateContainer=failure),
         plugin(agent, "20-good", CreateContainer=adjust(env=env(A="1"))) as good,
     ):
         container = await client.create(pod, "c")
