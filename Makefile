@@ -83,6 +83,7 @@ lint: setup ## ruff, mypy --strict, import rules
 
 bench: setup ## Added latency and decision time, measured side by side
 	$(BIN)/python -m bench.relay_latency
+	$(BIN)/python -m bench.event_fan_out
 	$(BIN)/python -m bench.create_cost
 	$(BIN)/python -m bench.start_time
 	$(BIN)/python -m bench.decision_time

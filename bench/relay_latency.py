@@ -21,13 +21,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import grpc
 
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client, calls_by
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.cri import parse
+from cri_proxy.core.interception import End, Forward
 from tests.cri_client import CHANNEL_OPTIONS
 
 CONTAINERS = 500
@@ -209,6 +211,24 @@ class Nobody:
         return None
 
 
+class EventReader:
+    """Reads container events along, as the daemon does, and keeps nothing."""
+
+    filter = None
+
+    def open(self, full_method: str) -> Optional[EventReader]:
+        return self if full_method.endswith("/GetContainerEvents") else None
+
+    async def request(self, message: bytes) -> Forward:
+        return Forward()
+
+    async def replied(self, message: bytes) -> None:
+        parse(cri.ContainerEventResponse, message)
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        pass
+
+
 async def serve(kind: str, runtime: str, path: str) -> None:
     """A bare relay, until it is ended."""
     if kind == "grpc.aio":
@@ -219,7 +239,7 @@ async def serve(kind: str, runtime: str, path: str) -> None:
     else:
         from cri_proxy.shell.frame_relay import FrameRelay
 
-        serving = FrameRelay(runtime, Nobody())
+        serving = FrameRelay(runtime, EventReader() if "events" in kind else Nobody())
     await serving.open([Path(path)], [])
     await serving.start_behind(asyncio.sleep(0))
     print("ready", flush=True)

@@ -30,3 +30,13 @@ def version() -> bytes:
     return cri.VersionResponse(
         version="0.1.0", runtime_name="containerd", runtime_version="1.7.0", runtime_api_version="v1"
     ).SerializeToString()
+
+
+def event(size: int) -> bytes:
+    """A ContainerEventResponse of about that many bytes."""
+    status = cri.ContainerStatus(
+        id=f"{1:064x}", state=cri.CONTAINER_RUNNING, message="m" * max(0, size - 150)
+    )
+    return cri.ContainerEventResponse(
+        container_id=status.id, container_event_type=cri.CONTAINER_STARTED_EVENT, containers_statuses=[status]
+    ).SerializeToString()

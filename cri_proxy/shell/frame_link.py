@@ -10,13 +10,14 @@ import asyncio
 import socket
 from typing import Any, Callable, Optional, Protocol, Union
 
+from cri_proxy.core.http2.feed import Source
 from cri_proxy.core.http2.frames import Error, write_goaway
-from cri_proxy.core.http2.headers import Metadata
+from cri_proxy.core.http2.headers import Headers, Metadata
 from cri_proxy.core.http2.lobby import Lobby
 from cri_proxy.core.http2.local import LocalEnd
 from cri_proxy.core.http2.relay import RelayedConnection
 from cri_proxy.core.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
-from cri_proxy.core.interception import Interceptor
+from cri_proxy.core.interception import Interception, Interceptor
 from cri_proxy.shell.frame_call import Done, FrameCall, Instead, run_call
 from cri_proxy.shell.frame_end import FIRST_READ_BYTES, End
 from cri_proxy.shell.frame_links import Kind
@@ -27,6 +28,8 @@ CONNECT_S = 5.0
 BACKLOG_LOOK_S = 0.01
 #: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
 NOTE_S = 2.0
+#: What is written at once of a stream that many read.
+FEED_BYTES = 1 << 17
 #: A client that was sent away has so long to read that and to go by itself.
 LINGER_S = 1.0
 #: How long a client waits for the word that its connection was closed for a doubt, and with that for its next one. Told
@@ -40,8 +43,16 @@ SILENT_S = 120.0
 IDLE_S = 60.0
 
 
+class Fan(Protocol):
+    """What makes a client's call."""
+
+    def call(self, method: str, interception: Interception, link: Link) -> FrameCall: ...
+
+
 class LinkOwner(Protocol):
     """What a link needs of the relay."""
+
+    fan: Fan
 
     runtime: str
     interceptor: Interceptor
@@ -68,7 +79,7 @@ class Link:
         self.connection: Optional[RelayedConnection] = None
         self.local: Optional[LocalEnd] = None
         self.has_read_farewell = False
-        self.client = End(self._from_client, self._client_lost, self._regulate, FIRST_READ_BYTES)
+        self.client = End(self._from_client, self._client_lost, self._client_takes, FIRST_READ_BYTES)
         self.runtime = End(self._from_runtime, self._runtime_lost, self._regulate)
         self.kind = Kind.UNFINISHED
         #: What the client has said while the runtime did not accept yet; None: it has, or was not asked to.
@@ -115,7 +126,7 @@ class Link:
 
     async def _wait_for_runtime(self) -> None:
         try:
-            self._reached(await asyncio.wait_for(_connected(self._owner.runtime), CONNECT_S))
+            self._reached(await asyncio.wait_for(connected(self._owner.runtime), CONNECT_S))
         except (OSError, asyncio.TimeoutError) as error:
             self._reached(error)
 
@@ -185,16 +196,21 @@ class Link:
                 if self.local.is_over:
                     self.close()
             return
-        while events := self.connection.take_events():
+        self._move(self.connection)
+        while not (self.client.is_full or self._is_silent) and self.connection.feed.flush(FEED_BYTES):
+            self._move(self.connection)
+        self._regulate()
+        self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
+
+    def _move(self, connection: RelayedConnection) -> None:
+        while events := connection.take_events():
             for event in events:
                 self._handle(event)
-        self.runtime.write(self.connection.to_runtime)
+        self.runtime.write(connection.to_runtime)
         if self._is_silent:
             self.runtime.close()
         else:
-            self.client.write(self.connection.to_client)
-        self._regulate()
-        self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
+            self.client.write(connection.to_client)
 
     def _account(self) -> None:
         if self.client.is_open:
@@ -239,6 +255,12 @@ class Link:
         is_waiting = self._is_silent or self._early is not None
         self.client.read(not (self.client.is_full or self.runtime.is_full or is_waiting))
 
+    def _client_takes(self) -> None:
+        """More than is wanted in memory waits for the client, or no more."""
+        self._regulate()
+        if not self.client.is_full and self.connection is not None and len(self.connection.feed):
+            self._loop.call_soon(self._pump)
+
     def _client_lost(self) -> None:
         self._guarded(lambda connection: connection.client_lost())
         self.abort()
@@ -250,7 +272,7 @@ class Link:
 
     def _open_call(self, method: str) -> Optional[FrameCall]:
         interception = self._owner.interceptor.open(method)
-        return None if interception is None else FrameCall(method, interception, self)
+        return None if interception is None else self._owner.fan.call(method, interception, self)
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, Asked):
@@ -296,6 +318,27 @@ class Link:
 
     def take_over(self, stream: int) -> None:
         self._on_connection(lambda connection: connection.take_over(stream))
+
+    def unary_headers(self, stream: int) -> Optional[Headers]:
+        """The request headers of a call that was asked about, if its request is one message and its end."""
+        return None if self.connection is None else self.connection.unary_headers(stream)
+
+    def read_along(self, stream: int, source: Source, at: int) -> None:
+        """A call gets what ``source`` says, from place ``at`` on."""
+        self._on_connection(lambda connection: connection.read_along(stream, source, at))
+
+    def stop_reading(self, stream: int) -> None:
+        """A call that has read along is over."""
+        if self.connection is not None:
+            self.connection.feed.leave(stream)
+
+    def feed(self, source: Source) -> None:
+        """A source has said more."""
+        self._on_connection(lambda connection: connection.feed.said(source))
+
+    def has_slow(self, source: Source) -> bool:
+        """Whether one of the calls that read a source may soon be too slow for it."""
+        return self.connection is not None and not self._is_closing and self.connection.feed.has_slow(source)
 
     def answer(self, stream: int, message: bytes) -> None:
         self._on_connection(lambda connection: connection.answer(stream, message))
@@ -435,7 +478,7 @@ def _try_to_connect(path: str) -> Optional[socket.socket]:
     return connection
 
 
-async def _connected(path: str) -> socket.socket:
+async def connected(path: str) -> socket.socket:
     """A connection, as soon as there is room for it.
 
     :raises OSError: there is none.

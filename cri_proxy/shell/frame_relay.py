@@ -18,7 +18,8 @@ from typing import Any, Callable, Optional
 from cri_proxy import greeting
 from cri_proxy.core.http2.kept import Kept
 from cri_proxy.core.interception import UNAVAILABLE, Interceptor
-from cri_proxy.shell.frame_link import Link
+from cri_proxy.shell.event_fan import EventFan
+from cri_proxy.shell.frame_link import Fan, Link
 from cri_proxy.shell.frame_links import RESTING, Kind, Links
 from cri_proxy.shell.given_back import GivingBack
 from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
@@ -79,6 +80,7 @@ class FrameRelay:
         self.failed_open = on_failed_open
         self.closing = on_closing
         self.failed = on_bug
+        self.fan: Fan = EventFan(self)
         self._note_trouble = on_trouble
         #: Connections to the runtime that are being made.
         self.joining: set[asyncio.Task[None]] = set()

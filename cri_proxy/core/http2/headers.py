@@ -181,6 +181,11 @@ def write_trailers(code: int, details: str, metadata: Metadata = ()) -> bytes:
     return block + _fields(metadata)
 
 
+def write_fields(headers: Headers) -> bytes:
+    """Fields as they were read, in their order."""
+    return b"".join(b"\x00" + _string(name) + _string(value) for name, value in headers)
+
+
 def _fields(metadata: Metadata) -> bytes:
     block = b""
     for key, value in metadata:

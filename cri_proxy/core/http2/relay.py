@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
+from cri_proxy.core.http2.feed import Feed, Source
 from cri_proxy.core.http2.frames import (
     PREFACE,
     Buffer,
@@ -20,7 +21,7 @@ from cri_proxy.core.http2.frames import (
     write_reset,
     write_settings,
 )
-from cri_proxy.core.http2.headers import Metadata, write_response, write_trailers
+from cri_proxy.core.http2.headers import Headers, Metadata, write_response, write_trailers
 from cri_proxy.core.http2.messages import write_message
 from cri_proxy.core.http2.replies import Replies
 from cri_proxy.core.http2.requests import OpenCall, Requests
@@ -45,6 +46,8 @@ class RelayedConnection:
         self._requests = Requests(self._wire, open_call, own_settings)
         self._replies = Replies(self._wire)
         self._requests.other, self._replies.other = self._replies, self._requests
+        #: Streams that were taken over and get what a stream elsewhere says.
+        self.feed = Feed(self._wire)
         self._preface = b""
         self._is_over = False
         self._is_runtime_lost = False
@@ -162,6 +165,7 @@ class RelayedConnection:
         """Time passes; called every second or so."""
         self._wire.now_s = now_s
         self._guarded(self._requests.expire)
+        self.feed.retry()
         for stream in list(self._wire.streams.values()):
             if stream.is_taken and not stream.is_clear and now_s >= stream.taken_s + CLEAR_S:
                 self._clear(stream)
@@ -242,6 +246,18 @@ class RelayedConnection:
             self._when_clear(stream, lambda: self._put_end(stream, code, details, metadata))
             stream.is_answered = True
 
+    def read_along(self, stream_id: int, source: Source, at: int) -> None:
+        """A call that gets what ``source`` says from place ``at`` on; it is taken over."""
+        self.take_over(stream_id)
+        self.feed.read_along(stream_id, source, at)
+
+    def unary_headers(self, stream_id: int) -> Optional[Headers]:
+        """The request headers of a call that was asked about; None: its request is not one message and its end."""
+        stream = self._wire.streams.get(stream_id)
+        if stream is None or stream.hold is None or not stream.client_done:
+            return None
+        return stream.headers if len(stream.hold.data) == stream.hold.wanted else None
+
     def _when_clear(self, stream: Stream, action: Callable[[], None]) -> None:
         if stream.is_clear:
             action()
@@ -253,6 +269,7 @@ class RelayedConnection:
         if stream.is_clear or self._wire.streams.get(stream.id) is not stream:
             return
         stream.is_clear = True
+        self._wire.credited.add(stream.id)
         actions, stream.answer = stream.answer, []
         for action in actions:
             action()

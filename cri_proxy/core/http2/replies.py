@@ -200,6 +200,7 @@ class Replies:
         if is_end:  # the runtime's own words, and the last
             stream.answer.clear()
             stream.is_answered = True
+            self._wire.end(stream, UNKNOWN, "the runtime has ended the call")
         return None
 
     def _reset(self, frame: Frame) -> Optional[bytes]:

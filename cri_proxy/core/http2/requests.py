@@ -116,7 +116,7 @@ class Requests:
             return None
         call = self._open_call(method)
         if call is not None:
-            stream.call, stream.stage = call, Stage.HOLDING
+            stream.call, stream.stage, stream.headers = call, Stage.HOLDING, headers
             stream.hold = Hold(value_of(headers, b"grpc-encoding"), wire.now_s)
             wire.watched.add(stream.id)
             wire.requests.open(stream.id)
@@ -252,6 +252,7 @@ class Requests:
         left = wire.replies.credit(frame.stream, credit)
         self.other.client_takes_more()
         if stream is not None and stream.is_taken:
+            wire.credited.add(stream.id)
             return b""
         return None if left == credit else write_credit(frame.stream, left)
 

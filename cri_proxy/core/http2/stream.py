@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Callable, Optional, Union
@@ -28,6 +29,7 @@ class Stream:
         "call",
         "client_done",
         "has_reply",
+        "headers",
         "hold",
         "id",
         "is_answered",
@@ -48,6 +50,8 @@ class Stream:
         self.has_reply = False
         #: Whatever the shell knows the call by; None: the stream is not intercepted.
         self.call: Any = None
+        #: The request's, as names and values.
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
         self.hold: Optional[Hold] = None
         self.reader: Optional[ReplyHold] = None
         #: Of the message that was asked about.

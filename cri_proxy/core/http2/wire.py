@@ -43,6 +43,8 @@ class Wire:
         #: The last stream that the client has begun, and the last that it was told is served.
         self.last_stream = 0
         self.served_to = ANY_STREAM
+        #: Streams that were taken over and have got credit of their client's, or have become clear.
+        self.credited: set[int] = set()
         self._pings: dict[bytes, Callable[[], None]] = {}
         self._pinged = 0
         #: The runtime has sent part of a reply since a PING was passed to it.
