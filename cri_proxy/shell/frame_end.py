@@ -7,6 +7,7 @@ has not taken yet; pieces of a reply are written here without being joined.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import select
 import socket
@@ -52,6 +53,9 @@ class End:
         self.is_open = True
         #: What was written and the other side has not taken, bytes.
         self.unwritten = 0
+        #: The kernel's memory for what the other side has not read, which counts as this process's; at most, since what
+        #: was sent after ``ask_queued`` may have been read.
+        self.queued_bytes = 0
         self._data = data
         self._lost = lost
         self._regulate = regulate
@@ -125,15 +129,13 @@ class End:
 
     # ------------------------------------------------------------------ writing
 
-    @property
-    def queued_bytes(self) -> int:
-        """The kernel's memory for what was written and the other side has not read. It counts as this process's."""
+    def ask_queued(self) -> None:
+        """Ask the kernel what it has of ``queued_bytes``."""
         if self._socket is None or not self.is_open:
-            return 0
-        try:
-            return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        except OSError:
-            return 0
+            return
+        with contextlib.suppress(OSError):
+            answer = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+            self.queued_bytes = int.from_bytes(answer, sys.byteorder)
 
     def write(self, pieces: list[Buffer]) -> None:
         """Write, and empty the list; before there is a socket: leave it."""
@@ -149,7 +151,9 @@ class End:
     def _send(self, writable: socket.socket, pieces: Sequence[Buffer]) -> int:
         """How many bytes the kernel took."""
         try:
-            return writable.send(pieces[0]) if len(pieces) == 1 else writable.sendmsg(pieces[:_MOST_PIECES])
+            sent = writable.send(pieces[0]) if len(pieces) == 1 else writable.sendmsg(pieces[:_MOST_PIECES])
+            self.queued_bytes += sent
+            return sent
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -202,7 +206,7 @@ class End:
         if not self.is_open:
             return
         self.is_open = False
-        self.unwritten = 0
+        self.unwritten = self.queued_bytes = 0
         self._pieces.clear()
         if self._socket is not None:
             if self._is_reading:

@@ -93,8 +93,6 @@ class Link:
         self._is_silent = False
         self._loop = asyncio.get_running_loop()
         self._since_s = self._loop.time()
-        #: What the kernel keeps of what was written, when it was last asked.
-        self._queued_bytes = 0
 
     def begin(self, accepted: socket.socket) -> None:
         """Read what the client says."""
@@ -221,7 +219,14 @@ class Link:
         """What is in memory for this connection, about."""
         end = self.connection or self.local
         unwritten = self.client.unwritten + self.runtime.unwritten + len(self._early or b"")
-        return unwritten + self._queued_bytes + (0 if end is None else end.kept_bytes)
+        queued = self.client.queued_bytes + self.runtime.queued_bytes
+        return unwritten + queued + (0 if end is None else end.kept_bytes)
+
+    def count(self) -> None:
+        """Count again what is kept: the other sides have read some of it since."""
+        self.client.ask_queued()
+        self.runtime.ask_queued()
+        self._account()
 
     @property
     def value(self) -> tuple[bool, float]:
@@ -361,8 +366,7 @@ class Link:
         if self.runtime.is_full and self.client.is_deserted:
             self.abort()
         self._on_connection(lambda connection: connection.tick(now_s))
-        self._queued_bytes = self.client.queued_bytes + self.runtime.queued_bytes
-        self._account()
+        self.count()
 
     def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:
         if not self._is_closing:

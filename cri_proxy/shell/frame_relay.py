@@ -211,7 +211,7 @@ class FrameRelay:
 
     def _shed(self) -> None:
         for link in self._links:  # what was taken from them since is not counted at once
-            self._kept.note(link, link.kept_bytes)
+            link.count()
         while (loser := self._kept.loser(lambda link: link.value)) is not None:
             size = loser.kept_bytes
             loser.give_up("cri-resmgr keeps too much in memory for all connections together")
@@ -239,7 +239,7 @@ class FrameRelay:
                 except Exception as error:  # of one; the others' time passes all the same
                     self.failed(error)
                     link.abort()
-            self._giving_back.tick(self._kept.take_peak(), self._kept.total)
+            self._giving_back.tick(self._kept.total)
 
     # ------------------------------------------------------------------ the end
 

@@ -9,7 +9,16 @@ import sys
 import pytest
 
 from cri_proxy.shell import given_back
-from cri_proxy.shell.given_back import QUIET_TICKS, WORTH_BYTES, GivingBack, give_back
+from cri_proxy.shell.given_back import (
+    QUIET_BYTES,
+    QUIET_TICKS,
+    WORTH_BYTES,
+    GivingBack,
+    give_back,
+    resident_bytes,
+)
+
+MIB = 1 << 20
 
 #: Small pieces, of which every hundredth stays: below it the C library keeps what is free.
 HOLES = """
@@ -25,25 +34,48 @@ print(resident_mb() - before)
 """
 
 
+class Process:
+    """Memory in use, which giving back makes less."""
+
+    def __init__(self) -> None:
+        self.resident = 100 * MIB
+        self.given = 0
+        self.giving = GivingBack(self.give_back, lambda: self.resident)
+
+    def give_back(self) -> None:
+        self.given += 1
+        self.resident -= 30 * MIB
+
+    def ticks(self, count: int, kept: int = 0) -> None:
+        for _ in range(count):
+            self.giving.tick(kept)
+
+
 def test_it_is_given_back_once_when_it_is_quiet_after_a_flood() -> None:
-    calls: list[int] = []
-    giving = GivingBack(lambda: calls.append(len(seen)))
-    seen: list[int] = []
-    for peak, total in [(0, 0)] * 5 + [(WORTH_BYTES, 0)] + [(0, 0)] * 9:
-        seen.append(peak)
-        giving.tick(peak, total)
-    assert calls == [6 + QUIET_TICKS]
+    process = Process()
+    process.ticks(QUIET_TICKS)
+    process.resident += 40 * MIB
+    process.ticks(100, QUIET_BYTES + 1)
+    assert process.given == 0  # the flood goes on
+    process.ticks(QUIET_TICKS - 1)
+    assert process.given == 0
+    process.ticks(100)
+    assert process.given == 1
+    process.resident += 40 * MIB  # another flood, between two ticks
+    process.ticks(100)
+    assert process.given == 2
 
 
-@pytest.mark.parametrize("total", [0, WORTH_BYTES])
-def test_it_is_not_while_anything_goes_on_nor_for_a_little(total: int) -> None:
-    calls: list[None] = []
-    giving = GivingBack(lambda: calls.append(None))
-    for _ in range(20):
-        giving.tick(WORTH_BYTES - 1, total)
-    for _ in range(20):
-        giving.tick(0, total)
-    assert calls == []
+def test_it_is_not_for_a_little_nor_for_what_there_was_from_the_start() -> None:
+    process = Process()
+    process.ticks(100)
+    process.resident += WORTH_BYTES
+    process.ticks(100)
+    assert process.given == 0
+
+
+def test_the_memory_of_this_process_is_known() -> None:
+    assert resident_bytes() > MIB
 
 
 def test_what_lies_below_something_in_use_is_given_back_too() -> None:

@@ -140,6 +140,14 @@ def test_the_observer_has_memory_for_the_compiler_and_goes_before_anything_else_
     assert int(observer["Service.OOMScoreAdjust"][0]) > 0
 
 
+def test_the_daemon_has_memory_for_more_than_twice_its_worst_flood_and_is_never_slowed_down_for_it() -> None:
+    service = settings_of(SERVICE)
+    assert service["Service.MemoryMax"] == ["1G"]
+    # The most that was measured (docs/relay.md) was twice what connections may keep, and 64 MiB.
+    assert 2 * (2 * DEFAULTS["relay.memory"] + 64) <= 1024
+    assert "Service.MemoryHigh" not in service
+
+
 @pytest.mark.parametrize("name", [SERVICE, OBSERVER, NRI])
 def test_reload_is_sighup_and_the_watchdog_is_on(name: str) -> None:
     unit = settings_of(name)

@@ -13,8 +13,6 @@ class Kept(Generic[Item]):
     def __init__(self, most: int) -> None:
         self.most = most
         self.total = 0
-        #: The most there was since it was last asked for.
-        self.peak = 0
         #: Those for which there is anything.
         self._sizes: dict[Item, int] = {}
 
@@ -28,7 +26,6 @@ class Kept(Generic[Item]):
             self._sizes[item] = size
         else:
             del self._sizes[item]
-        self.peak = max(self.peak, self.total)
         return self.total > self.most
 
     def discard(self, item: Item) -> None:
@@ -44,8 +41,3 @@ class Kept(Generic[Item]):
             return None
         share = self.total / len(self._sizes) / 2
         return min((item for item, size in self._sizes.items() if size >= share), key=value)
-
-    def take_peak(self) -> int:
-        """The most there was since the last time, which begins anew."""
-        peak, self.peak = self.peak, self.total
-        return peak

@@ -23,13 +23,6 @@ def test_of_those_with_half_an_equal_share_the_one_of_least_value_goes() -> None
     assert kept.loser(by_number) is None and kept.total == 80
 
 
-def test_the_peak_is_of_the_time_since_it_was_asked_for() -> None:
-    kept: Kept[int] = Kept(100)
-    kept.note(1, 90)
-    kept.note(1, 10)
-    assert (kept.take_peak(), kept.take_peak()) == (90, 10)
-
-
 @given(SIZES)
 def test_there_is_a_loser_as_long_as_there_is_too_much(changes: list[tuple[int, int]]) -> None:
     kept: Kept[int] = Kept(150)
