@@ -28,6 +28,8 @@ _PROPAGATION = {
     cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
     cri.PROPAGATION_BIDIRECTIONAL: "rshared",
 }
+#: containerd says in the spec what something is, and labels it with that, its own metadata: CRI does not show these.
+_CONTAINERD_KIND, _KIND_LABEL = "io.kubernetes.cri.container-type", "io.cri-containerd.kind"
 #: CRI-O's note of a sandbox's cgroup parent in its spec.
 _CRIO_CGROUP_PARENT = "io.kubernetes.cri-o.CgroupParent"
 
@@ -74,7 +76,7 @@ def view_pod(
         name=meta.name,
         uid=meta.uid,
         namespace=meta.namespace,
-        labels={**shown.labels, **config.labels},
+        labels={**_own_labels(_annotations(info)), **shown.labels, **config.labels},
         annotations={**_annotations(info), **shown.annotations, **config.annotations},
         runtime_handler=runtime_handler or shown.runtime_handler or info.runtime_handler,
         pid=info.pid,
@@ -93,6 +95,12 @@ def _annotations(info: Info) -> dict[str, str]:
     return nri_spec.read_annotations(info.spec)
 
 
+def _own_labels(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The label that containerd itself gives to what has such annotations."""
+    kind = annotations.get(_CONTAINERD_KIND, "")
+    return {_KIND_LABEL: kind} if kind else {}
+
+
 def _read_config(shown: dict[str, Any], kind: Any) -> Any:
     """What of a config is needed that a status does not have; containerd prints it as CRI's JSON."""
     try:
@@ -105,7 +113,8 @@ def _untold(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a container's config stands neither in its status nor in its spec."""
     context = as_object(as_object(config.get("linux")).get("security_context"))
     profile = {"security_context": {"seccomp": context.get("seccomp")}}
-    return {"CDI_devices": config.get("CDI_devices"), "linux": profile}
+    image = {"image": as_text(as_object(config.get("image")).get("image"))}
+    return {"CDI_devices": config.get("CDI_devices"), "image": image, "linux": profile}
 
 
 # ---------------------------------------------------------------------- containers
@@ -133,6 +142,7 @@ def view_container(
     container.pod_sandbox_id = sandbox_id
     container.name = (config.metadata if config.HasField("metadata") else shown.metadata).name
     container.pid = info.pid
+    container.labels.update(_own_labels(container.annotations))
     for of in (shown, config):
         container.labels.update(of.labels)
         container.annotations.update(of.annotations)
@@ -146,8 +156,17 @@ def view_container(
     if not container.linux.cgroups_path:
         container.linux.cgroups_path = _cgroups_path(cgroup_parent, shown.id)
     _view_life(container, shown)
-    _view_image(container, shown)
+    _view_image(container, shown, config.image.image)
     return container
+
+
+def view_unmade(container: nri.Container) -> nri.Container:
+    """A container as plugins are shown it that are asked how to make it: it has no state and no time of birth yet."""
+    unmade = nri.Container()
+    unmade.CopyFrom(container)
+    unmade.ClearField("state")
+    unmade.ClearField("created_at")
+    return unmade
 
 
 def view_again(container: nri.Container, status: cri.ContainerStatusResponse) -> None:
@@ -172,12 +191,16 @@ def _view_life(container: nri.Container, shown: cri.ContainerStatus) -> None:
     container.status_message = shown.message
 
 
-def _view_image(container: nri.Container, shown: cri.ContainerStatus) -> None:
-    """The manifest's digest and the image's id, where the runtime tells them apart."""
+def _view_image(container: nri.Container, shown: cri.ContainerStatus, asked: str) -> None:
+    """The manifest's digest and the image's id, where the runtime tells them apart.
+
+    ``asked``: what the client has called the image; kubelet takes its id for that.
+    """
     name, _, digest = shown.image_ref.rpartition("@")
     container.image.name = shown.image.user_specified_image or shown.image.image
     container.image.digest = digest if name else ""
-    container.image.config_digest = shown.image_id or ("" if name else digest)
+    asked_id = asked if asked.startswith("sha256:") else ""
+    container.image.config_digest = shown.image_id or (asked_id if name else digest)
 
 
 def _cgroups_path(cgroup_parent: str, container_id: str) -> str:

@@ -21,6 +21,7 @@ from cri_proxy.core.nri.messages import EventMessage, Shown
 from cri_proxy.core.nri.owners import Conflict
 from cri_proxy.core.nri.settings import NriSettings
 from cri_proxy.core.nri.updates import MergedUpdates
+from cri_proxy.core.nri.view import view_unmade
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.nri.arrivals import Arrivals
 from cri_proxy.shell.nri.connection import CallFailed
@@ -154,6 +155,7 @@ class NriHost:
         :raises PluginRefused: it must not be: two plugins want different things, a validator says no, a plugin
             fails the request.
         """
+        container = Shown(view_unmade(container.message))
         async with self._roster.gate.shared(), self._merging:
             # All who are there now, also those that end in the midst of this.
             validators = self._roster.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)

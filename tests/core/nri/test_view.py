@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.nri.spec import read_container, read_pod
-from cri_proxy.core.nri.view import read_info, view_again, view_container, view_pod, view_resources
+from cri_proxy.core.nri.view import (
+    read_info,
+    view_again,
+    view_container,
+    view_pod,
+    view_resources,
+    view_unmade,
+)
 
 DATA = Path(__file__).parents[2] / "data" / "nri"
 
@@ -211,21 +218,42 @@ def test_a_status_that_is_not_verbose_leaves_the_process_unless_it_has_ended(sai
 
 
 @pytest.mark.parametrize(
-    ("image_ref", "image_id", "digest", "config_digest"),
+    ("image_ref", "image_id", "asked", "digest", "config_digest"),
     [
-        ("sha256:aa", "", "", "sha256:aa"),
-        ("repo/x@sha256:bb", "sha256:aa", "sha256:bb", "sha256:aa"),
-        ("repo/x@sha256:bb", "", "sha256:bb", ""),
+        ("sha256:aa", "", "x", "", "sha256:aa"),
+        ("repo/x@sha256:bb", "sha256:aa", "x", "sha256:bb", "sha256:aa"),
+        # containerd 1.6 tells the id in nothing but the request, which kubelet fills with it.
+        ("repo/x@sha256:bb", "", "sha256:aa", "sha256:bb", "sha256:aa"),
+        ("repo/x@sha256:bb", "", "x", "sha256:bb", ""),
     ],
 )
-def test_an_image_has_the_digests_the_runtime_tells(
-    image_ref: str, image_id: str, digest: str, config_digest: str
+def test_an_image_has_the_digests_that_are_told(
+    image_ref: str, image_id: str, asked: str, digest: str, config_digest: str
 ) -> None:
     status = cri.ContainerStatusResponse(
         status=cri.ContainerStatus(image=cri.ImageSpec(image="x"), image_ref=image_ref, image_id=image_id)
     )
-    image = view_container("p1", status).image
-    assert (image.name, image.digest, image.config_digest) == ("x", digest, config_digest)
+    config = cri.ContainerConfig(image=cri.ImageSpec(image=asked))
+    printed = {"info": json.dumps({"config": {"image": {"image": asked}}})}
+    for container in (
+        view_container("p1", status, config),
+        view_container("p1", cri.ContainerStatusResponse(status=status.status, info=printed)),
+    ):
+        image = container.image
+        assert (image.name, image.digest, image.config_digest) == ("x", digest, config_digest)
+
+
+@CONTAINERD
+def test_what_containerd_labels_by_itself_is_there(said: Captured) -> None:
+    created = view_container(said.pod_id, said.created)
+    assert created.labels["io.cri-containerd.kind"] == "container"
+    assert view_pod(said.pod_id, status=said.pod).labels["io.cri-containerd.kind"] == "sandbox"
+
+
+def test_who_is_asked_how_to_make_a_container_is_shown_one_without_a_state() -> None:
+    made = nri.Container(id="c", name="n", state=nri.CONTAINER_CREATED, created_at=7)
+    assert view_unmade(made) == nri.Container(id="c", name="n")
+    assert made.created_at == 7
 
 
 # ---------------------------------------------------------------------- specs

@@ -1,0 +1,100 @@
+"""What plugins are shown by our host, field by field beside what containerd's own NRI shows of the same container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.containerd import Containerd, containerd_17
+from tests.e2e.node import CACHE, CPUS, Node
+from tests.functional.nri.support import hosting, plugin
+from tests.nri.plugins import Log, external
+
+pytestmark = pytest.mark.containerd
+
+NRI = """\
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+  socket_path = "{folder}/nri.sock"
+  plugin_path = "{folder}/nri-plugins"
+  plugin_config_path = "{folder}/nri-conf"
+"""
+#: All that NRI 0.6.1, containerd 1.7's, knows.
+CLASSIC = 0x7FF
+#: Fields that are younger than that NRI.
+YOUNGER = {
+    "pod": {"ips"},
+    "container": {
+        *("created_at", "started_at", "finished_at", "exit_code", "status_reason", "status_message"),
+        *("user", "image"),
+    },
+}
+#: The events at whose time both have the same to show, and what must be left out of the comparison.
+SAME: dict[str, set[str]] = {
+    "RUN_POD_SANDBOX": set(),
+    # An empty message, which says nothing.
+    "CREATE_CONTAINER": {"hooks"},
+    "POST_CREATE_CONTAINER": set(),
+    # Ours comes before the start is sent: there is no process yet.
+    "START_CONTAINER": {"pid"},
+    "POST_START_CONTAINER": set(),
+    # containerd 1.7 shows one that still runs; later releases what we show.
+    "STOP_CONTAINER": {"pid", "state"},
+}
+
+
+@pytest.fixture(scope="module")
+def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    binary = containerd_17(CACHE)
+    if binary is None:
+        pytest.skip("Debian's mirror cannot be reached, or this is not Debian 12.")
+    folder = tmp_path_factory.mktemp("nri") / "c"
+    more = NRI.format(folder=folder.resolve())
+    with Containerd(folder, binary, images=images, cpus=CPUS, more_config=more) as running:
+        yield running
+
+
+def told(log: Log) -> dict[str, dict[str, Any]]:
+    """The pods and containers that came with each event, without what containerd 1.7 cannot tell."""
+    found = {}
+    for line in log.lines():
+        message = line.get("message", {})
+        event = message.get(
+            "event", "".join(f"_{c}" if c.isupper() else c for c in line["event"])[1:].upper()
+        )
+        found[event] = {
+            kind: {key: value for key, value in message[kind].items() if key not in younger}
+            for kind, younger in YOUNGER.items()
+            if kind in message
+        }
+    return found
+
+
+async def test_it_is_what_containerds_own_nri_shows(stopped_node: Node) -> None:
+    node = stopped_node
+    node.agent.write_config({"nri": hosting()})
+    await node.agent.start()
+    await node.until_runtime_is_known()
+    folder = node.containerd.folder
+    async with (
+        external(folder, folder / "nri.sock", "10-theirs", {"mask": CLASSIC}) as theirs,
+        plugin(node.agent, "10-ours", mask=CLASSIC) as ours,
+    ):
+        container = await node.run("pod", cpu_limit=500, memory_limit=64 << 20, envs=(("A", "b"),))
+        await node.kubelet.stop(container.id)
+        await node.kubelet.remove_pod(container.pod.id)
+        await ours.line("RemovePodSandbox")
+        # Run, PostCreate, Start, PostStart, StopPod, RemoveContainer, RemovePod; the others have calls of their own.
+        await theirs.log.line("StateChange", 7)
+        shown, expected = told(ours), told(theirs.log)
+        for event, left_out in SAME.items():
+            for kind, fields in expected[event].items():
+                for key in {*fields, *shown[event][kind]} - left_out:
+                    assert shown[event][kind].get(key) == fields.get(key), (event, kind, key)
+        asked_about = (await ours.line("CreateContainer"))["message"]["container"]
+        assert not {"state", "created_at", "pid"} & {*asked_about}
+        after = (await ours.line("PostCreateContainer"))["message"]["container"]
+        assert after["state"] == "CONTAINER_CREATED" and int(after["created_at"]) > 0
