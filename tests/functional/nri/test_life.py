@@ -308,6 +308,25 @@ async def test_a_container_that_was_on_its_way_when_the_plugin_came_is_not_lost(
         assert told.events() == []
 
 
+async def test_containers_from_before_during_and_after_a_synchronize_are_shown_once_each(
+    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+) -> None:
+    before = await client.create(pod, "before")
+    async with plugin(agent, mask=NO_VALIDATOR, Synchronize={"until": str(go_on)}) as told:
+        during = asyncio.ensure_future(client.create(pod, "during"))
+        await runtime.wait_until(lambda: len(runtime.containers) == 2)
+        assert told.events() == []
+        go_on.touch()
+        after = await client.create(pod, "after")
+        await told.line("PostCreateContainer", 2)
+        [synchronized] = [line for line in told.lines() if line["event"] == "Synchronize"]
+        shown = [container["id"] for container in synchronized["message"]["containers"]]
+        asked = [
+            line["message"]["container"]["id"] for line in told.lines() if line["event"] == "CreateContainer"
+        ]
+        assert (shown, sorted(asked)) == ([before], sorted([await during, after]))
+
+
 async def test_after_a_restart_of_the_daemon_ends_are_told_of_what_was_there_before(
     agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
 ) -> None:
