@@ -3,7 +3,7 @@
 Whole daemons with the ``hygon`` policy, in front of fake runtimes with 0, 100 and 400 running containers, each a
 process of its own. The same creates go to each runtime directly and through its daemon, in turns of 10; what is
 between the two is the daemon's own: reading, deciding, making it durable twice, answering. Each container is removed
-again, so that their number stays.
+again, so that their number stays. ``--log``: what its log lines take instead, without a thread and with one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,6 +33,17 @@ TURN = 10
 COMPARED = "cri_resmgr_resyncs_total{result=ok}"
 #: Beside the state on disk: the same in memory, which shows what the disk has to do with it.
 MEMORY = Path("/dev/shm")
+#: The daemon that writes its lines in the event loop, as it did before.
+IN_THE_LOOP = """
+import sys
+from cri_proxy import cli, daemon
+class Direct:
+    def __init__(self, stream):
+        self.write, self.flush, self.isatty, self.fileno = stream.write, stream.flush, stream.isatty, stream.fileno
+        self.end = lambda: True
+daemon.LogLines = Direct
+cli.cli()
+"""
 
 
 class Way:
@@ -116,6 +128,47 @@ async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, c
     through.close()
 
 
+async def measure_log(creates: int) -> None:
+    """Rows of three daemons, in turns: lines written by a thread, in the loop, and none."""
+    kinds = {
+        "by a thread": ("info", (sys.executable, "-m", "cri_proxy")),
+        "in the loop": ("info", (sys.executable, "-c", IN_THE_LOOP)),
+        "no lines": ("error", (sys.executable, "-m", "cri_proxy")),
+    }
+    with tempfile.TemporaryDirectory(prefix="crb-") as folder:
+        path = f"{folder}/r.sock"
+        with process("bench.create_cost", "--serve", path, "0"):
+            agents = {
+                kind: Agent(path, machine(HYGON_7285_2S), {"log": {"level": level}})
+                for kind, (level, _) in kinds.items()
+            }
+            try:
+                for kind, agent in agents.items():
+                    await agent.start(command=kinds[kind][1])
+                ways = {kind: Way(agent.socket, kind.replace(" ", "")) for kind, agent in agents.items()}
+                before_s: dict[str, float] = {}
+                for turn in range(creates // TURN + 1):
+                    for kind, way in ways.items():
+                        if turn == 1:  # the first is for getting warm
+                            way.milliseconds.clear()
+                            before_s[kind] = pid_cpu_s(agents[kind])
+                        for _ in range(TURN):
+                            way.create()
+                for kind, way in ways.items():
+                    cpu_ms = (pid_cpu_s(agents[kind]) - before_s[kind]) * 1000 / len(way.milliseconds)
+                    cells = [percentile(way.milliseconds, p) for p in (50, 99)]
+                    print_row(kind, *(f"{cell:.3f}" for cell in (*cells, cpu_ms)))
+                    way.close()
+            finally:
+                for agent in agents.values():
+                    await agent.close()
+
+
+def pid_cpu_s(agent: Agent) -> float:
+    assert agent.process is not None
+    return cpu_s(agent.process.pid)
+
+
 async def main(creates: int) -> None:
     print(machine_line(), end="\n\n")
     print_row(
@@ -140,10 +193,13 @@ if __name__ == "__main__":
     parser.add_argument(
         "--creates", type=int, default=CREATES, help="each way, with each number of containers"
     )
+    parser.add_argument("--log", action="store_true", help="what log lines take; ms p50, p99, CPU ms a pod")
     parser.add_argument("--serve", nargs=2, metavar=("SOCKET", "RUNNING"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(serve(options.serve[0], int(options.serve[1])))
+    elif options.log:
+        asyncio.run(measure_log(options.creates))
     else:
         asyncio.run(main(options.creates))

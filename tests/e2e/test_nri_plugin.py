@@ -6,6 +6,7 @@ The machine it pretends to be has two L3s of one CPU. What is asserted is what t
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.events import mask_of
+from cri_proxy.shell.control import DaemonAbsent
 from cri_proxy.shell.nri.connection import CallFailed, NriConnection
 from tests.agent import ROOT, Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient
@@ -282,6 +284,15 @@ async def test_200_containers_are_synchronized_in_time(stopped_node: Node) -> No
     assert (status["nri"]["connections"], status["degraded"]) == (1, {})
 
 
+async def owner(node: Node) -> int:
+    """The process that owns the node and can be asked; 0 = none yet."""
+    try:
+        await node.ask("status")
+    except DaemonAbsent:
+        return 0
+    return int(json.loads(node.agent.control.with_name("owner.lock").read_text())["pid"])
+
+
 async def test_a_runtime_may_launch_it_and_again_after_a_restart_of_its_own(stopped_node: Node) -> None:
     node = stopped_node
     log = node.agent.folder / "log"
@@ -295,8 +306,10 @@ async def test_a_runtime_may_launch_it_and_again_after_a_restart_of_its_own(stop
     config.write_text("placement:\n  unlimited: ccx\n")
     try:
         for _ in range(2):  # the second takes the place of the first, which still waits for its runtime
+            before = await owner(node)
             node.containerd.kill()
-            await asyncio.to_thread(node.containerd.start)
+            await asyncio.to_thread(node.containerd.start)  # it is registered then, and still being loaded
+            await until(lambda: owner(node), lambda pid, before=before: pid not in (0, before))
             found = await until_connected(node)
             assert found["launched_by_runtime"] is True
             # What the runtime's configuration of the plugin says counts.

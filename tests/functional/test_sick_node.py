@@ -26,24 +26,38 @@ from tests.machines import HYGON_7285_2S, machine
 # ---------------------------------------------------------------------- a disk that does not answer
 
 
+#: A daemon that waits for a FIFO where it reads kubelet's files, as for a disk; argv is that, and then the command's.
+HANGING = """
+import os, sys
+from cri_proxy import cli
+from cri_proxy.shell import kubelet
+disk, read = sys.argv.pop(1), kubelet.read_bytes
+def read_bytes(path, limit):
+    if os.path.exists(disk):
+        open(disk, "rb").read()
+    return read(path, limit)
+kubelet.read_bytes = read_bytes
+cli.cli()
+"""
+
+
 @contextlib.contextmanager
-def hanging_disk(agent: Agent) -> Iterator[None]:
-    """Whoever reads kubelet's record waits until the block is left."""
-    record = agent.folder / "kubelet/cpu_manager_state"
-    record.parent.mkdir()
-    os.mkfifo(record)
+def hanging_disk(agent: Agent) -> Iterator[tuple[str, ...]]:
+    """The command of a daemon that waits for kubelet's record until the block is left."""
+    disk = agent.folder / "disk"
+    os.mkfifo(disk)
     try:
-        yield
+        yield (sys.executable, "-c", HANGING, str(disk))
     finally:
-        waiting = os.open(record, os.O_RDWR)
-        record.unlink()
+        waiting = os.open(disk, os.O_RDWR)
+        disk.unlink()
         os.close(waiting)
 
 
 async def test_a_disk_that_hangs_at_the_start_holds_up_neither_ready_nor_calls(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
-        with hanging_disk(agent):
-            await agent.start(environment={"WATCHDOG_USEC": "200000"})
+        with hanging_disk(agent) as command:
+            await agent.start(environment={"WATCHDOG_USEC": "200000"}, command=command)
             assert "STATUS=degraded: it is starting" in (message_with(agent, "READY=1") or "")
             await agent.wait_notified("WATCHDOG=1")
             async with CriClient(agent.socket) as client:
@@ -59,8 +73,8 @@ async def test_a_disk_that_hangs_at_the_start_holds_up_neither_ready_nor_calls(r
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_while_a_disk_hangs_it_can_be_stopped(runtime: FakeRuntime, transport: str) -> None:
     async with new_agent(runtime, relay={"transport": transport}) as agent:
-        with hanging_disk(agent):
-            await agent.start(ready=False)
+        with hanging_disk(agent) as command:
+            await agent.start(ready=False, command=command)
             await eventually(lambda: is_served(agent.control), "the control socket is served")
             assert (await ask(agent, "status"))["mode"] == "off"
             assert await agent.terminate() == 0
