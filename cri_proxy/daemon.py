@@ -7,6 +7,7 @@ the way, or takes too long, is a degraded reason, not an exit: the socket is ser
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import os
@@ -191,6 +192,7 @@ class Daemon:
         self.observer = AffinityClient(
             Path(config["affinity.socket"]), Path(config["state.directory"]), parts.log
         )
+        self.observer.later = parts.store.later
         mover = Mover(parts, Path(config["topology.cgroup_root"]))
         self.affinity = AffinityController(parts, self.observer, PlannerWorker(), mover)
         self.observer.on_change = self.affinity.follow
@@ -268,8 +270,9 @@ class Daemon:
         await parts.keeper.updates.close()
         if parts.keeper.engine is not None:  # else there is nothing to keep, or a thread is still reading it
             parts.keeper.save()
-            parts.store.checkpoint()
-            parts.store.close()
+            await parts.store.close()
+            self.assembly.end()
+        parts.store.let_go()
         await parts.runtime.close()
         self.ownership.give_up()
 
@@ -305,7 +308,7 @@ class Daemon:
         runtime = self.parts.runtime
         if path == runtime.path:
             runtime.is_guess = False
-            self._keep()
+            self.tasks.begin("keep", self._keep())
         else:
             self.log.warning("a runtime has appeared; ending, to be started again with it", path=path)
             self._exit_code = 1
@@ -325,22 +328,28 @@ class Daemon:
                 return False
             await self._take_over(loaded)
         is_up = await self.assembly.activate()
-        self._keep()
+        await self._keep()
         return is_up
 
-    def _keep(self) -> None:
+    async def _keep(self) -> None:
         """Remember the configuration, if it is one that has brought the engine up."""
-        if self.parts.keeper.engine is None or "config" in self.health.reasons:
+        parts, store = self.parts, self.parts.store
+        if parts.keeper.engine is None or "config" in self.health.reasons:
             return
-        runtime, folder = self.parts.runtime, Path(self.parts.config["state.directory"])
-        problem = settings.keep(self._loaded, folder, "" if runtime.is_guess else runtime.path)
+        loaded, folder = self._loaded, Path(parts.config["state.directory"])
+        runtime = "" if parts.runtime.is_guess else parts.runtime.path
+        problem: Optional[str] = f"{folder}: the configuration is not kept: the disk does not answer"
+        if not store.is_late:
+            with contextlib.suppress(asyncio.TimeoutError):
+                keeping = store.run(lambda: settings.keep(loaded, folder, runtime))
+                problem = await asyncio.wait_for(keeping, store.wait_s)
         self.health.note("last config", problem or "")
 
     async def _try_again(self) -> None:
         """Have what could not be had before."""
         reasons = self.health.reasons
         if "last config" in reasons:
-            self._keep()
+            await self._keep()
         if "control" in reasons:
             await self._serve_control()
         if "metrics" in reasons and not self._reloading.locked():
@@ -381,7 +390,7 @@ class Daemon:
             await self._serve_metrics()
         if parts.keeper.engine is not None:
             await self.assembly.follow_config()
-        self._keep()
+        await self._keep()
         self.affinity.reconfigured()
         if self.front is not None:
             self.front.reconfigured()
@@ -392,6 +401,7 @@ class Daemon:
         parts, config = self.parts, self.parts.config
         logs.set_up(config["log.level"], config["log.format"], self._repeats)
         parts.keeper.shrink_wait_s = config["placement.shrink_wait"]
+        parts.store.wait_s = config["state.wait"]
         parts.keeper.fail_closed = tuple(config["placement.fail_closed_namespaces"])
         parts.machine.source = Path(config["topology.source"])
         parts.machine.kubelet = Path(config["kubelet.directory"])

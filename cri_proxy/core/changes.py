@@ -27,6 +27,7 @@ CAUSES = {
     "apply": "rebalance",
     "take_back": "move taken back",
     "adopt": "comparison",
+    "take_over": "comparison",
     "amend": "comparison",
     "restore": "restart",
     "rehost": "machine or configuration",

@@ -441,6 +441,21 @@ class Engine:
         return put_and_settle(self.books, grant)
 
     @_transition
+    def take_over(
+        self, gone: Iterable[str], tickets: Iterable[Ticket], found: Iterable[Grant]
+    ) -> tuple[Update, ...]:
+        """Replace records that are no longer true, and requests that have ended, by those of what runs."""
+        for ticket in tickets:
+            self.books.drop_ticket(ticket.id)
+        for key in [*gone, *(ticket.key for ticket in tickets)]:
+            if key in self.books.grants:
+                self.books.drop(key)
+        updates: list[Update] = []
+        for grant in found:
+            updates += put_and_settle(self.books, grant)
+        return (*updates, *refresh(self.books))
+
+    @_transition
     def note_memory(
         self, container_id: str, mems: Optional[frozenset[int]], held: Optional[MemoryCharge]
     ) -> None:

@@ -102,6 +102,14 @@ OPTIONS: tuple[Option, ...] = (
         live=False,
     ),
     Option(
+        "state.wait",
+        duration(),
+        1.0,
+        "How long a call waits for its record to be written. Past that it goes on, the record is kept in memory, and"
+        " `status` says so until it is written; no call waits meanwhile.",
+        "seconds",
+    ),
+    Option(
         "control.socket",
         socket_path(),
         "/var/run/cri-resmgr/control.sock",

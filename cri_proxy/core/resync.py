@@ -13,6 +13,7 @@ from typing import Optional
 from cri_proxy.core.decide import opted_out
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
+from cri_proxy.core.takeover import take_over
 from policies.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
 
@@ -90,7 +91,8 @@ class Listing:
     ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
     engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of
     ours on its way then or since; their cpusets say nothing yet. ``enforce`` False: nothing can be sent, and so
-    nothing is repaired; what runs is taken over all the same.
+    nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended with records
+    that were not saved, so what runs is right where they say otherwise (``takeover.py``).
     """
 
     seen: Mapping[str, Seen]
@@ -99,6 +101,7 @@ class Listing:
     then: Mapping[str, Grant] = field(default_factory=dict)
     unsettled: frozenset[str] = frozenset()
     enforce: bool = True
+    is_newer: bool = False
 
 
 def resync(engine: Engine, listing: Listing, now_s: float) -> Resync:
@@ -115,6 +118,8 @@ def merged(parts: Iterable[Resync]) -> Resync:
 def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Resync]:
     """The same in slices of at most SLICE containers, so that calls can pass in between (design rule 13)."""
     seen = listing.seen
+    if listing.is_newer:
+        yield _take_over(engine, listing, now_s)
     bound, cancelled, late = _settle_tickets(engine, seen, now_s, listing.listed_at_s)
     updates = list(late)
     removed = [
@@ -137,6 +142,16 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
         part = _follow_all(engine, [s for s in slice_ if s.id not in dead], listing, now_s, told)
         told |= {u.id for u in part.updates}
         yield part
+
+
+def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
+    def adoption(item: Seen, container: Container, owned: frozenset[int]) -> Grant:
+        return _adoption(engine, item, container, now_s, listing.seen, owned)
+
+    adopted, updates = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
+    for key in adopted:
+        _follow_memory(engine, listing.seen[key], at_rest=True)
+    return Resync(updates if listing.enforce else (), adopted=adopted)
 
 
 def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: float, told: set[str]) -> Resync:
@@ -165,7 +180,8 @@ def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: floa
             _follow_memory(engine, item, at_rest)
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
-            found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen))
+            owned = engine.node.exclusive
+            found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen, owned))
             _follow_memory(engine, item, at_rest=True)
             # Its next containers' requests will not say what its runtime handler is.
             if item.sandbox_id not in engine.pods:
@@ -368,9 +384,14 @@ def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[
 
 
 def _adoption(
-    engine: Engine, item: Seen, container: Container, now_s: float, listing: Mapping[str, Seen]
+    engine: Engine,
+    item: Seen,
+    container: Container,
+    now_s: float,
+    listing: Mapping[str, Seen],
+    owned: frozenset[int],
 ) -> Grant:
-    """The record of a container that runs without one: it keeps what it has."""
+    """The record of a container that runs without one: it keeps what it has. ``owned``: what others own."""
     cpus = _runs_on(engine, item)
     grant = Grant(
         key=item.id,
@@ -391,7 +412,7 @@ def _adoption(
     exclusive = NO_CPUS
     topology = engine.host.topology
     home = cpus & (topology.cpus.keys() | topology.data.offline)
-    nobodys = cpus.isdisjoint(engine.node.exclusive | engine.node.reserved)
+    nobodys = cpus.isdisjoint(owned | engine.node.reserved)
     if engine.policy.owns_exclusively and nobodys and _looks_exclusive(container, item, listing):
         exclusive = cpus
     return replace(

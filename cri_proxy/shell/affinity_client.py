@@ -18,6 +18,7 @@ import grpc
 from bpf.clock import boot_time_s
 from bpf.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
+from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
 from policies.affinity.picture import News, Picture
 from policies.affinity.traffic import Edge, Traffic
 
@@ -44,6 +45,8 @@ class AffinityClient:
         self, socket: Path, state_directory: Path, log: Any, on_change: Optional[Callable[[], None]] = None
     ) -> None:
         self.on_change = on_change
+        #: Has something done with the disk, by a thread; here by itself.
+        self.later: Callable[[Callable[[], None]], object] = lambda work: work()
         self._socket = socket
         self._file = state_directory / FILE
         self._log = log
@@ -167,9 +170,14 @@ class AffinityClient:
 
     def _restore(self) -> None:
         try:
-            self._picture.restore(json.loads(self._file.read_text(encoding="utf-8")))
+            text = within(SMALL_FILE_S, lambda: self._file.read_text(encoding="utf-8"))
+            self._picture.restore(json.loads(text))
         except FileNotFoundError:
             return
+        except TimeoutError:
+            self._log.warning(
+                "affinity graph not read", file=str(self._file), reason="the disk does not answer"
+            )
         except OSError as error:
             self._log.warning("affinity graph not read", file=str(self._file), reason=error.strerror)
         except (ValueError, RecursionError) as error:
@@ -181,8 +189,12 @@ class AffinityClient:
         if self._is_saved:
             return
         self._saved_s, self._is_saved = time.monotonic(), True
+        state = self._picture.state()
+        self.later(lambda: self._write(state))
+
+    def _write(self, state: Any) -> None:
         try:
-            write_json(str(self._file), self._picture.state())
+            write_json(str(self._file), state)
         except OSError as error:
             self._log.warning("affinity graph not saved", file=str(self._file), reason=error.strerror)
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any, Callable
 
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
-from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host
-from cri_proxy.core.snapshot import everything
 from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.keeper import MODES
@@ -25,7 +23,8 @@ from cri_proxy.shell.machine import NoMachine
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.quotas import Quotas
 from cri_proxy.shell.state_file import Loaded, StateLocked
-from cri_proxy.shell.store import Store
+from cri_proxy.shell.state_writer import StateWriter
+from cri_proxy.shell.unsaved import UnsavedMark
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
 #: The mode that was set by command, and the one that was configured then.
@@ -48,7 +47,9 @@ class Assembly:
         self._lock = asyncio.Lock()
         #: Called with every engine that is put to work, before it decides anything.
         self.on_engage: Callable[[Engine], None] = lambda engine: None
-        parts.store.everything = self._everything
+        self._mark = UnsavedMark(Path(parts.config["control.socket"]), boot_id)
+        parts.store.on_change = self.note_state
+        parts.reconciler.taken_over = self._taken_over
         root = Path(parts.config["topology.cgroup_root"])
         parts.keeper.devices = self._devices()
         parts.keeper.quotas = Quotas(root, parts.log, self._keep_quotas)
@@ -62,9 +63,29 @@ class Assembly:
         self._meta[QUOTAS_KEY] = text
         self._parts.store.write({}, {QUOTAS_KEY: text})
 
-    def _everything(self) -> tuple[Mapping[JournalKey, JournalValue], Mapping[str, str]]:
-        engine = self._parts.keeper.engine
-        return ({} if engine is None else everything(engine)), self._meta
+    def note_state(self) -> None:
+        """Say whether records are durable, here and to the next daemon."""
+        problem = self._parts.store.problem
+        self._parts.health.note("state", problem)
+        if self._parts.keeper.engine is None:
+            return
+        if problem:
+            self._mark.set()
+        elif not self._parts.reconciler.is_newer:
+            self._mark.clear()
+
+    def end(self) -> None:
+        """The service ends; what could not be written by now is for the next daemon to find."""
+        if self._parts.store.waiting and self._parts.keeper.engine is not None:
+            self._mark.set()
+
+    def _taken_over(self, containers: int) -> None:
+        self.note_state()
+        if containers:
+            number = f"{containers} container{'s' if containers > 1 else ''}"
+            sentence = f"there was no record, or an older one, of {number}: the daemon before did not get to save them"
+            self._tell_lost([self._meta.get(LOST_KEY, ""), sentence])
+            self._parts.store.write({}, {LOST_KEY: self._meta[LOST_KEY]})
 
     # ------------------------------------------------------------------ an engine
 
@@ -81,7 +102,8 @@ class Assembly:
                 for parent in parents:
                     parts.machine.note_cgroup(parent)
                 machine = await asyncio.to_thread(parts.machine.read, None, parents)
-                engine, updates = self._build(self.host(machine), loaded)
+                engine, updates = await self._build(self.host(machine), loaded)
+                parts.reconciler.is_newer |= self._mark.is_set()
             except StateLocked:
                 parts.health.note("state", parts.store.problem)
                 return False
@@ -103,7 +125,7 @@ class Assembly:
     async def _load(self) -> Loaded:
         """:raises StateLocked: another program has the file open."""
         parts = self._parts
-        loaded = await asyncio.to_thread(parts.store.load)
+        loaded = await parts.store.load()
         for note in loaded.notes:
             if note != parts.store.problem:  # which is told until it is over
                 parts.log.warning(note)
@@ -112,7 +134,7 @@ class Assembly:
         parts.health.note("state", parts.store.problem)
         return loaded
 
-    def _build(self, host: Host, loaded: Loaded) -> tuple[Engine, tuple[Update, ...]]:
+    async def _build(self, host: Host, loaded: Loaded) -> tuple[Engine, tuple[Update, ...]]:
         parts = self._parts
         engine = make_engine(parts.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
@@ -124,7 +146,7 @@ class Assembly:
             updates = restore(engine, loaded, parts.store, self._boot_id)
         except Exception:
             # Records that can be read and yet make no sense together: as corrupt as any.
-            loaded, updates = parts.store.start_over(), ()
+            loaded, updates = await parts.store.start_over(), ()
             parts.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
             engine = make_engine(parts.config, host)
         self._restore_mode(loaded.meta)
@@ -250,7 +272,7 @@ class Assembly:
         self._parts.keeper.switch(mode)
 
 
-def restore(engine: Engine, loaded: Loaded, store: Store, boot_id: str) -> tuple[Update, ...]:
+def restore(engine: Engine, loaded: Loaded, store: StateWriter, boot_id: str) -> tuple[Update, ...]:
     """Put the records of an earlier daemon into the engine, unless they are of another boot."""
     if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
         # Every container of that boot is dead; what runs now is adopted by the first resync.

@@ -17,6 +17,8 @@ Result = TypeVar("Result")
 KERNEL_BYTES = 4 << 20
 #: Of the kernel's largest number, 64 bits.
 _DIGITS = 20
+#: How long a start waits for one small file that it can do without, seconds.
+SMALL_FILE_S = 1.0
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -101,6 +102,7 @@ class Commands:
                 "api": runtime.api,
             },
             "exits": self._exits(),
+            "state_unsaved": parts.store.waiting,
             "updates_waiting": len(keeper.updates.unsettled),
             "affinity": daemon.affinity.status(),
             "counters": counters(parts.metrics.registry),
@@ -125,7 +127,14 @@ class Commands:
         document = explain(self._engine(), name, self._daemon.parts.keeper.clock())
         if document is None:
             raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
-        return document
+        return {**document, "unsaved": self._is_unsaved(name)}
+
+    def _is_unsaved(self, name: str) -> bool:
+        """Whether a container's record is not in the state file as it is."""
+        with contextlib.suppress(NotOne):
+            grant = find_one(self._engine(), name)
+            return any(kind == "grant" and key == grant.key for kind, key in self._daemon.parts.store.unsaved)
+        return False
 
     async def metrics(self, arguments: dict[str, Any]) -> Any:
         return self._daemon.parts.metrics.text()
@@ -162,6 +171,7 @@ class Commands:
             if wanted not in MODES:
                 raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
             self._daemon.assembly.set_mode(wanted)
+            await self._daemon.parts.store.settled()
         return {"mode": self._daemon.mode, "wanted": self._daemon.parts.keeper.mode}
 
     async def release(self, arguments: dict[str, Any]) -> Any:
@@ -198,7 +208,8 @@ class Commands:
         if arguments.get("replace"):
             self._require_enforcing()
         old = self._engine()
-        phrase = parts.store.set_aside()
+        # In one step: what the old engine has is not written any more, and what the new one has goes to a new file.
+        moved = parts.store.set_aside()
         self._daemon.assembly.engage(make_engine(parts.config, old.host))
         await parts.reconciler.run()
         engine = self._engine()
@@ -207,11 +218,13 @@ class Commands:
             adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
             updates = self._manage_all(engine, adopted)
         result = await self._carry_out(updates, len(engine.grants))
-        return {**result, "state": phrase, "adopted": len(engine.grants)}
+        return {**result, "state": await moved, "adopted": len(engine.grants)}
 
     async def acknowledge(self, arguments: dict[str, Any]) -> Any:
         """The loss of records was seen: it is no reason any more."""
-        return {"acknowledged": self._daemon.assembly.acknowledge()}
+        sentence = self._daemon.assembly.acknowledge()
+        await self._daemon.parts.store.settled()
+        return {"acknowledged": sentence}
 
     def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[Update]:
         updates: dict[str, Update] = {}
@@ -235,7 +248,7 @@ class Commands:
 
     async def _carry_out(self, updates: list[Update], count: int) -> Any:
         keeper = self._daemon.parts.keeper
-        keeper.save()
+        await keeper.saved()
         await keeper.updates.send_and_wait(updates, WAIT_S, by_command=True)
         waiting = keeper.updates.unsettled
         return {

@@ -16,7 +16,7 @@ from typing import Any, Callable
 UVLOOP_SWITCH = "CRI_RESMGR_UVLOOP"
 #: How long threads have for their end, seconds. Those at work read a few files.
 THREADS_END_S = 1.0
-_THREADS = "in-a-thread"
+THREADS = "in-a-thread"
 
 
 def run(main: Callable[[], Coroutine[Any, Any, int]], at_end: Callable[[], object] = lambda: None) -> int:
@@ -27,7 +27,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], at_end: Callable[[], objec
     """
 
     async def run_main() -> int:
-        loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(thread_name_prefix=_THREADS)
+        loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(thread_name_prefix=THREADS)
         loop.set_default_executor(pool)
         try:
             return await main()
@@ -56,7 +56,7 @@ def _new_loop(work: Coroutine[Any, Any, int]) -> int:
 
 def _threads_hang() -> bool:
     deadline_s = time.monotonic() + THREADS_END_S
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith(_THREADS)]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
     return any(thread.is_alive() for thread in threads)

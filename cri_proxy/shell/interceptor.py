@@ -200,7 +200,7 @@ class CreateContainer(Call):
             return
         missed = self.engine.bind(self.admission.ticket, container_id, self.keeper.clock())
         self.bound = True
-        self.keeper.save()
+        await self.keeper.saved()
         self.fields["id"] = container_id
         self.keeper.send(missed)
 
@@ -218,7 +218,7 @@ class CreateContainer(Call):
             self.outcome = "in doubt"
             self.keeper.send(self.engine.doubt(self.admission.ticket))
             self.keeper.on_doubt()
-        self.keeper.save()
+        await self.keeper.saved()
 
 
 class UpdateContainerResources(Call):
@@ -273,7 +273,7 @@ class UpdateContainerResources(Call):
             # Resync looks at what it has and repairs it; not so while an update of ours is waiting.
             self.keeper.updates.forget(self.container_id)
             self.keeper.on_doubt()
-        self.keeper.save()
+        await self.keeper.saved()
 
 
 class RunPodSandbox(Call):
@@ -289,7 +289,7 @@ class RunPodSandbox(Call):
         sandbox_id = parse(cri.RunPodSandboxResponse, message).pod_sandbox_id
         pod = read_pod(request.config, sandbox_id, request.runtime_handler)
         self.engine.add_pod(pod)
-        self.keeper.save()
+        await self.keeper.saved()
         self.fields.update(pod=f"{pod.namespace}/{pod.name}", id=sandbox_id)
         await self.keeper.on_pod(pod)
 
@@ -344,7 +344,7 @@ class UpdatePodSandboxResources(Call):
             self.fields["id"] = request.pod_sandbox_id
             size = sum_pod_size(request.resources, request.overhead)
             self.engine.resize_pod(request.pod_sandbox_id, size, memory_limit_of(request.resources))
-            self.keeper.save()
+            await self.keeper.saved()
 
 
 class _AboutContainer(Call):
@@ -374,7 +374,7 @@ class StartContainer(_AboutContainer):
             distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
             self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
             self.fields["next_create_untouched"] = distrusted
-        self.keeper.save()
+        await self.keeper.saved()
 
 
 class StopContainer(_AboutContainer):
@@ -384,7 +384,7 @@ class StopContainer(_AboutContainer):
         if end is End.OK:
             self.keeper.updates.forget(self.container_id)
             self.keeper.send(self.engine.exited(self.container_id, None, self.keeper.clock()))
-            self.keeper.save()
+            await self.keeper.saved()
 
 
 class RemoveContainer(_AboutContainer):
@@ -394,7 +394,7 @@ class RemoveContainer(_AboutContainer):
         if end is End.OK or code == NOT_FOUND:
             self.keeper.updates.forget(self.container_id)
             self.keeper.send(self.engine.remove(self.container_id))
-            self.keeper.save()
+            await self.keeper.saved()
 
 
 class EndPodSandbox(Call):
@@ -410,7 +410,7 @@ class EndPodSandbox(Call):
     async def close(self, end: End, code: int, details: str) -> None:
         if end is End.OK or code == NOT_FOUND:
             self.keeper.send(self.engine.end_pod(self.sandbox_id))
-            self.keeper.save()
+            await self.keeper.saved()
 
 
 class StopPodSandbox(EndPodSandbox):

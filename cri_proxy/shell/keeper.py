@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.quotas import Quotas
-from cri_proxy.shell.store import Store
+from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.updates import Updates
 from policies.model import Pod
 
@@ -31,7 +30,7 @@ async def _nothing(pod: Pod) -> None:
 class Keeper:
     """The live state of the daemon. ``engine`` None: degraded, everything passes as bytes."""
 
-    store: Store
+    store: StateWriter
     updates: Updates
     metrics: Metrics
     log: Any
@@ -82,23 +81,20 @@ class Keeper:
         )
 
     def save(self) -> None:
-        """Make the engine's changes durable. A failure is counted and shown in the status; the service goes on."""
+        """Have the engine's changes written. A failure is counted and shown in the status; the service goes on."""
         if self.engine is None:
             return
-        started = time.perf_counter()
-        was_well = not self.store.problem
         changes = self.engine.drain()
-        if not self.store.write(changes):
-            self.metrics.state_failures.inc()
-            if was_well:
-                self.log.error("state is not durable", problem=self.store.problem)
-        elif not was_well:
-            self.log.info("state is durable again")
-        self.metrics.state_seconds.observe(time.perf_counter() - started)
+        self.store.write(changes)
         if changes:
             self.follow_quotas(
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
             )
+
+    async def saved(self) -> None:
+        """The same, and wait until they are durable; not longer than a call may wait for that."""
+        self.save()
+        await self.store.settled()
 
     def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
@@ -116,6 +112,7 @@ class Keeper:
             self.updates.send(updates)
 
     async def make_room(self, updates: Iterable[Update]) -> None:
-        """Shrink others before a create; waits for it, but not for ever."""
-        if self.enforcing:
-            await self.updates.send_and_wait(updates, self.shrink_wait_s)
+        """Shrink others before a create, once that is written down; waits for both, but not for ever."""
+        listed = list(updates) if self.enforcing else []
+        self.updates.send(listed)
+        await self.updates.wait(listed, self.shrink_wait_s)

@@ -80,6 +80,14 @@ class Metrics:
             "Changes that could not be made durable at once",
             registry=r,
         )
+        self.state_unsaved = Gauge(
+            "cri_resmgr_state_unsaved", "Changes that are not in the state file yet", registry=r
+        )
+        self.state_late = Counter(
+            "cri_resmgr_state_late_total",
+            "Waits for a record that ended before it was durable: the call went on",
+            registry=r,
+        )
         self.state_dropped = Counter(
             "cri_resmgr_state_records_dropped_total",
             "Records of the state file that could not be read at the start, by kind",

@@ -17,6 +17,7 @@ from cri_proxy.shell.machine import MachineReader
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.runtime import Runtime
+from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 
@@ -37,7 +38,7 @@ class Parts:
     metrics: Metrics
     health: Health
     runtime: Runtime
-    store: Store
+    store: StateWriter
     keeper: Keeper
     cgroups: Cgroups
     machine: MachineReader
@@ -49,7 +50,10 @@ class Parts:
 
 def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: Runtime) -> Parts:
     """The parts as a configuration has them, with nothing read yet."""
-    keeper = Keeper(Store(Path(config["state.directory"])), Updates(runtime, metrics, log), metrics, log)
+    store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
+    updates = Updates(runtime, metrics, log)
+    updates.written = store.settled
+    keeper = Keeper(store, updates, metrics, log)
     keeper.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()
@@ -59,7 +63,7 @@ def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runti
         metrics=metrics,
         health=health,
         runtime=runtime,
-        store=keeper.store,
+        store=store,
         keeper=keeper,
         cgroups=cgroups,
         machine=MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"])),

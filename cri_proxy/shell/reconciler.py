@@ -57,6 +57,10 @@ class Reconciler:
         self._lock = asyncio.Lock()
         #: What is done with containers that nobody announced.
         self.welcome: Welcome = adopt_all
+        #: Whether the daemon before has ended with records that were not saved: what runs is right, the first time.
+        self.is_newer = False
+        #: Called once that is over and written, with how many containers were taken over as they run.
+        self.taken_over: Callable[[int], None] = lambda number: None
         #: The cgroup of each container, looked up once; None: it has none that can be read.
         self._paths: dict[str, Optional[str]] = {}
         #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
@@ -97,7 +101,8 @@ class Reconciler:
             known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
             await self._held(engine, {**known, **details}, seen)
             unsettled |= keeper.updates.unsettled
-            listing = Listing(seen, listed_at_s, details, then, unsettled, keeper.enforcing)
+            is_newer = self.is_newer and with_cpusets
+            listing = Listing(seen, listed_at_s, details, then, unsettled, keeper.enforcing, is_newer)
             parts = []
             for part in resync_slices(engine, listing, keeper.clock()):
                 if engine is not keeper.active():
@@ -107,6 +112,10 @@ class Reconciler:
                 self._tell(part, {**then, **engine.grants})
                 parts.append(part)
                 await asyncio.sleep(0)
+            if is_newer and engine is keeper.active():
+                self.is_newer = False
+                await keeper.store.settled()
+                self.taken_over(len(parts[0].adopted))
             self._keeper.metrics.resyncs.labels("ok").inc()
             self._paths = {key: path for key, path in self._paths.items() if key in seen}
             self._outside = {key: where for key, where in self._outside.items() if key in seen}

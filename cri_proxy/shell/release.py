@@ -23,6 +23,7 @@ from cri_proxy.shell.quotas import Quotas
 from cri_proxy.shell.reconciler import Reconciler
 from cri_proxy.shell.runtime import Runtime, discover, gather_limited
 from cri_proxy.shell.state_file import Loaded, StateLocked
+from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import AT_A_TIME, Updates
 from policies.cpus import format_cpus
@@ -34,7 +35,7 @@ class _Node:
 
     config: Config
     runtime: Runtime
-    store: Store
+    store: StateWriter
     log: Any
 
 
@@ -49,10 +50,10 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
     :raises grpc.aio.AioRpcError: the runtime does not answer.
     """
     runtime = Runtime(discover(config["relay.runtime_endpoint"]))
-    store = Store(Path(config["state.directory"]))
+    store = StateWriter(Store(Path(config["state.directory"])), Metrics(""), log)
     node = _Node(config, runtime, store, log)
     try:
-        loaded = _load(node)
+        loaded = await _load(node)
         engine = await _engine(node, loaded)
         updates = _release(engine, container)
         results = await gather_limited(AT_A_TIME, [runtime.update(u) for u in updates])
@@ -60,16 +61,17 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         lost = "; ".join(filter(None, [loaded.meta.get(LOST_KEY), loaded.lost]))
         store.write(engine.drain(), {LOST_KEY: lost} if lost else {})
         _give_back_quotas(node, engine, loaded)
+        await store.settled()
         rows = [_row(engine, update, result) for update, result in zip(updates, results)]
         return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}
     finally:
-        store.close()
+        await store.close()
         await runtime.close()
 
 
-def _load(node: _Node) -> Loaded:
+async def _load(node: _Node) -> Loaded:
     try:
-        loaded = node.store.load()
+        loaded = await node.store.load()
     except StateLocked as error:
         loaded = Loaded(notes=(str(error),))
     for note in loaded.notes:

@@ -188,7 +188,7 @@ class Rounds:
         if full:
             await self._assembly.follow_machine()
             keeper.updates.retry()
-            await asyncio.to_thread(parts.store.checkpoint)
+            await parts.store.checkpoint()
         if parts.runtime.api and (full or not self._events_read):
             is_compared = await self._compare(full)
         # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.

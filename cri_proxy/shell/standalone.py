@@ -21,6 +21,7 @@ from bpf.clock import boot_time_s
 from cri_proxy.core.arrivals import Arrival
 from cri_proxy.core.engine import Engine
 from cri_proxy.shell.arrivals import Arrivals
+from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
 from cri_proxy.shell.listen import activated
 from cri_proxy.shell.parts import Parts
 
@@ -130,6 +131,9 @@ class Standalone:
             self._note_look()
 
     def _note_look(self) -> None:
+        self._parts.store.later(self._touch)
+
+    def _touch(self) -> None:
         with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
             self._looked.touch()
 
@@ -150,7 +154,7 @@ class Standalone:
 def _recent_ns(looked: Path) -> Optional[int]:
     """When a daemon before this one has looked last (Unix time), if that was in this boot and not long ago."""
     try:
-        at_ns = looked.stat().st_mtime_ns
+        at_ns = within(SMALL_FILE_S, looked.stat).st_mtime_ns
     except OSError:
         return None
     now_ns = time.time_ns()

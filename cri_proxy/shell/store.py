@@ -1,5 +1,7 @@
 """The state file: the engine's records in SQLite, one small transaction for each change.
 
+Nearly all in here waits for the disk: the daemon's ``StateWriter`` has it done by a thread. ``add`` does not wait.
+
 WAL with ``synchronous=NORMAL``: a committed change survives ``kill -9`` of the daemon at any instant (it is
 in the page cache), without an fsync in the path of a pod start. After a power cut the last changes may be
 missing; all containers are then gone too, and the boot id sends the records away. Checkpoints, which do
@@ -55,24 +57,32 @@ class Store:
         self.directory = directory
         self.path = directory / FILE
         self.problem = ""
-        #: All records and meta there are, for a file that has to be begun anew; set by whoever has them.
-        self.everything: Callable[[], tuple[Journal, Mapping[str, str]]] = lambda: ({}, {})
         self._writer = RecordWriter()
         self._db: Optional[sqlite3.Connection] = None
         #: What file the connection is of: (device, inode).
         self._file = (0, 0)
         #: Whether what is on disk, if anything, is not what the changes were made from.
         self._begin_anew = False
-        #: Changes that could not be written yet, the last value of each.
+        #: What became of the last that was set aside.
+        self._aside = ""
+        #: Changes that are not written yet, the last value of each.
         self._pending: dict[JournalKey, JournalValue] = {}
         self._pending_meta: dict[str, str] = {}
+        #: Changes that are being written.
+        self._leaving: dict[JournalKey, JournalValue] = {}
+        #: How often all was forgotten.
+        self._age = 0
         #: Records that no text can be made of, and why: they are not in the file.
         self._unwritable: dict[JournalKey, str] = {}
-        #: The keys of all records in the file: what is not among them need not be removed from it.
-        self._stored: set[JournalKey] = set()
+        #: All records in the file, for one that has to be begun anew. What is not among them need not be removed from
+        #: it. None: one that was not read.
+        self._stored: dict[JournalKey, JournalValue] = {}
+        self._stored_meta: dict[str, str] = {}
         self._clock = clock
         self._retry_at_s = 0.0
-        #: Held while the file is read or written; reading may hang with the disk, and is left to another thread.
+        #: Held while changes are moved about, never while the disk is waited for.
+        self._moving = threading.Lock()
+        #: Held while the file is read or written, which may hang with the disk.
         self._in_use = threading.Lock()
 
     # ------------------------------------------------------------------ opening
@@ -86,13 +96,19 @@ class Store:
         """
         with self._in_use:
             loaded = self._load()
-            known = {(kind, key) for kind, table in loaded.records.items() for key in table}
-            self._stored = known | loaded.dropped.keys() | set(loaded.unknown)
+            self._know(loaded)
+            return loaded
+
+    def _know(self, loaded: Loaded) -> None:
+        """What is in the file now."""
+        known = {(kind, key): value for kind, table in loaded.records.items() for key, value in table.items()}
+        with self._moving:
+            self._stored = {**dict.fromkeys([*loaded.dropped, *loaded.unknown]), **known}
+            self._stored_meta = dict(loaded.meta)
             # What cannot be read is found anew, and must not be there for the next daemon.
             self._pending = {**dict.fromkeys(loaded.dropped), **self._pending}
             if loaded.meta.get("format", str(FORMAT)) != str(FORMAT):
                 self._pending_meta["format"] = str(FORMAT)
-            return loaded
 
     def _load(self) -> Loaded:
         self._disconnect()
@@ -160,10 +176,22 @@ class Store:
 
         :raises OSError: it cannot be renamed; nothing has changed then.
         """
-        self._disconnect()
-        phrase = self._rename()
+        phrase = self._move_away()
         self._forget()
         return phrase
+
+    def move_away(self) -> str:
+        """The same for a file that was forgotten (``forget``), if that was not done by now. May wait for the disk.
+
+        :raises OSError: it cannot be renamed; it will be before anything is written.
+        """
+        with self._in_use:
+            return self._move_away() if self._begin_anew else self._aside
+
+    def _move_away(self) -> str:
+        self._disconnect()
+        self._aside = self._rename()
+        return self._aside
 
     def start_over(self) -> Loaded:
         """Have what was loaded set aside, now or as soon as that works; what to go on with instead."""
@@ -171,18 +199,25 @@ class Store:
             phrase = self.set_aside()
         except OSError as error:
             self.problem = self._sentence(error)
-            self._forget()
-            self._begin_anew = True
+            self.forget()
             return Loaded(notes=(self.problem,), lost=f"the records in {self.path} made no sense together")
         loaded = self.load()
         lost = f"the records in {self.path} made no sense together; {phrase}"
         return replace(loaded, notes=(phrase,), lost=lost)
 
+    def forget(self) -> None:
+        """What there is belongs to nothing any more: the next ``flush`` sets it aside. Never waits for the disk."""
+        self._forget()
+        self._begin_anew = True
+
     def _forget(self) -> None:
-        self._stored.clear()
-        self._pending.clear()
-        self._pending_meta.clear()
-        self._unwritable.clear()
+        with self._moving:
+            self._leaving = {}
+            self._age += 1
+            for known in (self._stored, self._pending, self._unwritable):
+                known.clear()
+            self._stored_meta.clear()
+            self._pending_meta.clear()
 
     def _rename(self) -> str:
         if not self.path.exists():
@@ -202,31 +237,48 @@ class Store:
 
         False: they wait in memory for a later call, or there is a record that cannot be written.
         """
-        for (kind, key), value in journal.items():
-            self._add((kind, key), value)
-            if kind == "record" and value is not None:
-                self._add((kind, str(int(key) - HISTORY)), None)
-        self._pending_meta.update(meta or {})
-        if not self.waiting:
-            return not self._unwritable
-        if self._clock() < self._retry_at_s or not self._in_use.acquire(blocking=False):
-            return False
-        try:
-            return self._try_to_write()
-        finally:
-            self._in_use.release()
+        self.add(journal, meta)
+        return self.flush()
 
-    @property
-    def waiting(self) -> int:
-        """How many changes wait to be written."""
-        return len(self._pending) + len(self._pending_meta)
+    def add(self, journal: Journal, meta: Optional[Mapping[str, str]] = None) -> None:
+        """Let changes wait for the next ``flush``. From any thread; never waits for the disk."""
+        with self._moving:
+            for (kind, key), value in journal.items():
+                self._add((kind, key), value)
+                if kind == "record" and value is not None:
+                    self._add((kind, str(int(key) - HISTORY)), None)
+            self._pending_meta.update(meta or {})
 
     def _add(self, key: JournalKey, value: JournalValue) -> None:
         """Let one change wait; on a disk that is full for days only what there is to be kept does."""
-        if value is None and key not in self._stored and key not in self._unwritable:
+        is_known = key in self._stored or key in self._leaving or key in self._unwritable
+        if value is None and not is_known:
             self._pending.pop(key, None)
         else:
             self._pending[key] = value
+
+    @property
+    def waiting(self) -> int:
+        """How many changes wait to be written, or are just being written."""
+        return len(self._pending) + len(self._pending_meta) + len(self._leaving)
+
+    @property
+    def unsaved(self) -> frozenset[JournalKey]:
+        """The records that are not in the file as they are."""
+        with self._moving:
+            return frozenset([*self._pending, *self._leaving, *self._unwritable])
+
+    def flush(self, is_last: bool = False) -> bool:
+        """Write what waits, in one transaction; as ``write``. ``is_last``: also a moment after a failure.
+
+        May wait for the disk.
+        """
+        with self._in_use:
+            if not self.waiting:
+                return not self._unwritable
+            if not is_last and self._clock() < self._retry_at_s:
+                return False
+            return self._try_to_write()
 
     def _try_to_write(self) -> bool:
         try:
@@ -254,41 +306,74 @@ class Store:
             # Removed or replaced under us: what we have written since went nowhere.
             self._disconnect()
             self._begin_anew = True
-        if self._db is not None:
-            return
         if self._begin_anew:
-            self._rename()
-            self._stored.clear()
+            self._move_away()
+        elif self._db is not None:
+            return
         self._open(LOCK_WAIT_S)
         if self._begin_anew:
-            records, meta = self.everything()
-            self._pending = {**records, **self._pending}
+            self._write_all_again()
+
+    def _write_all_again(self) -> None:
+        """Let all wait that was in the file before, which is not there any more."""
+        with self._moving:
+            known = {key: value for key, value in self._stored.items() if value is not None}
+            meta = {key: value for key, value in self._stored_meta.items() if key != "format"}
+            self._pending = {**known, **self._pending}
             self._pending_meta = {**meta, **self._pending_meta}
+            self._stored, self._stored_meta = {}, {}
             self._begin_anew = False
 
     def _write_pending(self) -> None:
+        with self._moving:
+            journal, self._pending = self._pending, {}
+            meta, self._pending_meta = self._pending_meta, {}
+            self._leaving, age = journal, self._age
+        try:
+            gone, kept = self._texts(journal)
+            self._commit(gone, kept, meta)
+        except BaseException:
+            self._arrive(age, {}, {}, journal, meta)
+            raise
+        there = {**dict.fromkeys(gone), **{(kind, key): journal[kind, key] for kind, key, _ in kept}}
+        self._arrive(age, there, meta, {}, {})
+
+    def _arrive(
+        self, age: int, written: Journal, meta: Mapping[str, str], back: Journal, back_meta: Mapping[str, str]
+    ) -> None:
+        """What was being written is in the file now (None: is not in it any more), or waits again."""
+        with self._moving:
+            if age != self._age:
+                return  # it was forgotten meanwhile
+            for key, value in written.items():
+                if value is None:
+                    self._stored.pop(key, None)
+                else:
+                    self._stored[key] = value
+            self._stored_meta.update(meta)
+            self._pending = {**back, **self._pending}
+            self._pending_meta = {**back_meta, **self._pending_meta}
+            self._leaving = {}
+
+    def _commit(
+        self, gone: list[JournalKey], kept: list[tuple[str, str, str]], meta: Mapping[str, str]
+    ) -> None:
         assert self._db is not None
-        gone, kept = self._texts()
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         if gone:
             db.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone)
         if kept:
             db.executemany("INSERT OR REPLACE INTO records (kind, key, value) VALUES (?, ?, ?)", kept)
-        if self._pending_meta:
-            items = list(self._pending_meta.items())
-            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", items)
+        if meta:
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", list(meta.items()))
         db.execute("COMMIT")
-        self._stored.difference_update(gone)
-        self._stored.update([(kind, key) for kind, key, _ in kept])
-        self._pending.clear()
-        self._pending_meta.clear()
 
-    def _texts(self) -> tuple[list[JournalKey], list[tuple[str, str, str]]]:
+    def _texts(self, journal: Journal) -> tuple[list[JournalKey], list[tuple[str, str, str]]]:
         """What is to be removed, and what to be written."""
         gone: list[JournalKey] = []
         kept: list[tuple[str, str, str]] = []
-        for (kind, key), value in self._pending.items():
+        for (kind, key), value in journal.items():
             self._unwritable.pop((kind, key), None)
             try:
                 if value is not None:
@@ -306,15 +391,10 @@ class Store:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Write what still waits, if that works by now, and let go of the file."""
-        if not self._in_use.acquire(blocking=False):
-            return  # it is being read, on a disk that hangs perhaps
-        try:
-            if self.waiting:
-                self._try_to_write()
+        """Write what still waits, if that works by now, and let go of the file. May wait for the disk."""
+        self.flush(is_last=True)
+        with self._in_use:
             self._disconnect()
-        finally:
-            self._in_use.release()
 
     def _disconnect(self) -> None:
         if self._db is not None:

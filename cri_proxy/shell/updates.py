@@ -25,12 +25,18 @@ AT_A_TIME = 8
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Updates:
     """The queue of updates to one runtime."""
 
     def __init__(self, runtime: Runtime, metrics: Metrics, log: Any) -> None:
         #: How one update gets to the runtime; a front end may have a better way than ours.
         self.deliver: Callable[[Update], Awaitable[None]] = runtime.update
+        #: Waited for before anything is sent: what is told to the runtime has been written down.
+        self.written: Callable[[], Awaitable[None]] = _nothing
         self._metrics = metrics
         self._log = log
         self._gate = asyncio.Semaphore(AT_A_TIME)
@@ -82,7 +88,12 @@ class Updates:
         """Start sending and wait until all have been tried, at most ``seconds``."""
         listed = list(updates)
         self.send(listed, by_command)
-        tasks = [self._sending[u.id] for u in listed if u.id in self._sending]
+        await self.wait(listed, seconds)
+
+    async def wait(self, updates: Iterable[Update], seconds: float) -> None:
+        """Wait until all of what was sent has been tried, at most ``seconds`` from when it was written down."""
+        tasks = [self._sending[u.id] for u in updates if u.id in self._sending]
+        await self.written()
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
@@ -120,6 +131,7 @@ class Updates:
         """Until the container has got what it should get, or the last of it was tried and has failed."""
         tried = None
         try:
+            await self.written()
             while (wanted := self._wanted.get(container_id)) is not None and wanted is not tried:
                 async with self._gate:
                     # Looked up behind the gate: what was wanted before it may be outdated by now.

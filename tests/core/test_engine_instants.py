@@ -2,7 +2,7 @@
 
 A busy minute of a node is played once; its steps are what the daemon does one after another: the engine's change and
 its write, the request at the runtime, the reply. After each step the daemon ends, and another one starts from what was
-written by then.
+written by then. Where the disk hangs, that is what was written up to any earlier step.
 """
 
 from __future__ import annotations
@@ -59,25 +59,33 @@ class World:
         admission = self.engine.admit(container, NO_FENCE, self.now_s)
         self.store.follow(self.engine)
         yield "written"
-        self.engine.cancel(admission.ticket, self.now_s)
+        self.tell(admission.before)
+        yield "others have made room"
+        updates = self.engine.cancel(admission.ticket, self.now_s)
         yield "refused"
         self.store.follow(self.engine)
         yield "written"
+        self.tell(updates)
+        yield "others are told"
 
     def end(self, key: str) -> Iterator[str]:
         container, cpus, _ = self.runtime[key]
         self.runtime[key] = container, cpus, "exited"
         yield "exited"
-        self.engine.exited(key, 1, self.now_s)
+        updates = self.engine.exited(key, 1, self.now_s)
         self.store.follow(self.engine)
         yield "known to have exited"
+        self.tell(updates)
+        yield "others are told"
 
     def remove(self, key: str) -> Iterator[str]:
         del self.runtime[key]
         yield "removed"
-        self.engine.remove(key)
+        updates = self.engine.remove(key)
         self.store.follow(self.engine)
         yield "known to be removed"
+        self.tell(updates)
+        yield "others are told"
 
     def minute(self) -> Iterator[str]:
         """Creates of several sizes, one that is refused, a restart, an end."""
@@ -117,8 +125,8 @@ def restored(world: World, engine: Engine) -> tuple[Update, ...]:
     )
 
 
-def looked(world: World, engine: Engine) -> tuple[Update, ...]:
-    """A comparison with the runtime; the updates it sends."""
+def looked(world: World, engine: Engine, is_newer: bool = False) -> tuple[Update, ...]:
+    """A comparison with the runtime; the updates it sends. ``is_newer``: the last daemon had records that were not saved."""
     seen = {
         key: Seen(
             key, c.pod.id, c.pod.uid, c.name, c.attempt, state == "running", state == "exited", None, cpus
@@ -127,7 +135,7 @@ def looked(world: World, engine: Engine) -> tuple[Update, ...]:
     }
     details = {key: world.runtime[key][0] for key in unknown_ids(engine, seen.values())}
     now_s = world.now_s + 1
-    return resync(engine, Listing(seen, now_s, details), now_s).updates
+    return resync(engine, Listing(seen, now_s, details, is_newer=is_newer), now_s).updates
 
 
 def started_anew(world: World) -> tuple[Engine, list[Update]]:
@@ -229,3 +237,90 @@ def test_kubelets_retry_of_a_create_without_a_reply_gets_its_cpus_and_no_others(
         world.store.follow(world.engine)
         world.engine = owning_engine()
         assert restored(world, world.engine) == ()
+
+
+# ---------------------------------------------------------------------- the disk hangs
+
+
+class Stuck(Shadow):
+    """A store whose disk hangs after so many steps."""
+
+    is_stuck = False
+
+    def follow(self, engine: Engine) -> None:
+        if self.is_stuck:
+            engine.drain()
+        else:
+            super().follow(engine)
+
+
+def shared_minute() -> tuple[World, Iterator[str]]:
+    world = World(store=Stuck())
+    return world, world.minute()
+
+
+def owning_minute() -> tuple[World, Iterator[str]]:
+    """Containers with CPUs of their own come and go; one is replaced by a next attempt, which was refused at first."""
+    world = World(engine=owning_engine(), store=Stuck())
+
+    def steps() -> Iterator[str]:
+        for key, container in NEIGHBOURS.items():
+            yield from world.create(key, container)
+        yield from world.create("big-0", BIG)
+        yield from world.end("big-0")
+        yield from world.refused(again(BIG, 1))
+        yield from world.create("big-2", again(BIG, 2))
+        yield from world.remove("big-0")
+        yield from world.end("owner-0")
+        yield from world.remove("owner-0")
+
+    return world, steps()
+
+
+MINUTES = {"shared": shared_minute, "owning": owning_minute}
+
+
+def until_unsaved(minute: str, stuck_at: int) -> Iterator[tuple[World, str]]:
+    """The world at each instant from when the disk hangs."""
+    world, steps = MINUTES[minute]()
+    assert isinstance(world.store, Stuck)
+    for number, step in enumerate(steps):
+        world.store.is_stuck = number >= stuck_at
+        if world.store.is_stuck:
+            yield world, f"written until {stuck_at}, killed at {number}: {step}"
+
+
+@pytest.mark.parametrize("minute", MINUTES)
+def test_records_that_were_not_saved_change_no_cpuset(minute: str) -> None:
+    length = sum(1 for _ in MINUTES[minute]()[1])
+    assert length > 40
+    for stuck_at in range(length):
+        for world, at in until_unsaved(minute, stuck_at):
+            engine = world_engine(world)
+            # Nothing is written yet: it is one take-over after another.
+            updates = [*restored(world, engine), *looked(world, engine, is_newer=True)]
+            assert updates == [], at
+            assert broken_invariants(engine) == [], at
+            found = {key: grant.cpus for key, grant in engine.grants.items() if key in world.cpusets()}
+            assert found == world.cpusets(), at
+            _stays_exclusive(world, engine, at)
+
+
+def world_engine(world: World) -> Engine:
+    """A new engine of the kind a world has."""
+    return owning_engine() if world.engine.policy.owns_exclusively else engine_on(HYGON_7285_2S)
+
+
+def _stays_exclusive(world: World, engine: Engine, at: str) -> None:
+    """What a container owned is given to none that comes, and those that are there do not grow into it."""
+    owned = {
+        key: grant.exclusive
+        for key, grant in world.engine.grants.items()
+        if grant.exclusive and world.runtime.get(key, ("", "", ""))[2] == "running"
+    }
+    new = engine.admit(make_container("new", limit=90, request=1, pod=make_pod("new")), NO_FENCE, world.now_s)
+    later = looked(world, engine)
+    for key, cpus in owned.items():
+        assert engine.grants[key].exclusive == cpus, (at, key)
+        places = [new.placement, *(update.placement for update in (*new.before, *later) if update.id != key)]
+        assert all(place.cpus.isdisjoint(cpus) for place in places), (at, key)

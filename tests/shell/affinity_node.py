@@ -23,6 +23,7 @@ from cri_proxy.shell.moving import Mover, Outcome
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerWorker
 from cri_proxy.shell.runtime import Runtime
+from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 from policies.affinity.problem import Problem, Proposal
@@ -99,7 +100,7 @@ class Node:
     def _parts(self, config: Any) -> Parts:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
         runtime = Runtime(self.runtime.socket)
-        store = Store(self.folder / "state")
+        store = StateWriter(Store(self.folder / "state"), metrics, log)
         keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
         keeper.clock = self.clock
         cgroups = Cgroups(self.folder / "cgroup")
@@ -184,7 +185,7 @@ class Node:
     async def __aexit__(self, *_exception: object) -> None:
         await self.affinity.close()
         await self.parts.keeper.updates.close()
-        self.parts.store.close()
+        await self.parts.store.close()
         await self.parts.runtime.close()
 
 

@@ -56,7 +56,7 @@ async def test_a_plan_is_written_down_before_it_is_sent(node: Node, client: CriC
     node.runtime.script("UpdateContainerResources", hold=hold)
     going = asyncio.ensure_future(node.round())
     await node.runtime.wait_for_call("UpdateContainerResources")
-    saved = node.parts.store.load().of("grant")
+    saved = (await node.parts.store.load()).of("grant")
     hold.set()
     await going
     assert {grant.placement.home for grant in saved.values()} == {node.leaf("web")}

@@ -24,6 +24,7 @@ from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.reconciler import Reconciler, declared_cgroup, uses_of
 from cri_proxy.shell.runtime import Runtime
+from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
 from policies.cpus import format_cpus
@@ -99,7 +100,7 @@ class Found:
         log, metrics = structlog.get_logger(), Metrics("test")
         self.runtime = runtime
         self.client = Runtime(runtime.socket)
-        store = Store(folder / "state")
+        store = StateWriter(Store(folder / "state"), metrics, log)
         self.keeper = Keeper(store, Updates(self.client, metrics, log), metrics, log)
         self.keeper.clock = lambda: 1000.0
         config = read_config([Source("test", values={})]).config

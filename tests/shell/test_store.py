@@ -196,7 +196,6 @@ def test_records_that_make_no_sense_are_set_aside_and_begun_anew(store: Store) -
 def test_records_that_make_no_sense_wait_to_be_set_aside_where_that_fails(store: Store) -> None:
     store.load()
     store.write(ONE_POD)
-    store.everything = lambda: ({("distrust", "a"): 1.0}, {"boot_id": "x"})
     os.seteuid(NOBODY)
     try:
         loaded = store.start_over()
@@ -204,7 +203,7 @@ def test_records_that_make_no_sense_wait_to_be_set_aside_where_that_fails(store:
         os.seteuid(0)
     assert (loaded.records, loaded.meta, loaded.notes) == ({}, {}, (store.problem,))
     assert store.problem.endswith(f"{store.directory}: Permission denied")
-    assert store.write({}, {"boot_id": "x"})
+    assert store.write({("distrust", "a"): 1.0}, {"boot_id": "x"})
     assert records_in(store.directory) == {("distrust", "a"): 1.0}
     assert (store.directory / f"{FILE}.aside-1").exists()
 
@@ -288,7 +287,6 @@ def test_what_still_waits_is_written_at_the_end(tmp_path: Path) -> None:
 def test_what_waits_does_not_grow_with_the_containers_that_have_come_and_gone(store: Store) -> None:
     store.load()
     store.write({("record", "1"): history(1), **ONE_POD})
-    store.everything = lambda: ({}, {})
     kept = store.directory.rename(store.directory.with_name("kept"))
     store.directory.write_text("in the way")
     last = 2 * HISTORY + 5
@@ -336,8 +334,7 @@ def test_a_file_that_another_program_has_open_is_left_alone_until_it_is_closed(s
 
 def test_a_file_that_vanishes_is_begun_anew_with_all_records(store: Store) -> None:
     store.load()
-    store.write({**ONE_POD, ("distrust", "a"): 1.0})
-    store.everything = lambda: ({**ONE_POD, ("distrust", "a"): 1.0}, {"boot_id": "x"})
+    store.write({**ONE_POD, ("distrust", "a"): 1.0}, {"boot_id": "x"})
     for path in store.directory.iterdir():
         path.unlink()
     assert store.write({("distrust", "a"): None})

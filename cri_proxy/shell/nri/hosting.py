@@ -84,7 +84,7 @@ class NriHosting:
         self.why = "the runtime has not answered yet"
         config, log = parts.config, parts.log
         upstream, hidden, life = Upstream(parts.runtime), Hidden(), Life()
-        marks = Marks(Path(config["state.directory"]), log)
+        marks = Marks(Path(config["state.directory"]), log, parts.store)
         self._expression = Expression(parts)
         self.world = World(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)
         runtime = parts.runtime

@@ -88,6 +88,7 @@ class Leftovers:
         marks.add(containers, sandboxes)
         is_settled = False
         try:
+            await marks.settled()
             yield
             is_settled = True
         except AnswerFailed as error:

@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from cri_proxy.core.hiding import ContainerKey, SandboxKey
+from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
+from cri_proxy.shell.state_writer import StateWriter
 
 FILE = "nri-unfinished.json"
 
@@ -21,7 +23,9 @@ FILE = "nri-unfinished.json"
 class Marks:
     """The file in the state directory. ``problem`` is "" while it can be written."""
 
-    def __init__(self, directory: Path, log: Any) -> None:
+    def __init__(self, directory: Path, log: Any, disk: Optional[StateWriter] = None) -> None:
+        """``disk``: what writes, from the event loop; None: each change is written at once, which may wait."""
+        self._disk = disk
         self._path = directory / FILE
         self._log = log
         self.containers: set[ContainerKey] = set()
@@ -31,7 +35,7 @@ class Marks:
     def load(self) -> tuple[frozenset[ContainerKey], frozenset[SandboxKey]]:
         """What an earlier daemon has left; marked from now on. A file that cannot be read says nothing."""
         try:
-            document = json.loads(self._path.read_text())
+            document = json.loads(within(SMALL_FILE_S, self._path.read_text))
             containers = {(str(s), str(n), int(a)) for s, n, a in document["containers"]}
             sandboxes = {(str(n), str(ns), str(u), int(a)) for n, ns, u, a in document["sandboxes"]}
         except FileNotFoundError:
@@ -55,14 +59,28 @@ class Marks:
         self.sandboxes.difference_update(sandboxes)
         self._write()
 
+    async def settled(self) -> None:
+        """Wait until the last change is on disk, as long as a call may wait for its record."""
+        if self._disk is not None:
+            await self._disk.settled()
+
     def _write(self) -> None:
+        document: dict[str, list[Any]] = {
+            "containers": sorted(self.containers),
+            "sandboxes": sorted(self.sandboxes),
+        }
+        if self._disk is None:
+            self._replace(document)
+        else:
+            self._disk.later(lambda: self._replace(document))
+
+    def _replace(self, document: dict[str, list[Any]]) -> None:
         try:
-            if not self.containers and not self.sandboxes:
+            if not any(document.values()):
                 with contextlib.suppress(FileNotFoundError):
                     self._path.unlink()
             else:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                document = {"containers": sorted(self.containers), "sandboxes": sorted(self.sandboxes)}
                 beside = self._path.with_name(FILE + ".new")
                 beside.write_text(json.dumps(document))
                 os.replace(beside, self._path)

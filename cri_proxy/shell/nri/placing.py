@@ -140,7 +140,7 @@ class NriPlacing:
         container = await look_up(keeper, engine, read.container, read.uses)
         if keeper.active() is not engine:  # it was replaced meanwhile
             return None
-        # 2. Its place. From here on nothing waits: what is admitted is answered.
+        # 2. Its place. From here on no other decision is waited for: what is admitted is answered.
         now_s = keeper.clock()
         admission = engine.admit(container, read.fence, now_s, keeper.enforcing)
         keeper.metrics.decision_seconds.observe(keeper.clock() - now_s)
@@ -152,6 +152,7 @@ class NriPlacing:
         reply: Message = nri.CreateContainerResponse(
             adjust=adjust, update=self._in_answer(engine, admission.before)
         )
+        await keeper.store.settled()
         return reply
 
     def _note_failed_starts(self, engine: Engine, who: tuple[str, str]) -> None:
@@ -222,6 +223,7 @@ class NriPlacing:
         own = reader.write_container_update(key, admission.placement, give_back)
         updates = [*self._in_answer(engine, admission.before), *([own] if own is not None else [])]
         reply: Message = nri.UpdateContainerResponse(update=updates)
+        await keeper.store.settled()
         return reply
 
     async def post_update_container(self, request: Any, told: Told) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from cri_proxy.core.interception import Interception, Interceptor
+from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
 from cri_proxy.shell.nri.detection import unhosted_because
 from cri_proxy.shell.nri.marks import FILE
 from cri_proxy.shell.parts import Parts
@@ -75,9 +76,16 @@ def make_hosting(parts: Parts, engine: Interceptor, unix_sockets: Path = UNIX_SO
     """A host, unless it is sure that there is to be none, and no earlier one has left anything half made."""
     config = parts.config
     why = unhosted_because(config["nri.host"], unix_sockets.read_text, config["nri.socket"])
-    # os.path: what cannot be looked at is not there either, and no reason to fail.
-    if why and not os.path.exists(os.path.join(config["state.directory"], FILE)):
+    if why and not _is_there(os.path.join(config["state.directory"], FILE)):
         return Unhosted(engine, why, parts.log)
     from cri_proxy.shell.nri.hosting import NriHosting
 
     return NriHosting(parts, engine, unix_sockets)
+
+
+def _is_there(path: str) -> bool:
+    """What cannot be looked at is not there either, and no reason to fail."""
+    try:
+        return within(SMALL_FILE_S, lambda: os.path.exists(path))
+    except TimeoutError:
+        return False

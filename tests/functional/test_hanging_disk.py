@@ -1,0 +1,165 @@
+"""The disk with the state hangs: no call waits for it longer than told, and nothing moves, whatever comes next.
+
+The disk is a file system of our own (FUSE) that really answers no request: not a stat, not an open, not a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.agent import Agent
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import (
+    HANG_S,
+    VERSION,
+    ask,
+    counter,
+    cpus_of,
+    create_exclusive,
+    run_guaranteed,
+    until,
+)
+from tests.functional.support import (
+    cpusets,
+    live_cpusets,
+    new_agent,
+    placed,
+    reloaded,
+    restart,
+    run_pod_with,
+    start,
+    updates,
+)
+from tests.hanging_disk import HangingDisk, hanging_disk, is_possible
+
+pytestmark = pytest.mark.skipif(not is_possible(), reason="needs root and /dev/fuse")
+
+
+class Node:
+    """A daemon whose state is on a disk that can hang."""
+
+    def __init__(self, agent: Agent, disk: HangingDisk) -> None:
+        self.agent, self.disk = agent, disk
+
+
+@pytest_asyncio.fixture
+async def node(runtime: FakeRuntime) -> AsyncIterator[Node]:
+    async with new_agent(runtime, state={"wait": "300ms"}, reconcile={"poll": "100ms"}) as agent:
+        with hanging_disk(agent.state, agent.folder / "on-disk") as disk:
+            yield Node(agent, disk)
+            disk.go()
+            await agent.kill()
+
+
+async def test_calls_go_on_and_all_is_written_when_the_disk_answers(runtime: FakeRuntime, node: Node) -> None:
+    agent, disk = node.agent, node.disk
+    mark = agent.control.with_name("unsaved")
+    await start(agent, environment={"WATCHDOG_USEC": "200000"})
+    async with CriClient(agent.socket) as client:
+        _, before = await run_pod_with(client, "before", cpu_limit=8000)
+        disk.hang()
+        ids = [(await run_pod_with(client, name, cpu_limit=8000))[1] for name in ("a", "b", "c")]
+        assert all(cpus_of(runtime, container_id) for container_id in ids)
+        await client.stop(before)
+        status = await ask(agent, "status")
+        assert "does not answer" in status["degraded"]["state"] and status["state_unsaved"] > 0
+        assert counter(status, "state_late_total") > 0
+        assert (await ask(agent, "explain", container=ids[0]))["unsaved"] and mark.exists()
+        agent.receive_all()
+        await agent.wait_notified("WATCHDOG=1")
+        disk.go()
+    status = await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
+    assert not (await ask(agent, "explain", container=ids[0]))["unsaved"] and not mark.exists()
+    at_the_runtime = cpusets(runtime)
+    status = await restart(agent)
+    assert (status["containers"], status["held"]) == ({"placed": 4}, 1)
+    assert (updates(runtime), cpusets(runtime)) == (0, at_the_runtime)
+
+
+async def test_a_create_waits_for_its_record_and_nothing_else_does(runtime: FakeRuntime, node: Node) -> None:
+    agent, disk = node.agent, node.disk
+    agent.write_config({"state": {"wait": "1h"}})
+    await start(agent)
+    async with CriClient(agent.socket) as client, CriClient(agent.socket) as other:
+        pod = await client.run_pod("web")
+        disk.hang()
+        creating = asyncio.ensure_future(client.create(pod, "app", cpu_limit=8000))
+        await until(agent, lambda status: status["state_unsaved"] > 0)
+        assert (await other.call_bytes(VERSION, b"")).code == 0
+        assert runtime.calls_of("CreateContainer") == []
+        disk.go()
+        assert cpus_of(runtime, await asyncio.wait_for(creating, HANG_S))
+
+
+async def test_what_was_not_saved_before_a_kill_is_found_at_the_runtime(
+    runtime: FakeRuntime, node: Node
+) -> None:
+    agent, disk = node.agent, node.disk
+    await start(agent)
+    async with CriClient(agent.socket) as client:
+        pod = await client.run_pod("web")
+        saved = await client.create(pod, "saved", cpu_request=100, cpu_limit=2000)
+        await client.start(saved)
+        disk.hang()
+        db = await run_guaranteed(client, "db")
+        own = runtime.cpuset(saved).split(",")[0]
+        owner = await create_exclusive(client, db, "db", own)
+        await client.start(owner)
+        assert not cpus_of(runtime, owner) & cpus_of(runtime, saved)
+        sent, at_the_runtime = updates(runtime), cpusets(runtime)
+        await asyncio.wait_for(agent.kill(), HANG_S)
+        disk.go()
+        status = await start(agent)
+        assert live_cpusets(runtime) == at_the_runtime
+        assert updates(runtime) == sent
+        assert "did not get to save" in status["degraded"]["lost state"]
+    async with CriClient(agent.socket) as client:
+        _, new = await run_pod_with(client, "new", cpu_limit=8000)
+    assert not cpus_of(runtime, new) & cpus_of(runtime, owner)
+    assert (await placed(agent)).keys() >= {saved, owner, new}
+
+
+async def test_it_can_be_stopped_and_is_ready_and_passes_while_the_disk_hangs(
+    runtime: FakeRuntime, node: Node
+) -> None:
+    agent, disk = node.agent, node.disk
+    await start(agent)
+    async with CriClient(agent.socket) as client:
+        await run_pod_with(client, "a", cpu_limit=8000)
+        disk.hang()
+        await run_pod_with(client, "b", cpu_limit=8000)
+    assert await agent.terminate() == 0
+    # 1. At its start it cannot read what it knew: bytes pass, and it says why.
+    await agent.start(environment={"WATCHDOG_USEC": "200000"})
+    await agent.wait_notified("WATCHDOG=1")
+    async with CriClient(agent.socket) as client:
+        _, passed = await run_pod_with(client, "c", cpu_limit=8000)
+    status = await ask(agent, "status")
+    assert status["mode"] == "off" and "does not answer" in status["degraded"]["state"]
+    assert runtime.cpuset(passed) == ""
+    # 2. When the disk answers it takes over what runs.
+    disk.go()
+    await until(agent, lambda status: sum(status.get("containers", {}).values()) == 3)
+    # What was placed before its end and not saved, and what has passed meanwhile, keep what they have.
+    assert (await ask(agent, "status"))["degraded"].keys() == {"lost state"}
+    assert updates(runtime) == 0
+
+
+async def test_a_reload_and_commands_do_not_wait_for_the_disk(runtime: FakeRuntime, node: Node) -> None:
+    agent, disk = node.agent, node.disk
+    await start(agent)
+    disk.hang()
+    agent.write_config({"log": {"level": "debug"}})
+    status = await asyncio.wait_for(reloaded(agent), HANG_S)
+    assert "does not answer" in status["degraded"]["state"] and "last config" in status["degraded"]
+    assert (await ask(agent, "mode", mode="observe"))["mode"] == "observe"
+    assert (await ask(agent, "acknowledge")) == {"acknowledged": ""}
+    assert "disk answers" in (await ask(agent, "reset-policy"))["state"]
+    disk.go()
+    await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
+    assert (await restart(agent))["mode"] == "observe"
