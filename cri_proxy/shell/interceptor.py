@@ -171,8 +171,9 @@ class CreateContainer(Call):
         self.admission = admission
         self._tell(admission)
         keeper.save()
+        delta = write_create_delta(admission.placement)  # while the thread that writes wakes up
         await keeper.make_room(admission.before)
-        return Forward(write_create_delta(admission.placement))
+        return Forward(delta)
 
     async def decide_again(self, message: bytes) -> Outcome:
         """Give the place back and decide anew: plugins have changed the request that was decided about."""
@@ -200,7 +201,8 @@ class CreateContainer(Call):
             return
         missed = self.engine.bind(self.admission.ticket, container_id, self.keeper.clock())
         self.bound = True
-        await self.keeper.saved()
+        # Its place is durable; by that and the runtime's list it is found should this be lost.
+        self.keeper.save()
         self.fields["id"] = container_id
         self.keeper.send(missed)
 

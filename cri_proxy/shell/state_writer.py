@@ -49,6 +49,8 @@ class StateWriter:
         self._newest = self._tried = 0
         #: Whether the thread will look for changes that it has not seen yet.
         self._is_asked = False
+        #: Whether it will be asked to by the end of the loop's turn.
+        self._is_due = False
         #: Who waits: for what number, until when, and how it is told.
         self._waiting: deque[tuple[int, float, asyncio.Future[None]]] = deque()
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -95,7 +97,7 @@ class StateWriter:
             self._newest += 1
         elif not self.store.waiting:
             return
-        self._ask()
+        self._ask_soon()
 
     def later(self, work: Callable[[], object]) -> None:
         """Have something done with another file on that disk, in its turn. ``settled`` waits for it, too.
@@ -105,9 +107,20 @@ class StateWriter:
         if len(self._works) < MOST_WORKS:
             self._works.append(work)
             self._newest += 1
+            self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        """When the loop has done what it is at: a reply is sent before the thread competes with it."""
+        if not self._is_asked and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._ask_if_due)
+
+    def _ask_if_due(self) -> None:
+        if self._is_due:  # else a wait has asked by now
             self._ask()
 
     def _ask(self) -> None:
+        self._is_due = False
         if not self._is_asked:
             self._is_asked = True
             self._put(self._flush)
@@ -121,6 +134,7 @@ class StateWriter:
             self._late_for = self._newest
             await asyncio.sleep(0)  # whose waiting has just ended comes first
             return
+        self._ask()
         loop = asyncio.get_running_loop()
         deadline_s, told = loop.time() + self.wait_s, loop.create_future()
         self._waiting.append((self._newest, deadline_s, told))
