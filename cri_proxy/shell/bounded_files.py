@@ -15,6 +15,8 @@ Result = TypeVar("Result")
 
 #: The largest of the kernel's files that are read: cgroup.procs of 100,000 processes has 700 KB.
 KERNEL_BYTES = 4 << 20
+#: Read at a time. More than 4 MiB at once of a file below /proc/sys is ENOMEM, and each buffer is there before it is full.
+_READ_BYTES = 1 << 16
 #: Of the kernel's largest number, 64 bits.
 _DIGITS = 20
 #: How long a start waits for one small file that it can do without, seconds.
@@ -55,7 +57,7 @@ def read_beginning(path: Union[str, Path], limit: int) -> bytes:
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         _must_be_regular(path, os.fstat(descriptor))
         data = b""
-        while len(data) < limit and (more := file.read(limit - len(data))):
+        while len(data) < limit and (more := file.read(min(limit - len(data), _READ_BYTES))):
             data += more
     return data
 

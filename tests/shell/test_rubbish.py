@@ -177,6 +177,20 @@ def test_a_number_has_no_more_digits_than_the_kernels() -> None:
         bounded_files.read_number(DIGITS)
 
 
+@pytest.mark.parametrize("path", ["/proc/sys/kernel/random/boot_id", "/proc/meminfo", "/proc/self/cgroup"])
+def test_the_kernels_own_files_are_read_whole(path: str) -> None:
+    """Below /proc/sys a read of more than 4 MiB at once fails."""
+    assert bounded_files.read_text(path).endswith("\n")
+    if path.endswith("boot_id"):
+        assert read_boot_id() != ""
+
+
+def test_a_file_of_many_reads_is_whole(tmp_path: Path) -> None:
+    data = os.urandom(300_000)
+    put(tmp_path / "large", data)
+    assert bounded_files.read_bytes(tmp_path / "large", len(data)) == data
+
+
 def test_only_the_beginning_is_read_of_a_file_that_is_larger(tmp_path: Path) -> None:
     put(tmp_path / "large", b"x" * 100)
     assert bounded_files.read_beginning(tmp_path / "large", 7) == b"x" * 7
