@@ -138,6 +138,8 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
         "relay.runtime_endpoint",
         "relay.image_endpoint",
         "relay.transport",
+        "relay.idle_connections",
+        "relay.memory",
         "affinity.socket",
         "state.directory",
         "control.socket",

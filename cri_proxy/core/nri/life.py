@@ -28,11 +28,15 @@ _LIVE = (State.CREATED, State.RUNNING)
 
 @dataclass(frozen=True)
 class Due:
-    """One event that plugins must be told of; ``container_id`` "" where it is about the pod."""
+    """One event that plugins must be told of; ``container_id`` "" where it is about the pod.
+
+    ``is_announced``: plugins were told that it is there; else only those know of it that were shown it when they came.
+    """
 
     event: nri.Event.ValueType
     pod_id: str
     container_id: str = ""
+    is_announced: bool = True
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Life:
     def __init__(self) -> None:
         self._pods: dict[str, State] = {}
         self._containers: dict[str, _Container] = {}
+        #: What a list has shown and no event.
+        self._unannounced: set[str] = set()
         #: When each id was last spoken of, by a count of such times; old ones are forgotten by ``compare``.
         self._touched: dict[str, int] = {}
         self._count = 0
@@ -104,6 +110,7 @@ class Life:
     def created(self, container_id: str, pod_id: str) -> None:
         """Plugins are about to be asked about a container."""
         self._touch(container_id)
+        self._unannounced.discard(pod_id)
         self._containers[container_id] = _Container(pod_id, State.CREATED)
 
     def hold(self, container_id: str) -> None:
@@ -125,6 +132,7 @@ class Life:
 
     def started(self, container_id: str) -> None:
         self._touch(container_id)
+        self._unannounced -= {container_id, self.pod_of(container_id)}
         if container_id in self._containers:
             self._containers[container_id].state = State.RUNNING
 
@@ -135,13 +143,16 @@ class Life:
         if known is None or known.state not in _LIVE:
             return ()
         known.state = State.STOPPED
-        return (Due(nri.STOP_CONTAINER, known.pod_id, container_id),)
+        return (self._due(nri.STOP_CONTAINER, known.pod_id, container_id),)
 
     def removed(self, container_id: str) -> tuple[Due, ...]:
         """A container is gone, or is to be forgotten because its creation was refused."""
         due = self.stopped(container_id)
         known = self._containers.pop(container_id, None)
-        return due if known is None else (*due, Due(nri.REMOVE_CONTAINER, known.pod_id, container_id))
+        if known is not None:
+            due = (*due, self._due(nri.REMOVE_CONTAINER, known.pod_id, container_id))
+        self._unannounced.discard(container_id)
+        return due
 
     def containers_stopped(self, pod_id: str) -> tuple[Due, ...]:
         """All containers of a pod have ended."""
@@ -154,21 +165,26 @@ class Life:
         if self._pods.get(pod_id) not in _LIVE:
             return due
         self._pods[pod_id] = State.STOPPED
-        return (*due, Due(nri.STOP_POD_SANDBOX, pod_id))
+        return (*due, self._due(nri.STOP_POD_SANDBOX, pod_id))
 
     def pod_removed(self, pod_id: str) -> tuple[Due, ...]:
         """A sandbox is gone, with whatever was left in it."""
         due = self.pod_stopped(pod_id)
         for key in self.containers_of(pod_id):
             due += self.removed(key)
-        if self._pods.pop(pod_id, None) is None:
-            return due
-        return (*due, Due(nri.REMOVE_POD_SANDBOX, pod_id))
+        if self._pods.pop(pod_id, None) is not None:
+            due = (*due, self._due(nri.REMOVE_POD_SANDBOX, pod_id))
+        self._unannounced.discard(pod_id)
+        return due
+
+    def _due(self, event: nri.Event.ValueType, pod_id: str, container_id: str = "") -> Due:
+        return Due(event, pod_id, container_id, (container_id or pod_id) not in self._unannounced)
 
     # ------------------------------------------------------------------ what the runtime lists
 
     def rebuild(self, pods: Mapping[str, State], containers: Mapping[str, tuple[str, State]]) -> None:
         """Forget all and know these: what plugins are about to be told by a Synchronize; (pod, state) by id."""
+        self._unannounced.clear()
         self._pods = dict(pods)
         held = {key: known for key, known in self._containers.items() if known.is_held}
         listed = {key: _Container(pod_id, state) for key, (pod_id, state) in containers.items()}
@@ -179,12 +195,16 @@ class Life:
     ) -> tuple[Due, ...]:
         """What has happened past us, by a list of all there is.
 
-        Who is listed and not known is known from now on, without an event: plugins were not asked about it.
+        What is listed and not known is known from now on, without an event: plugins were not asked about it. Its end is
+        no event for them either.
         ``asked_at``: ``now`` when the list was asked for; of what was spoken of since it says nothing.
         """
         newer = {key for key, count in self._touched.items() if count > asked_at}
         listed = {key: found for key, found in containers.items() if key not in newer}
         listed_pods = {key: state for key, state in pods.items() if key not in newer}
+        self._unannounced |= (listed.keys() - self._containers.keys()) | (
+            listed_pods.keys() - self._pods.keys()
+        )
         due: tuple[Due, ...] = ()
         for key, (pod_id, state) in listed.items():
             due += self._see(key, pod_id, state)

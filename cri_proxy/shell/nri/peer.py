@@ -22,8 +22,8 @@ from cri_proxy.shell.nri.connection import CallFailed, CallTimedOut, ConnectionC
 from cri_proxy.shell.nri.metrics import NriMetrics
 
 LAUNCHED, EXTERNAL = "launched", "external"
-#: In the place of a picture's number: no plugin comes after this.
-NOW = sys.maxsize
+#: In the place of a picture's number: no plugin comes after this; all come after it.
+NOW, NEVER = sys.maxsize, -1
 
 Reply = TypeVar("Reply", bound=Message)
 

@@ -10,6 +10,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.life import Due
 from cri_proxy.core.nri.messages import Shown
 from cri_proxy.shell.nri.host import NriHost
+from cri_proxy.shell.nri.peer import NEVER
 from cri_proxy.shell.nri.world import World
 
 #: How long a create waits until other containers have been updated for it: a runtime that hangs holds up nobody.
@@ -59,7 +60,7 @@ class Teller:
             await asyncio.wait({before})
         for one in due:
             try:
-                await self._tell_one(one, picture)
+                await self._tell_one(one, picture if one.is_announced else NEVER)
             except Exception:
                 self._log.error(
                     "an event could not be told", due=one.event, id=one.container_id, exc_info=True

@@ -100,3 +100,20 @@ async def test_a_pod_that_is_being_stopped_when_a_plugin_comes_is_shown_and_told
             if "pods" in shown:  # it is at the gate before the stop is over
                 assert "containers" not in shown
                 await late.become("StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
+
+
+async def test_a_pod_made_past_us_ends_for_the_plugins_that_were_shown_it_only(
+    agent: Agent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    async with CriClient(runtime.socket) as direct, plugin(agent, "10-before", mask=NO_VALIDATOR) as before:
+        past = await direct.run_pod("past")
+        await direct.start(await direct.create(past, "c"))
+        async with plugin(agent, "20-after", mask=NO_VALIDATOR) as after:
+            await direct.remove_pod(past.id)
+            async with plugin(agent, "30-last", mask=NO_VALIDATOR):
+                ends = A_WHOLE_LIFE[-4:]
+                await after.become("StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox")
+                assert sorted(told_about(after, past.id)) == sorted(ends)
+        await a_whole_life(client, "new")
+        await before.become(*A_WHOLE_LIFE)
+        assert told_about(before, past.id) == []
