@@ -270,10 +270,11 @@ class Shared:
                     self._pass(
                         batch, [m for m in [await self._shown(interception, m) for m in batch.messages] if m]
                     )
-            self.caller.close_source()
-            self._tell()
         finally:
+            # Before the clients learn the end, the state knows it.
             await interception.ended(*self._how())
+        self.caller.close_source()
+        self._tell()
 
     async def _shown(self, interception: Interception, prefixed: bytes) -> bytes:
         """Show one message; what is passed on of it, perhaps nothing."""
