@@ -93,7 +93,7 @@ class Site:
     #: Whether a path of the host is on a mount that CRI lets a container follow.
     is_followed: Callable[[str], bool] = always_followed
     #: Where the shell writes seccomp profiles to.
-    seccomp_folder: str = "/var/lib/cri-resmgr/seccomp"
+    seccomp_folder: str = "/var/run/cri-resmgr/seccomp"
     reactions: Mapping[str, Reaction] = field(default_factory=lambda: REACTIONS)
 
 

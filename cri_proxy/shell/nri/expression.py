@@ -80,8 +80,9 @@ class Expression:
     ) -> None:
         self._parts = parts
         self._mounts = Mounts(mountinfo)
-        self._state = Path(parts.config["state.directory"])
-        self._files = HostFiles(sys_dev, dev, self._state / "nri-devices")
+        # The runtime reads them in its create only. In /run no disk holds up the daemon that writes them.
+        self._run = Path(parts.config["control.socket"]).parent
+        self._files = HostFiles(sys_dev, dev, self._run / "nri-devices")
 
     @property
     def site(self) -> Site:
@@ -99,7 +100,7 @@ class Expression:
             classes=classes_of(runtime.name, runtime.version),
             host_node=self._files.node,
             is_followed=self._is_followed,
-            seccomp_folder=str(self._state / "seccomp"),
+            seccomp_folder=str(self._run / "seccomp"),
             reactions=reactions(config["nri.reject"], config["nri.warn"]),
         )
 

@@ -313,7 +313,7 @@ def test_a_seccomp_policy_becomes_a_file_that_the_request_names() -> None:
             }
         ],
     }
-    assert file.path.startswith("/var/lib/cri-resmgr/seccomp/nri-")
+    assert file.path.startswith("/var/run/cri-resmgr/seccomp/nri-")
     context = cri.CreateContainerRequest.FromString(result.request).config.linux.security_context
     assert (context.seccomp.profile_type, context.seccomp.localhost_ref) == (
         cri.SecurityProfile.Localhost,
