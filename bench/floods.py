@@ -162,7 +162,7 @@ class Flooder:
                 self.is_over = not isinstance(error, BlockingIOError)
 
     def pull(self) -> None:
-        """Read, which nothing comes of, but that a GOAWAY is heeded: what is said behind it hurts nobody."""
+        """Read, which nothing comes of, but that a GOAWAY is heeded: what is said behind it costs nothing."""
         try:
             received = self._socket.recv(1 << 18)
             is_told = any(frame.kind == GOAWAY for frame in self._frames.read(received))

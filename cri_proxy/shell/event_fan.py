@@ -1,7 +1,7 @@
 """GetContainerEvents of many clients as one call at the runtime.
 
 Calls that ask for the same in the same words share one: it begins with the first of them, on a connection of its own, and
-ends with the last. What it says is shown once to whoever keeps the state, and written to all. Who comes later gets what
+ends with the last. What it says is shown once to the engine, and written to all. A client that comes later gets what
 comes later. (``core.http2.feed`` says what becomes of a client that is slow.)
 """
 
@@ -183,7 +183,7 @@ class Shared:
         self._opening: asyncio.Task[bool] = fan.begin(self._open())
         self._noting: Optional[asyncio.Task[None]] = None
 
-    # ------------------------------------------------------------------ who reads along
+    # ------------------------------------------------------------------ readers
 
     def enter(self) -> int:
         """Another call wants it; the place of the first thing that is for it. ``leave`` follows."""

@@ -144,7 +144,7 @@ class Link:
 
     def _without_runtime(self, error: Exception) -> LocalEnd:
         if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
-            return LocalEnd(is_greeted=True)  # nobody is there, which others look for, too
+            return LocalEnd(is_greeted=True)  # no client is there, for which others look, too
         why = getattr(error, "strerror", None) or f"it has not accepted in {CONNECT_S:g} s"
         sentence = f"no connection to the container runtime at {self._owner.runtime}: {why}"
         self._owner.unreached(sentence)

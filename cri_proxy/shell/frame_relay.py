@@ -163,7 +163,7 @@ class FrameRelay:
     def _rest(self, why: str) -> None:
         """Accept no more for a while."""
         self._pause()
-        self._note_trouble(ACCEPTING, f"{why}; who connects waits at the socket")
+        self._note_trouble(ACCEPTING, f"{why}; a client that connects waits at the socket")
         asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
 
     def _accept_again(self) -> None:
@@ -247,8 +247,8 @@ class FrameRelay:
         """Take no new calls, let those under way end, remove what we have made.
 
         Long calls and streams end at once, others when they have had their time (``Settling``). On sockets we were
-        given no call fails that ends within it: who connects meanwhile waits for the next daemon, so the wait for old
-        calls comes first.
+        given no call fails that ends within it: a client that connects meanwhile waits for the next daemon, so the wait
+        for old calls comes first.
         """
         await self._settle(drain_s, stops_s)
         ticking, self._ticking = self._ticking, None

@@ -31,7 +31,7 @@ class Settling:
 
     ``drain_s``: what any call under way has, seconds. ``stops_s``: what StopContainer has at most. Only the runtime can
     end that, for it waits out a container's grace period; the request says how long. ``only_stops``: others are not
-    waited for here, for who calls while a daemon is away is refused either way.
+    waited for here, for a client that calls while a daemon is away is refused either way.
     """
 
     def __init__(self, begun_s: float, drain_s: float, stops_s: float, only_stops: bool) -> None:

@@ -51,7 +51,7 @@ class StateWriter:
         self._is_asked = False
         #: Whether it will be asked to by the end of the loop's turn.
         self._is_due = False
-        #: Who waits: for what number, until when, and how it is told.
+        #: What waits: for what number, until when, and how it is told.
         self._waiting: deque[tuple[int, float, asyncio.Future[None]]] = deque()
         self._timer: Optional[asyncio.TimerHandle] = None
         #: The last number that a call has not waited for; 0: none.

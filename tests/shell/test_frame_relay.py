@@ -292,9 +292,7 @@ async def test_without_descriptors_clients_wait_at_the_socket_and_that_is_told(
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         try:
             await until(lambda: not relay._is_accepting)
-            sentence = (
-                "no more connections can be accepted: Too many open files; who connects waits at the socket"
-            )
+            sentence = "no more connections can be accepted: Too many open files; a client that connects waits at the socket"
             assert troubles.now == {ACCEPTING: sentence}
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -318,7 +316,7 @@ async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(
         await until(lambda: len(runtime.connections) == 8)
         late = await Raw.connect(relay, request(VERSION, 1))
         await until(lambda: not relay._is_accepting)
-        limit = "8 connections have calls, which is the limit; who connects waits at the socket"
+        limit = "8 connections have calls, which is the limit; a client that connects waits at the socket"
         assert troubles.now == {ACCEPTING: limit}
         assert len(relay._links) == 8 and len(runtime.connections) == 8
         await clients.pop().close()

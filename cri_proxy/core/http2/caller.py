@@ -43,7 +43,7 @@ _OK_FIELDS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 class Caller:
     """``source`` gets the head and the end; messages come out of ``take_messages`` and go there when they were noted.
 
-    ``to_runtime`` is emptied by whoever writes it.
+    ``to_runtime`` is emptied by the caller, which writes it.
     """
 
     def __init__(self, headers: Headers, message: bytes) -> None:

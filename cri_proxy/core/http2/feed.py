@@ -1,4 +1,4 @@
-"""One stream of the runtime's for many of the clients': what it has said, and who has been sent how much of it.
+"""One stream of the runtime's for many of the clients': what it has said, and how much of it each was sent.
 
 A ``Source`` keeps the last of what came, once, whatever the number of readers. A ``Feed`` has the streams of one
 relayed connection that read along; each has a place in the source, and nothing else. One that is too slow does not
@@ -93,7 +93,7 @@ class Source:
         return is_due
 
     def take(self, at: int) -> tuple[bytes, int]:
-        """What is sent next to whoever has all before place ``at``: at most a frame, if that is a message; and the
+        """What is sent next to a reader that has all before place ``at``: at most a frame, if that is a message; and the
         place after it. Most readers are at the same place.
         """
         if self._taken[0] != at:

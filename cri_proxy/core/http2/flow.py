@@ -13,7 +13,7 @@ While there is a surplus the sender may send more than the receiver takes, so up
 gone, and what does not fit into the window waits.
 
 What the sender believes to have is counted for its own sake, too: every credit has gone by here before it knew of it,
-so who sends more than that ignores the window (6.9.1), and what it sends would be kept here without an end.
+so a sender of more than that ignores the window (6.9.1), and what it sends would be kept here without an end.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _QUIET = frozenset([SETTINGS, WINDOW_UPDATE])
 
 
 class Lobby:
-    """``is_greeted``: the client has got a SETTINGS frame already. ``to_client`` is emptied by who writes it."""
+    """``is_greeted``: the client has got a SETTINGS frame already. The caller writes and empties ``to_client``."""
 
     def __init__(self, is_greeted: bool = False) -> None:
         self.to_client: list[Buffer] = []

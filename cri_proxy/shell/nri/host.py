@@ -253,7 +253,7 @@ class NriHost:
                 await self._told(self._ask(peer, message, None))
 
     def _meant(self, event: int, some_id: str, picture: int) -> list[Peer]:
-        """Those who are told what has happened to something: not those who came after it."""
+        """The plugins that are told what has happened to something: not those that came after it."""
         return [peer for peer in self._roster.takers(event) if peer.is_meant(some_id, picture)]
 
     def is_told(self, event: int) -> bool:

@@ -1,4 +1,4 @@
-"""Streams that read one source along: windows are kept, who is slow is ended, nobody waits for another."""
+"""Streams that read one source along: windows are kept, a slow one is ended, none waits for another."""
 
 from __future__ import annotations
 
