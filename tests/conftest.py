@@ -31,18 +31,25 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 asyncio.set_event_loop(None)
 
 
-#: What is not done twice at a time: the tests of such a folder are one worker's, one after the other.
-ONE_AFTER_ANOTHER = ("tests/e2e/", "tests/packaging/", "tests/vm/", "tests/bpf/")
+#: What is not done twice at a time: the tests of such a folder or file are one worker's, one after the other. Daemons
+#: without a configuration have the same sockets.
+ONE_AFTER_ANOTHER = (
+    "tests/e2e/",
+    "tests/packaging/",
+    "tests/vm/",
+    "tests/bpf/",
+    "tests/functional/test_degraded_start.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole folders for those above, else a test at a time. Not by pytest-xdist's groups: pytest 9.2 ignores them."""
+    """As a whole what is named above, else a test at a time. Not by pytest-xdist's groups: pytest 9.2 ignores them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Folders(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return next((folder for folder in ONE_AFTER_ANOTHER if nodeid.startswith(folder)), nodeid)
+            return next((whole for whole in ONE_AFTER_ANOTHER if nodeid.startswith(whole)), nodeid)
 
     return Folders(config, log)
 

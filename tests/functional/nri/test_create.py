@@ -413,7 +413,7 @@ async def test_a_seccomp_policy_reaches_the_runtime_as_a_file(
         assert profile.profile_type == cri.SecurityProfile.Localhost
         written = json.loads(Path(profile.localhost_ref).read_text())
         assert written["syscalls"][0]["names"] == ["mkdir"]
-        assert Path(profile.localhost_ref).is_relative_to(agent.state)
+        assert Path(profile.localhost_ref).is_relative_to(agent.control.parent)
 
 
 async def test_the_log_has_one_line_for_a_create_that_says_what_plugins_did(
