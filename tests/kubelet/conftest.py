@@ -31,7 +31,7 @@ LOGS = Path("/var/log/pods"), Path("/var/log/containers")
 
 #: How much of kubelet's log and of the daemon's is shown of a test that fails, and what kubelet says each second.
 LINES = 60
-SAID_ALWAYS = "Recording NodeHas", "Setting node annotation"
+SAID_ALWAYS = "Recording NodeHas", "Setting node annotation", "Pod status updated"
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +75,8 @@ def start(containerd: Containerd) -> None:
 async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
     """A client past our daemon; in the end it removes all pods.
 
-    containerd 1.6, killed at the wrong moment, may have one that it can never stop ("failed to delete task: container not
-    running", seen): then the next test gets a containerd that never had it.
+    containerd 1.6 may have one that it can never stop ("failed to delete task: container not running", where kubelet has
+    removed its cgroup while it ended): then the next test gets a containerd that never had it.
     """
     async with CriClient(str(containerd.socket)) as client:
         yield client
@@ -115,7 +115,9 @@ async def stopped_node(
         await asyncio.to_thread(host.close)
         # Shown if the test fails.
         told = [line for line in host.log.splitlines() if not any(word in line for word in SAID_ALWAYS)]
+        runtime = containerd.log.read_text(errors="replace").splitlines()
         print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
+        print("--- containerd", *runtime[-LINES:], sep="\n")
         await agent.close()
         for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):
             path.unlink() if path.is_symlink() else shutil.rmtree(path)

@@ -40,7 +40,11 @@ def static_pod(
     grace_s: int = 1,
     **container: Any,
 ) -> dict[str, Any]:
-    """A pod of one container, ``main``; Guaranteed if only ``limit`` is given. ``folder`` is at /out in it."""
+    """A pod of one container, ``main``; Guaranteed if only ``limit`` is given. ``folder`` is at /out in it.
+
+    It has a volume, as pods have: kubelet kills what is in the cgroup of one without, and removes the cgroup, two seconds
+    after its file is gone, in the middle of its grace period. containerd 1.6 then has a container that it can never delete.
+    """
     limits = {"cpu": limit, "memory": memory} if limit else {}
     requests = {"cpu": cpu, "memory": memory} if cpu else {}
     main = {
@@ -49,6 +53,7 @@ def static_pod(
         "imagePullPolicy": "Never",
         "command": ["sh", "-c", command],
         "resources": {"limits": limits, "requests": requests},
+        "volumeMounts": [{"name": "own", "mountPath": "/own"}],
         **container,
     }
     spec: dict[str, Any] = {
@@ -57,11 +62,12 @@ def static_pod(
         "terminationGracePeriodSeconds": grace_s,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        "volumes": [{"name": "own", "emptyDir": {}}],
         "containers": [main],
     }
     if folder is not None:
-        main["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
-        spec["volumes"] = [{"name": "out", "hostPath": {"path": str(folder)}}]
+        main["volumeMounts"].append({"name": "out", "mountPath": "/out"})
+        spec["volumes"].append({"name": "out", "hostPath": {"path": str(folder)}})
     metadata = {"name": name, "namespace": "default"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
