@@ -183,8 +183,9 @@ async def test_when_the_runtime_dies_all_are_told(
     readers = [Subscriber(client) for _ in range(3)]
     await joined(relay, 3)
     await runtime.stop()
-    for reader in readers:
-        assert (await reader.end())[0] is grpc.StatusCode.UNAVAILABLE
+    # A runtime that ends cancels its calls before it closes, if it gets to it.
+    ends = {(await reader.end())[0] for reader in readers}
+    assert len(ends) == 1 and ends <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 @pytest.mark.parametrize("keeps", [b"", None], ids=["less", "nothing"])
