@@ -95,7 +95,8 @@ class AffinityClient:
                 pause_s = FIRST_PAUSE_S if self._heard_s != heard_s else min(2 * pause_s, MOST_PAUSE_S)
                 await asyncio.sleep(pause_s)
         finally:
-            self._save()
+            if not self._is_saved:
+                self._save(self._picture.state())
 
     async def _follow(self) -> str:
         """Read one stream to its end; returns why it has ended, in a sentence."""
@@ -138,7 +139,7 @@ class AffinityClient:
         self._say(self._not_looked() or (_IS_NEW if self._picture.is_waiting else ""))
         self._tell(before)
         if not self._is_saved and self._heard_s - self._saved_s >= SAVE_EVERY_S:
-            await asyncio.to_thread(self._save)
+            self._save(await asyncio.to_thread(self._picture.state))
 
     def _not_looked(self) -> str:
         """Why its graph is old although the observer answers: its samples fail, or have stopped; "" = it is not old."""
@@ -184,12 +185,9 @@ class AffinityClient:
             aside = set_aside(str(self._file))
             self._log.warning("affinity graph set aside", file=aside, reason=str(error))
 
-    def _save(self) -> None:
+    def _save(self, state: Any) -> None:
         """As a whole or not at all; what cannot be saved is seen anew by the observer."""
-        if self._is_saved:
-            return
         self._saved_s, self._is_saved = time.monotonic(), True
-        state = self._picture.state()
         self.later(lambda: self._write(state))
 
     def _write(self, state: Any) -> None:

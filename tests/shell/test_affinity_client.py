@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -246,3 +247,21 @@ async def test_what_is_kept_is_json(folder: Path, observer: ObserverProcess) -> 
     await follower.close()
     kept = json.loads((folder / FILE).read_text())
     assert [row[:2] for row in kept["owners"]] == [[DB, WEB]]
+
+
+async def test_it_is_kept_from_the_event_loop_while_it_goes_on(
+    observer: ObserverProcess, follower: Follower
+) -> None:
+    """What keeps files for the daemon belongs to its loop."""
+    kept = asyncio.Event()
+
+    def later(work: Callable[[], None]) -> None:
+        asyncio.get_running_loop()
+        work()
+        kept.set()
+
+    follower.client.later = later
+    follower.client._saved_s = -math.inf
+    observer.start()
+    await asyncio.wait_for(kept.wait(), WAIT_S)
+    assert not any("failed" in event for event in follower.log.events)
