@@ -14,6 +14,7 @@ from cri_proxy.core.nri.ids import PLUGIN_ID
 from tests.e2e.cgroups import cgroup_mounts
 from tests.e2e.node import Node, Running, problem_of, until
 from tests.functional.nri.support import adjust, env, hosting, plugin, plugin_process
+from tests.nri.plugins import A_WHOLE_LIFE, NO_VALIDATOR
 
 pytestmark = pytest.mark.containerd
 MIB = 1 << 20
@@ -101,7 +102,7 @@ async def test_a_folder_named_by_the_id_is_in_the_container_as_long_as_it_lives(
     named = f"{tmp_path}/{{id}}"
     mount = {"destination": "/data", "source": named, "type": "bind", "options": ["bind", "ro", "rslave"]}
     script: dict[str, Any] = {
-        "mask": 0x1FFF,
+        "mask": NO_VALIDATOR,
         "CreateContainer": {"make": named, **adjust(mounts=[mount], env=env(A="{count}"))},
         "RemoveContainer": {"remove": named},
     }
@@ -164,7 +165,9 @@ async def test_two_plugins_in_conflict_leave_nothing_behind(hosting_node: Node) 
 
 async def test_a_plugin_killed_in_the_middle_of_a_request_hurts_nobody(hosting_node: Node) -> None:
     node = hosting_node
-    async with plugin_process(node.agent, "10-dies", mask=0x1FFF, CreateContainer={"hang": True}) as dying:
+    async with plugin_process(
+        node.agent, "10-dies", mask=NO_VALIDATOR, CreateContainer={"hang": True}
+    ) as dying:
         pod = await node.pod("pod")
         creating = asyncio.ensure_future(node.run(pod))
         await dying.log.line("CreateContainer")
@@ -175,7 +178,7 @@ async def test_a_plugin_killed_in_the_middle_of_a_request_hurts_nobody(hosting_n
 
 async def test_a_slow_plugin_is_given_up_and_the_pod_starts(hosting_node: Node) -> None:
     node = hosting_node
-    async with plugin(node.agent, "10-slow", mask=0x1FFF, CreateContainer={"hang": True}):
+    async with plugin(node.agent, "10-slow", mask=NO_VALIDATOR, CreateContainer={"hang": True}):
         await node.run("pod")
         await until(lambda: node.ask("status"), lambda status: status["nri"]["plugins"] == [])
 
@@ -239,7 +242,7 @@ async def test_hugepage_limits_are_in_the_cgroup(hosting_node: Node) -> None:
 
 async def test_a_process_that_ends_is_told_of_and_a_pod_has_all_its_events(hosting_node: Node) -> None:
     node = hosting_node
-    async with plugin(node.agent, mask=0x1FFF) as told:
+    async with plugin(node.agent, mask=NO_VALIDATOR) as told:
         container = await node.run("pod", command=("sh", "-c", "exit 5"))
         shown = (await told.line("StopContainer"))["message"]["container"]
         assert (shown["id"], shown["exit_code"]) == (container.id, 5)
@@ -248,17 +251,7 @@ async def test_a_process_that_ends_is_told_of_and_a_pod_has_all_its_events(hosti
         assert pod["pid"] > 0 and pod["ips"]
         await node.kubelet.stop_pod(container.pod.id)
         await node.kubelet.remove_pod(container.pod.id)
-        await told.become(
-            "RunPodSandbox",
-            "CreateContainer",
-            "PostCreateContainer",
-            "StartContainer",
-            "PostStartContainer",
-            "StopContainer",
-            "StopPodSandbox",
-            "RemoveContainer",
-            "RemovePodSandbox",
-        )
+        await told.become(*A_WHOLE_LIFE)
 
 
 async def test_a_daemon_killed_in_the_middle_leaves_nothing_for_long(hosting_node: Node) -> None:

@@ -17,6 +17,20 @@ from typing import Any, Callable, Optional
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HANG_S = 30.0
+#: All events and requests but ValidateContainerAdjustment: a plugin that judges holds up or fails creates.
+NO_VALIDATOR = 0x1FFF
+#: The events of a pod with one container, from its start to its removal, in containerd's order.
+A_WHOLE_LIFE = [
+    "RunPodSandbox",
+    "CreateContainer",
+    "PostCreateContainer",
+    "StartContainer",
+    "PostStartContainer",
+    "StopContainer",
+    "StopPodSandbox",
+    "RemoveContainer",
+    "RemovePodSandbox",
+]
 #: All that a pre-registered plugin's first lines need, whose environment is empty.
 _WRAPPER = """#!{python}
 import sys

@@ -27,6 +27,7 @@ from tests.functional.nri.support import (
     variables,
 )
 from tests.functional.support import eventually
+from tests.nri.plugins import NO_VALIDATOR
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -222,7 +223,7 @@ async def test_a_plugin_that_fails_takes_no_container_with_it(
 ) -> None:
     start = plugin_process if "exit" in failure else plugin
     async with (
-        start(agent, "10-bad", mask=0x1FFF, CreateContainer=failure),
+        start(agent, "10-bad", mask=NO_VALIDATOR, CreateContainer=failure),
         plugin(agent, "20-good", CreateContainer=adjust(env=env(A="1"))) as good,
     ):
         container = await client.create(pod, "c")

@@ -12,21 +12,9 @@ from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import until
 from tests.functional.nri.support import plugin
-from tests.nri.plugins import Log
+from tests.nri.plugins import A_WHOLE_LIFE, NO_VALIDATOR, Log
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-NO_VALIDATOR = 0x1FFF
-A_WHOLE_LIFE = [
-    "RunPodSandbox",
-    "CreateContainer",
-    "PostCreateContainer",
-    "StartContainer",
-    "PostStartContainer",
-    "StopContainer",
-    "StopPodSandbox",
-    "RemoveContainer",
-    "RemovePodSandbox",
-]
 
 
 async def until_not_asking(agent: Agent) -> None:

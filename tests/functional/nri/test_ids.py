@@ -24,9 +24,9 @@ from tests.functional.nri.support import (
     try_create,
     variables,
 )
+from tests.nri.plugins import NO_VALIDATOR
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-NO_VALIDATOR = 0x1FFF
 
 
 def folder_by_id(folder: Path) -> dict[str, Any]:
