@@ -24,3 +24,9 @@ READY, DEGRADED, CONFIG_APPLIED = "Ready", "Degraded", "ConfigApplied"
 #: On a node: the version that the installer has put there, and whether it is in the middle of it.
 INSTALLED_LABEL = f"{GROUP}/installed"
 INSTALLING_LABEL = f"{GROUP}/installing"
+
+#: On a node, by an administrator: which front end runs there, ``nri``, ``standalone`` or ``proxy``. Without it the
+#: DaemonSets that were applied run there; the installer touches only nodes that say ``proxy``.
+FRONT_END_LABEL = f"{GROUP}/front-end"
+#: On Jobs and their pods: the node's whole name.
+NODE_ANNOTATION = f"{GROUP}/node"
