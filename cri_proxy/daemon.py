@@ -11,6 +11,7 @@ import contextlib
 import gc
 import math
 import os
+import secrets
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Optional, TextIO, cast
 
 from bpf.notify import notify, watchdog_period_s
-from cri_proxy.core.config import BadConfig
+from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker
 from cri_proxy.shell import event_loop, logs, settings
 from cri_proxy.shell.affinity import AffinityController
@@ -75,6 +76,9 @@ class Daemon:
         self.options = options
         self.front: Optional[FrontEnd] = None
         self.control: Optional[ControlServer] = None
+        self.view: Optional[ControlServer] = None
+        #: Another one in every life of a daemon.
+        self.instance = secrets.token_hex(8)
         self.watch: Optional[TopologyWatch] = None
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -215,7 +219,9 @@ class Daemon:
         self.front = front
         if not self._own() and not front.must_serve:
             raise SocketTaken(self.health.reasons["owner"])
+        self.commands = Commands(self)
         await self._serve_control()
+        await self._serve_view()
         await self._serve_metrics()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -230,7 +236,7 @@ class Daemon:
         return "owner" not in self.health.reasons
 
     async def _serve_control(self) -> None:
-        control = ControlServer(Path(self.parts.config["control.socket"]), Commands(self).table(), self.log)
+        control = ControlServer(Path(self.parts.config["control.socket"]), self.commands.table(), self.log)
         try:
             await control.start()
         except (SocketTaken, OSError) as error:
@@ -238,6 +244,20 @@ class Daemon:
         else:
             self.control = control
             self.health.note("control", "")
+
+    async def _serve_view(self) -> None:
+        """Have questions answered on a socket of their own. Nothing else needs it: a failure is a warning."""
+        path = view_socket(self.parts.config)
+        if path is None:
+            return
+        view = ControlServer(path, self.commands.view_table(), self.log, "control.view_socket")
+        try:
+            await view.start()
+        except (SocketTaken, OSError) as error:
+            self.health.warn("view", [f"nothing answers on control.view_socket: {error}"])
+        else:
+            self.view = view
+            self.health.warn("view", [])
 
     async def _serve_metrics(self) -> None:
         self.health.note("metrics", await self.metrics_http.follow(self.parts.config["metrics.listen"]))
@@ -263,8 +283,9 @@ class Daemon:
         await self.front.close(drain_s, stops_s)
         extending.cancel()
         await self.tasks.end()
-        if self.control is not None:
-            await self.control.stop()
+        for server in (self.control, self.view):
+            if server is not None:
+                await server.stop()
         await self.metrics_http.follow("")
         await self.affinity.close()
         await parts.keeper.updates.close()
@@ -352,6 +373,8 @@ class Daemon:
             await self._keep()
         if "control" in reasons:
             await self._serve_control()
+        if self.view is None:
+            await self._serve_view()
         if "metrics" in reasons and not self._reloading.locked():
             await self._serve_metrics()
 
@@ -412,6 +435,14 @@ class Daemon:
     def mode(self) -> str:
         """The mode in force."""
         return self.assembly.mode
+
+
+def view_socket(config: Config) -> Optional[Path]:
+    """Where the view socket is, as ``control.view_socket`` says; None = there is none."""
+    key = "control.view_socket"
+    if config.origins[key] == "default":
+        return Path(config["control.socket"]).with_name(Path(config[key]).name)
+    return Path(config[key]) if config[key] else None
 
 
 async def _go_on_stopping(drain_s: float, stops_s: float) -> None:

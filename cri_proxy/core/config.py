@@ -290,8 +290,10 @@ def _shared_sockets(config: Config) -> list[str]:
     ours = {_real(config["relay.socket"]): "relay.socket"}
     for extra in config["relay.extra_sockets"]:
         ours.setdefault(_real(extra), "relay.extra_sockets")
-    for key in ("control.socket", "nri.socket", "relay.runtime_endpoint", "relay.image_endpoint"):
-        taken = ours.get(_real(config[key]))
+    view = {**ours, _real(config["control.socket"]): "control.socket"}
+    for key in ("control.socket", "control.view_socket", "nri.socket", "relay.runtime_endpoint",
+                "relay.image_endpoint"):  # fmt: skip
+        taken = (view if key == "control.view_socket" else ours).get(_real(config[key]))
         if taken:
             sentence = f"{config.origins[key]}: {key} is {config[key]}"
             errors.append(f"{sentence}, expected another socket than {taken}")

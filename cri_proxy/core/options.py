@@ -117,6 +117,14 @@ OPTIONS: tuple[Option, ...] = (
         live=False,
     ),
     Option(
+        "control.view_socket",
+        endpoint("none"),
+        "/var/run/cri-resmgr/view.sock",
+        "A second socket, which answers questions and changes nothing: for what reports on this node. As long as only"
+        " control.socket is set it is view.sock in that folder.",
+        live=False,
+    ),
+    Option(
         "topology.source",
         path(),
         "/sys",

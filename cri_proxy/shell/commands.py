@@ -31,6 +31,7 @@ from cri_proxy.core.report import (
     placement_rows,
 )
 from cri_proxy.shell.commands_affinity import AffinityCommands
+from cri_proxy.shell.commands_view import SHARED, ViewCommands
 from cri_proxy.shell.control import Command
 from cri_proxy.shell.keeper import ENFORCE, MODES
 from cri_proxy.shell.machine import NoMachine
@@ -48,6 +49,7 @@ class Commands:
 
     def __init__(self, daemon: Any) -> None:
         self._daemon = daemon
+        self._view = ViewCommands(daemon)
         self._started = time.monotonic()
 
     def table(self) -> Mapping[str, Command]:
@@ -66,7 +68,13 @@ class Commands:
             "reset-policy": self.reset_policy,
             "acknowledge": self.acknowledge,
             **AffinityCommands(self._daemon).table(),
+            **self._view.table(),
         }
+
+    def view_table(self) -> Mapping[str, Command]:
+        """Those of them that change nothing."""
+        commands = self.table()
+        return {name: commands[name] for name in (*SHARED, *self._view.table())}
 
     def _engine(self) -> Engine:
         engine: Optional[Engine] = self._daemon.parts.keeper.engine

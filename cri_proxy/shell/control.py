@@ -42,8 +42,12 @@ class DaemonAbsent(Exception):
 class ControlServer:
     """Serves the daemon's commands by name."""
 
-    def __init__(self, path: Path, commands: Mapping[str, Command], log: Any) -> None:
+    def __init__(
+        self, path: Path, commands: Mapping[str, Command], log: Any, key: str = "control.socket"
+    ) -> None:
+        """``key``: the option that says where it is."""
         self.path = path
+        self._key = key
         self._commands = commands
         self._log = log
         self._server: Optional[asyncio.AbstractServer] = None
@@ -51,7 +55,7 @@ class ControlServer:
 
     async def start(self) -> None:
         """:raises SocketTaken, OSError: the socket cannot be had."""
-        claim(self.path, "control.socket")
+        claim(self.path, self._key)
         mask = os.umask(0o177)
         try:
             self._server = await asyncio.start_unix_server(self._connected, str(self.path), limit=MAX_REQUEST)

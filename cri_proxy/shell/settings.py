@@ -35,6 +35,7 @@ ESSENTIAL = frozenset(
         "relay.runtime_endpoint",
         "relay.image_endpoint",
         "control.socket",
+        "control.view_socket",
         "state.directory",
         "topology.cgroup_root",
         "affinity.socket",

@@ -143,6 +143,7 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
         "affinity.socket",
         "state.directory",
         "control.socket",
+        "control.view_socket",
         "topology.cgroup_root",
         "nri.host",
         "nri.socket",
@@ -177,6 +178,11 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
             "control:\n  socket: /var/run/cri-resmgr/cri-resmgr.sock",
             "c.yaml:2: control.socket is /var/run/cri-resmgr/cri-resmgr.sock, "
             "expected another socket than relay.extra_sockets",
+        ),
+        (
+            "control:\n  view_socket: /run/cri-resmgr/control.sock",
+            "c.yaml:2: control.view_socket is /run/cri-resmgr/control.sock, "
+            "expected another socket than control.socket",
         ),
         (
             "nri:\n  socket: /run/cri-resmgr.sock",

@@ -1,0 +1,113 @@
+"""The view socket answers what is asked about a node, refuses whatever would change it, and tells it in one document."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_api.control import ControlError, read_reply, write_request
+from cri_proxy.shell.commands import Commands
+from cri_proxy.shell.commands_view import SLICE
+from tests.agent import Agent
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import StartAgent, ask
+from tests.functional.support import new_agent, run_pod_with
+
+QUESTIONS = {"status", "topology", "placements", "explain", "affinity", "metrics", "report"}
+
+
+def view_of(agent: Agent) -> Path:
+    return agent.control.with_name("view.sock")
+
+
+async def look(agent: Agent, command: str, **arguments: Any) -> Any:
+    """What the view socket answers."""
+    reader, writer = await asyncio.open_unix_connection(str(view_of(agent)), limit=1 << 24)
+    try:
+        writer.write(write_request(command, arguments))
+        return read_reply(await reader.readline())
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_every_command_that_is_no_question_is_refused(agent: Agent) -> None:
+    names = set(Commands(None).table())
+    assert names > QUESTIONS
+    for name in sorted(names - QUESTIONS - {"doctor"}):
+        with pytest.raises(ControlError, match="this daemon does not know the command"):
+            await look(agent, name)
+    assert (await ask(agent, "status"))["mode"] == "enforce"
+
+
+async def test_the_view_socket_is_roots_alone(agent: Agent) -> None:
+    assert stat.S_IMODE(view_of(agent).stat().st_mode) == 0o600
+
+
+async def test_both_sockets_give_the_same_answers(agent: Agent, client: CriClient) -> None:
+    await run_pod_with(client, "web", cpu_limit=2000)
+    for name in sorted(QUESTIONS - {"status", "metrics", "explain"}):
+        assert await look(agent, name) == await ask(agent, name), name
+    shown = await look(agent, "explain", container="web")
+    assert shown["containers"][0]["pod"] == "web"
+
+
+async def test_the_report_has_zones_containers_and_what_the_daemon_is(
+    agent: Agent, client: CriClient
+) -> None:
+    _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
+    report = await look(agent, "report", events_since=None)
+    assert (report["mode"], report["front_end"], report["policy"]) == ("enforce", "cri", "hygon")
+    [row] = report["placements"]
+    assert (row["container_id"], row["state"], row["zone"]) == (container_id, "managed", "l3-0")
+    zones = {zone["name"]: zone for zone in report["zones"]}
+    assert zones["l3-0"]["charged_milli_cpus"] == row["milli_cpus"]
+    assert len(report["machine"]["numa_nodes"]) == 8
+    assert report["cluster"]["state"] == "none"
+
+
+async def test_another_life_of_the_daemon_has_another_instance(agent: Agent) -> None:
+    first = (await look(agent, "report"))["instance"]
+    await agent.kill()
+    await agent.start()
+    assert (await look(agent, "report"))["instance"] != first
+
+
+async def test_events_since_must_be_a_number(agent: Agent) -> None:
+    with pytest.raises(ControlError, match="events_since is 'x', expected a whole number of 0 or more"):
+        await look(agent, "report", events_since="x")
+
+
+async def test_a_degraded_daemon_reports_why_without_a_machine(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime, topology={"source": "/nowhere/at/all"}) as agent:
+        await agent.start()
+        report = await look(agent, "report")
+        assert report["machine"] is None and report["placements"] == []
+        assert "topology" in report["degraded"]
+
+
+async def test_without_a_view_socket_there_is_none(start_agent: StartAgent) -> None:
+    agent = await start_agent(control={"view_socket": ""})
+    assert not view_of(agent).exists()
+
+
+async def test_a_view_socket_that_cannot_be_had_is_a_warning_and_degrades_nothing(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent:
+        view_of(agent).write_text("in the way")
+        await agent.start()
+        status = await ask(agent, "status")
+        assert not status["degraded"]
+        assert any("control.view_socket" in sentence for sentence in status["warnings"])
+
+
+async def test_containers_of_more_than_one_slice_are_all_told(agent: Agent, client: CriClient) -> None:
+    await asyncio.gather(*(run_pod_with(client, f"web-{n}", cpu_limit=100) for n in range(SLICE + 1)))
+    report = await look(agent, "report")
+    assert len(report["placements"]) == SLICE + 1
