@@ -31,8 +31,9 @@ order; what comes later wins, key by key:
 1. the defaults below,
 2. `/etc/cri-resmgr/fallback.cfg` (or the file of `--fallback-config`), as for Intel's cri-resource-manager,
 3. `/etc/cri-resmgr/config.yaml`, shipped with every line commented,
-4. the file of `--force-config`,
-5. flags of the command line.
+4. the cluster's policy, where the node's agent has handed one over,
+5. the file of `--force-config`,
+6. flags of the command line.
 
 All files have the same format and may use every option. `cri-resmgr config show` prints each value with the
 file and line it comes from; `cri-resmgr config check FILE` reads a file without using it, and takes what is
@@ -43,6 +44,13 @@ says which containers would move if the running daemon read that file in the pla
 plugin: `cri-resmgr-nri`), also `policy.Active`; the others wait for a restart. Those that are the *observer's* are
 read by `cri-resmgr-observer` only, which has a reload and a restart of its own. Containers that run keep their
 places as long as these can be had: a change moves nothing that need not move.
+
+**The cluster's policy** sets only what says so below: placement, and the weights of affinity. A policy with any other
+key is refused as a whole, and so is one whose values do not fit this node (more reserved CPUs than it has); then
+nothing changes, and `cri-resmgr status` has the sentence. The policy counts after `config.yaml`, whose lines are the
+same on all nodes of a package, and before `--force-config`, by which a node is kept as it is. It stays over restarts.
+`config show` names it as the origin of a value; `cri-resmgr config cluster-policy` shows all of it, `--clear` takes it
+off and lets no other in until `--accept`.
 
 **Sockets and directories** belong into `config.yaml`. Flags of the service (`CONFIG_OPTIONS`: `--relay-socket`,
 `--state-dir`, `--force-config`, ...) are not seen by commands, nor by the observer, nor while a package is removed.
@@ -197,7 +205,8 @@ def _section(option: Option) -> str:
 
 def _terms(option: Option) -> str:
     unit = f" Unit: {option.unit}." if option.unit else ""
-    return f"Value: {option.check.expected}.{unit} {_when(option)}."
+    cluster = " A cluster's policy may set it." if option.cluster else ""
+    return f"Value: {option.check.expected}.{unit} {_when(option)}.{cluster}"
 
 
 def _when(option: Option) -> str:

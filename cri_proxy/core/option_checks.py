@@ -51,7 +51,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Option:
-    """One setting. ``default`` is the typed value; ``live``: a reload applies it, else a restart does."""
+    """One setting. ``default`` is the typed value; ``live``: a reload applies it, else a restart does.
+
+    ``cluster``: a policy of the cluster may set it. Never an option that names a path, a socket or a program of the
+    node, or that keeps pods from starting: a policy reaches every node at once.
+    """
 
     key: str
     check: Check
@@ -59,6 +63,7 @@ class Option:
     help: str
     unit: str = ""
     live: bool = True
+    cluster: bool = False
 
 
 @dataclass(frozen=True)

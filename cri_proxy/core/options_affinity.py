@@ -74,6 +74,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         66.0,
         "After this time traffic that has stopped counts half.",
         "seconds",
+        cluster=True,
     ),
     Option(
         "affinity.message_lines",
@@ -81,6 +82,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         30.0,
         "Cache lines that one message costs besides its bytes.",
         "cache lines",
+        cluster=True,
     ),
     Option(
         "affinity.least_weight",
@@ -88,6 +90,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         1000.0,
         "Edges that are lighter do not count.",
         "cache lines a second",
+        cluster=True,
     ),
     Option(
         "affinity.least_share",
@@ -95,6 +98,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         0.01,
         "Edges that are a smaller part of all traffic of either end do not count: they are what glues everybody "
         "to name servers and metrics collectors.",
+        cluster=True,
     ),
     Option(
         "affinity.most_weight",
@@ -102,6 +106,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         10_000_000.0,
         "An edge counts as this much at most, whatever a container does to attract another.",
         "cache lines a second",
+        cluster=True,
     ),
     Option(
         "affinity.within",
@@ -109,6 +114,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         "node",
         "Whose traffic counts: everybody's, only inside a namespace, or only among replicas and containers of one "
         "workload.",
+        cluster=True,
     ),
     Option(
         "affinity.declared_weight",
@@ -116,32 +122,41 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         10_000.0,
         "What a weight of 1 in an affinity annotation counts beside traffic that was seen.",
         "cache lines a second",
+        cluster=True,
     ),
     Option(
         "affinity.rebalance",
         one_of("auto", "manual"),
         "auto",
         "auto: running containers are moved when a plan pays; manual: only by `cri-resmgr rebalance`.",
+        cluster=True,
     ),
-    Option("affinity.rebalance_interval", duration(), 60.0, "How often a plan is made.", "seconds"),
+    Option(
+        "affinity.rebalance_interval", duration(), 60.0, "How often a plan is made.", "seconds", cluster=True
+    ),
     Option(
         "affinity.hysteresis",
         decimal(0, 1),
         0.1,
         "The part of all communication cost that a plan must save.",
+        cluster=True,
     ),
     Option(
         "affinity.moves_per_minute",
         whole(0, 1000),
         10,
         "Containers moved in a minute at most; 0 freezes all.",
+        cluster=True,
     ),
-    Option("affinity.minimum_age", duration(), 60.0, "Younger containers are not moved.", "seconds"),
+    Option(
+        "affinity.minimum_age", duration(), 60.0, "Younger containers are not moved.", "seconds", cluster=True
+    ),
     Option(
         "affinity.move_exclusive",
         flag(),
         False,
         "Whether containers with CPUs of their own may be moved as well.",
+        cluster=True,
     ),
     Option(
         "affinity.most_memory_moved",
@@ -149,12 +164,14 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         8,
         "Containers with more memory in use do not change their NUMA node.",
         "GiB",
+        cluster=True,
     ),
     Option(
         "affinity.pressure_guard",
         flag(),
         True,
         "Whether a move is taken back when containers then wait for CPUs that did not before.",
+        cluster=True,
     ),
     Option(
         "affinity.l3_distance",
@@ -162,6 +179,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         84.0,
         "What a cache line costs more between two L3s of one NUMA node than inside an L3.",
         "nanoseconds",
+        cluster=True,
     ),
     Option(
         "affinity.slit_distance",
@@ -169,5 +187,6 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         4.1,
         "What it costs more for each point of the SLIT distance above 10.",
         "nanoseconds",
+        cluster=True,
     ),
 )
