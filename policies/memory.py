@@ -185,9 +185,13 @@ def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str, need: N
 
 def room_bytes(node: Node, memory_node: int, shared: Mapping[int, int] = NO_NEED.shared) -> int:
     """What limits may still be charged to a NUMA node; 0 where its size is not known. ``shared``: as in ``Need``."""
-    size = node.topology.ordinary_bytes(memory_node) or 0
     charged = node.memory_charged(memory_node) - shared.get(memory_node, 0)
-    return max(0, size * FILL_PERCENT // 100 - charged)
+    return max(0, allocatable_bytes(node, memory_node) - charged)
+
+
+def allocatable_bytes(node: Node, memory_node: int) -> int:
+    """What limits may fill of a NUMA node, charged or not; 0 where its size is not known."""
+    return (node.topology.ordinary_bytes(memory_node) or 0) * FILL_PERCENT // 100
 
 
 def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> int:

@@ -17,9 +17,10 @@ from cri_proxy.core.report import placement_row, present_why
 from policies.affinity.groups import Group
 from policies.affinity.traffic import POD_PREFIX, Traffic
 from policies.cpus import format_cpus
-from policies.memory import room_bytes
+from policies.memory import allocatable_bytes, room_bytes
 from policies.node import Node
 from policies.topology import Domain, Topology
+from policies.wanted import demand_of
 
 #: Kinds of zones by the level of their domains, largest first: what a zone's name begins with, and its type.
 ZONES = {"socket": ("socket", "Socket"), "numa": ("node", "Node"), "l3": ("l3", "L3")}
@@ -123,6 +124,7 @@ def _zone_row(node: Node, zones: Iterable[Zone], zone: Zone) -> dict[str, Any]:
         "exclusive_cpus": format_cpus(exclusive),
         "shared_cpus": format_cpus(shared),
         "memory_bytes": sum(topology.memory_bytes(n) or 0 for n in memory),
+        "memory_allocatable_bytes": sum(allocatable_bytes(node, n) for n in memory),
         "memory_charged_bytes": sum(node.memory_charged(n) for n in memory),
         "memory_free_bytes": sum(room_bytes(node, n) for n in memory) if known else None,
     }
@@ -146,8 +148,12 @@ def running(engine: Engine) -> tuple[Grant, ...]:
 
 
 def container_row(engine: Engine, grant: Grant, zones: Iterable[Zone]) -> dict[str, Any]:
-    """One container. ``zone``: the smallest that holds its CPUs, "" = it spans sockets."""
+    """One container. ``zone``: the smallest that holds its CPUs, "" = it spans sockets.
+
+    ``demand``: without one of these ("l3", "numa") it is refused; "" = it would be placed on a larger rung.
+    """
     row = placement_row(engine.host.topology, grant)
+    settings = getattr(engine.books.policy, "settings", None)
     return {
         "namespace": row["namespace"],
         "pod": row["pod"],
@@ -163,6 +169,7 @@ def container_row(engine: Engine, grant: Grant, zones: Iterable[Zone]) -> dict[s
         "why": " ".join(present_why(engine, grant).split()),
         "exclusive": bool(row["exclusive"]),
         "zone": zone_around(zones, grant.cpus),
+        "demand": "" if settings is None else demand_of(grant.container, settings),
     }
 
 

@@ -19,9 +19,10 @@ from cri_proxy.core.node_report import (
 from policies.affinity.groups import groups_of
 from policies.affinity.traffic import Edge, Traffic, traffic_of
 from policies.cpus import parse_cpus
-from policies.model import NO_FENCE, Qos
+from policies.model import NO_FENCE, Qos, Wishes
+from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, SNC_2S, VM_NO_CACHE_INFO
-from tests.scenes import TOPOLOGY_AWARE, engine_on, host_of, make_container, make_pod, run, topology
+from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, host_of, make_container, make_pod, run, topology
 
 
 def zones_by_name(engine: Engine) -> dict[str, dict[str, Any]]:
@@ -85,6 +86,33 @@ def test_each_container_that_the_runtime_has_is_a_row() -> None:
     assert (row["container_id"], row["milli_cpus"], row["state"]) == ("aa1", 1000, "managed")
     assert (row["level"], row["zone"], row["exclusive"]) == ("ccx", "l3-0", False)
     assert row["why"] and "\n" not in row["why"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "settings", "demand"),
+    [
+        (Wishes(), HYGON, ""),
+        (Wishes(numa="require"), HYGON, "numa"),
+        (Wishes(l3="require"), HYGON, "l3"),
+        (Wishes(), PlacementSettings(l3="require"), "l3"),
+    ],
+)
+def test_a_row_tells_the_place_that_its_container_demands(
+    wishes: Wishes, settings: PlacementSettings, demand: str
+) -> None:
+    engine = engine_on(HYGON_7285_2S, settings=settings)
+    run(engine, make_container("app", limit=2, request=1, wishes=wishes), "aa1")
+    zones = zones_of(engine.host.topology)
+    assert [container_row(engine, grant, zones)["demand"] for grant in running(engine)] == [demand]
+
+
+def test_memory_that_is_charged_and_memory_that_is_free_add_up_to_the_allocatable() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=2, request=1, memory=1), "aa1")
+    row = zones_by_name(engine)["node-0"]
+    assert row["memory_charged_bytes"] == 1 << 30
+    assert row["memory_charged_bytes"] + row["memory_free_bytes"] == row["memory_allocatable_bytes"]
+    assert row["memory_allocatable_bytes"] < row["memory_bytes"]
 
 
 def test_the_machine_has_every_numa_node_with_all_its_distances() -> None:

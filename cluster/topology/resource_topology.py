@@ -1,0 +1,197 @@
+"""A node's NodeResourceTopology (topology.node.k8s.io/v1alpha2) out of one ``report`` of its daemon. Pure.
+
+Made for what the scheduler's plugin NodeResourceTopologyMatch reads:
+
+- It looks at zones of type ``Node`` named ``node-N`` with 0 <= N < 64 and uses N as an index into the list of them. So
+  these come first, ascending and without a gap: a NUMA node that is not there, or has no CPUs, is a zone with nothing
+  allocatable.
+- It compares ``available`` of cpu and memory with what a Guaranteed pod asks for, and only where the attribute
+  ``topologyManagerPolicy`` is ``single-numa-node``. A zone without memory would then take no such pod at all.
+- Its books of a node are dropped for this object once ``nodeTopologyPodsFingerprint`` is that of the pods that it knows
+  there. The fingerprint is therefore of the pods of the same report as the amounts: one that is newer than the amounts
+  would have a scheduler believe that pods are counted which are not.
+
+L3s are zones of type ``L3`` inside of those, with attributes and no amounts: schedulers pass over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from cluster.topology.fingerprint import pods_fingerprint
+from cluster.topology.kubelet import TopologyManager
+
+GROUP, VERSION = "topology.node.k8s.io", "v1alpha2"
+KIND, PLURAL = "NodeResourceTopology", "noderesourcetopologies"
+
+SINGLE_NUMA_NODE = "single-numa-node"
+#: Why ``single-numa-node`` is not published though it was asked for; read by people.
+WITHHELD = "cri-resmgr.io/singleNumaNodeWithheld"
+
+#: The policies that carry out ``numa: require``.
+REFUSING_POLICIES = ("hygon", "topology-aware")
+
+#: NUMA nodes that the plugin can tell apart: its masks have 64 bits.
+MOST_NODES = 64
+#: NUMA nodes that the plugin counts on if it is told nothing; its scores fall below 0 with more.
+EXPECTED_NODES = 8
+#: Available memory is rounded down to this: charges of containers without a limit follow what they hold.
+MEMORY_STEP_BYTES = 64 << 20
+
+
+def node_resource_topology(
+    node: str,
+    report: Mapping[str, Any],
+    kubelet: Optional[TopologyManager] = None,
+    *,
+    single_numa_node: bool = False,
+    owners: Sequence[Mapping[str, Any]] = (),
+) -> Optional[dict[str, Any]]:
+    """The whole object, for a server-side apply; None = the daemon knows no machine yet: then leave what there is.
+
+    ``kubelet``: None = not known, and nothing is said of its policy. ``single_numa_node``: publish that policy, whatever
+    kubelet's is, while ``why_not_single_numa_node`` has nothing against it. ``owners``: owner references (that of the
+    node's NodePlacement), with which the object goes.
+    """
+    machine = report.get("machine")
+    if machine is None:
+        return None
+    zones = _node_zones(machine, report["zones"]) + _l3_zones(report["zones"])
+    metadata: dict[str, Any] = {"name": node}
+    if owners:
+        metadata["ownerReferences"] = [dict(owner) for owner in owners]
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": metadata,
+        "attributes": _attributes(report, kubelet, single_numa_node),
+        "zones": zones,
+    }
+
+
+def why_not_single_numa_node(report: Mapping[str, Any]) -> str:
+    """Why the node is not one where a Guaranteed container gets one NUMA node or is refused; "" = it is one.
+
+    Checked: the daemon enforces, with a policy that can refuse, and is not degraded; every NUMA node's memory is known;
+    and each container of a Guaranteed pod (the plugin compares no others with zones) is managed, demands one NUMA node
+    or one L3 (``numa: require``, ``l3: require``), and has all its CPUs in one.
+    """
+    if (report["mode"], report["mode_wanted"]) != ("enforce", "enforce"):
+        return f"the daemon is in mode {report['mode']}, not enforce"
+    if report["policy"] not in REFUSING_POLICIES:
+        return f"the policy {report['policy']} refuses no container that does not fit into one NUMA node"
+    if report["degraded"]:
+        return f"the daemon is degraded: {min(report['degraded'])}"
+    for zone in report["zones"]:
+        if zone["type"] == "Node" and zone["memory_free_bytes"] is None:
+            return f"the memory of {zone['name']} is not known"
+    for row in report["placements"]:
+        why = _against(row) if row["qos"] == "guaranteed" else ""
+        if why:
+            return f"{row['namespace']}/{row['pod']}/{row['container']} {why}"
+    return ""
+
+
+def _against(row: Mapping[str, Any]) -> str:
+    if row["state"] != "managed":
+        return f"is not placed by the daemon: {row['state']}"
+    if not row.get("demand"):
+        return "is placed without numa: require"
+    if not row["zone"].startswith(("node-", "l3-")):
+        return "is in more than one NUMA node"
+    return ""
+
+
+def _attributes(
+    report: Mapping[str, Any], kubelet: Optional[TopologyManager], single_numa_node: bool
+) -> list[dict[str, str]]:
+    """What is said of the whole node, in the plugin's words."""
+    why_not = why_not_single_numa_node(report) if single_numa_node else ""
+    if single_numa_node and not why_not:
+        # ``numa: require`` holds for a container, whatever its pod's other containers get.
+        policy, scope = SINGLE_NUMA_NODE, "container"
+    else:
+        policy, scope = (kubelet.policy, kubelet.scope) if kubelet else ("", "")
+    count = 1 + max((i for i in _node_ids(report["machine"]) if i < MOST_NODES), default=0)
+    most_nodes = max(kubelet.most_numa_nodes if kubelet else 0, count if count > EXPECTED_NODES else 0)
+    pods = ((row["namespace"], row["pod"]) for row in report["placements"] if row["pod"])
+    found = {
+        "topologyManagerPolicy": policy,
+        "topologyManagerScope": scope,
+        "topologyManagerMaxNUMANodes": str(most_nodes or ""),
+        "nodeTopologyPodsFingerprint": pods_fingerprint(pods),
+        "nodeTopologyPodsFingerprintMethod": "all",
+        WITHHELD: why_not,
+    }
+    return [{"name": name, "value": value} for name, value in found.items() if value]
+
+
+def _node_ids(machine: Mapping[str, Any]) -> list[int]:
+    return [node["id"] for node in machine["numa_nodes"]]
+
+
+def _node_zones(machine: Mapping[str, Any], zones: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One zone a NUMA node, and one for every id in between; costs are kernel distances."""
+    machines = {node["id"]: node for node in machine["numa_nodes"] if node["id"] < MOST_NODES}
+    with_cpus = {zone["name"]: zone for zone in zones if zone["type"] == "Node"}
+    return [
+        _node_zone(number, machines.get(number, {}), with_cpus.get(f"node-{number}"))
+        for number in range(max(machines, default=-1) + 1)
+    ]
+
+
+def _node_zone(
+    number: int, numa_node: Mapping[str, Any], zone: Optional[Mapping[str, Any]]
+) -> dict[str, Any]:
+    distances = {int(other): distance for other, distance in numa_node.get("distances", {}).items()}
+    found: dict[str, Any] = {
+        "name": f"node-{number}",
+        "type": "Node",
+        "costs": [
+            {"name": f"node-{other}", "value": distance}
+            for other, distance in sorted(distances.items())
+            if other < MOST_NODES
+        ],
+    }
+    if zone is None:
+        size = numa_node.get("memory_bytes", 0)
+        return {
+            **found,
+            "resources": [_resource("cpu", "0", "0", "0"), _resource("memory", str(size), "0", "0")],
+        }
+    capacity, allocatable = zone["capacity_milli_cpus"], zone["allocatable_milli_cpus"]
+    cpu = [cpu_text(amount) for amount in (capacity, allocatable, min(allocatable, zone["free_milli_cpus"]))]
+    resources = [_resource("cpu", *cpu)]
+    free = zone["memory_free_bytes"]
+    if free is not None:
+        size, most = zone["memory_bytes"], zone["memory_allocatable_bytes"]
+        left = min(free, most) // MEMORY_STEP_BYTES * MEMORY_STEP_BYTES
+        resources.append(_resource("memory", str(size), str(most), str(left)))
+    return {**found, "attributes": [{"name": "cpuset", "value": zone["cpus"]}], "resources": resources}
+
+
+def _l3_zones(zones: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``cpuset`` and ``shared``: CPUs as lists; ``free``: CPUs that no request is charged on, as a quantity."""
+    nodes = {zone["name"] for zone in zones if zone["type"] == "Node"}
+    found = []
+    for zone in zones:
+        if zone["type"] == "L3":
+            values = {
+                "cpuset": zone["cpus"],
+                "free": cpu_text(zone["free_milli_cpus"]),
+                "shared": zone["shared_cpus"],
+            }
+            parent = {"parent": zone["parent"]} if zone["parent"] in nodes else {}
+            attributes = [{"name": name, "value": value} for name, value in values.items()]
+            found.append({"name": zone["name"], "type": "L3", **parent, "attributes": attributes})
+    return found
+
+
+def _resource(name: str, capacity: str, allocatable: str, available: str) -> dict[str, str]:
+    return {"name": name, "capacity": capacity, "allocatable": allocatable, "available": available}
+
+
+def cpu_text(milli_cpus: int) -> str:
+    """Milli-CPUs as Kubernetes writes them: whole CPUs without a unit, else with ``m``."""
+    return str(milli_cpus // 1000) if milli_cpus % 1000 == 0 else f"{milli_cpus}m"
