@@ -18,7 +18,7 @@ VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc lib
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm clean
+.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -122,6 +122,10 @@ deb: setup ## The Debian package; PYTHON=3.9: for machines with that Python
 rpm: setup ## The rpm; PYTHON=3.9 as well
 	@tools/debian-packages rpm
 	@$(BIN)/python packaging/build.py rpm $(addprefix --python=,$(TARGET)) --release $(RELEASE)
+
+image: setup ## The images, as one OCI layout with its SBOMs, in dist/; CARRIES=deb:3.11: packages for hosts (root)
+	@tools/debian-packages mmdebstrap dpkg rpm
+	@$(BIN)/python packaging/cluster/image.py $(addprefix --packages=,$(CARRIES)) --release $(RELEASE)
 
 run: setup ## The daemon in the foreground, with /etc/cri-resmgr (root)
 	$(BIN)/cri-resmgr run

@@ -19,7 +19,7 @@ import vendor
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: What was fetched, for the next build.
 CACHE = REPOSITORY / ".cache"
-OUR_PACKAGES = ("policies", "cri_api", "cri_proxy", "bpf")
+OUR_PACKAGES = ("policies", "cri_api", "cri_proxy", "bpf", "cluster")
 OUR_FILES = ("*.py", "*.c", "*.h")
 #: Its protoc is that of protobuf 6.31.1; requirements-3.9.txt has 6.33.
 PROTOC = "grpcio-tools==1.80.1"

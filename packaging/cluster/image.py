@@ -1,0 +1,257 @@
+"""Builds the images as one OCI layout, without docker: ``image.py [--packages deb:3.11,rpm:3.9] [--dist dist]``.
+
+Two images share their layers: ``cri-resmgr`` (every program; no shell) and ``cri-resmgr-installer`` (the same, and the
+packages that are put on hosts). Layers: Debian's packages (mmdebstrap extracts them, none of their scripts runs), the
+same tree that the deb has, the packages. Beside the layout: an archive of it, and a CycloneDX SBOM of each image.
+The same commit and the same Debian packages give the same digests; ``--mirror`` may be a snapshot of Debian's archive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import build  # noqa: E402
+import oci  # noqa: E402
+import sbom  # noqa: E402
+from prepare import prepare  # noqa: E402
+from stage import stage  # noqa: E402
+
+from cri_proxy.version import VERSION  # noqa: E402
+
+NAME, INSTALLER = "cri-resmgr", "cri-resmgr-installer"
+#: As a container runtime spells a name without a registry.
+LIBRARY = "docker.io/library"
+MIRROR = "http://deb.debian.org/debian"
+SUITE, PYTHON = "bookworm", "3.11"
+#: util-linux: nsenter, by which the installer runs the host's commands. base-files: /etc/os-release, for scanners.
+DEBIAN = ("base-files", f"python{PYTHON}", "libstdc++6", "util-linux")
+#: What docs/install.md says there are hosts for.
+PACKAGES = "deb:3.9,deb:3.10,deb:3.11,deb:3.12,deb:3.13,rpm:3.9,rpm:3.11,rpm:3.12"
+#: The installer looks there (cluster/installer/io/image.py).
+CARRIED = "usr/share/cri-resmgr/packages"
+#: Wheels are locked for this one (requirements-3.*.txt), and deb and rpm are made for it.
+ARCHITECTURE = "amd64"
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
+#: Of what Debian's packages bring; the first that fits a path decides, and what none fits is left out.
+KEEP = (
+    ("usr/bin/python3.11", True),
+    ("usr/bin/nsenter", True),
+    (f"usr/lib/python{PYTHON}/test/*", False),
+    (f"usr/lib/python{PYTHON}/unittest/*", False),
+    (f"usr/lib/python{PYTHON}/pydoc_data/*", False),
+    (f"usr/lib/python{PYTHON}/lib2to3/*", False),
+    (f"usr/lib/python{PYTHON}/lib-dynload/_dbm.*", False),
+    (f"usr/lib/python{PYTHON}/lib-dynload/nis.*", False),
+    (f"usr/lib/python{PYTHON}/lib-dynload/readline.*", False),
+    (f"usr/lib/python{PYTHON}/lib-dynload/_curses*", False),
+    (f"usr/lib/python{PYTHON}/lib-dynload/_codecs_*", False),
+    (f"usr/lib/python{PYTHON}/*", True),
+    # Of packages that come with util-linux and python3.11, and that nothing of what is kept links with.
+    *((f"{_LIBRARIES}/{name}*", False) for name in (
+        "gconv/", "libdb-", "libgcrypt", "libgpg-error", "libsystemd", "libmvec", "libkrb5", "libgssapi", "libk5",
+        "libkeyutils", "libcom_err", "libtirpc", "libnsl", "libmount", "libblkid", "libsmartcols", "libreadline",
+        "libhistory", "libpam", "libncurses", "libpanel", "libform", "libmenu", "libtinfo", "libtic", "libudev",
+        "libaudit", "libzstd", "liblz4", "libacl", "libcap", "libpsx", "libdrop_", "libmd.", "security/", "sasl2/",
+        "perl", "libBrokenLocale", "libc_malloc_debug", "libmemusage", "libpcprofile", "libthread_db", "audit/",
+    )),
+    (f"{_LIBRARIES}/*", True),
+    ("usr/lib64/*", True),
+    ("usr/lib/os-release", True),
+    ("usr/share/doc/*/copyright", True),
+    ("usr/share/common-licenses/*", True),
+    ("etc/os-release", True),
+    ("etc/debian_version", True),
+    ("etc/ssl/openssl.cnf", True),
+    ("usr/lib/ssl/*", True),
+)  # fmt: skip
+FILES = {
+    "etc/passwd": "root:x:0:0::/:/nonexistent\nnonroot:x:65532:65532::/:/nonexistent\nnobody:x:65534:65534::/:/nonexistent\n",
+    "etc/group": "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+#: Mount points, so that the root may be read-only.
+FOLDERS = ("dev", "proc", "sys", "run", "tmp", "var/lib/cri-resmgr", "etc/cri-resmgr", "host")
+CONFIG = {
+    "User": "65532:65532",
+    "Env": ["PATH=/usr/bin", "LANG=C.UTF-8"],
+    "WorkingDir": "/",
+    "Cmd": ["/usr/bin/cri-resmgr", "--help"],
+    "Labels": {
+        "org.opencontainers.image.title": NAME,
+        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    },
+}
+_QUERY = r"${Package}\t${Version}\t${Architecture}\t${source:Package}\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build, print each image's name and digest."""
+    parser = argparse.ArgumentParser(prog="image.py", description=__doc__)
+    parser.add_argument("--packages", default=PACKAGES, help="what the installer carries: KIND:PYTHON,...")
+    parser.add_argument("--architecture", default=ARCHITECTURE)
+    parser.add_argument("--mirror", default=MIRROR, help="Debian's archive, or a snapshot of it")
+    parser.add_argument("--dist", type=Path, default=build.REPOSITORY / "dist")
+    parser.add_argument("--release", default="1", help="the packages' release of this version")
+    parser.add_argument("--quick", action="store_true", help="packages are packed loosely")
+    options = parser.parse_args(arguments)
+    if options.architecture != ARCHITECTURE:
+        sys.exit(
+            f"image.py: --architecture={options.architecture}: the wheels of packaging/requirements-{PYTHON}.txt "
+            f"are locked for {ARCHITECTURE}; no other can be built"
+        )
+    if os.geteuid() != 0:
+        sys.exit("image.py: not root: files of the image are to be root's")
+    epoch_s = build.source_date()
+    os.environ["SOURCE_DATE_EPOCH"] = str(epoch_s)
+    os.umask(0o022)
+    wanted = [tuple(word.split(":")) for word in options.packages.split(",") if word]
+    with tempfile.TemporaryDirectory(prefix="cri-resmgr-image-") as scratch:
+        work = Path(scratch)
+        packages = list(_packages(wanted, options.release, options.quick, work))
+        for name, digest in _images(work, packages, options.mirror, epoch_s, options.dist).items():
+            print(name, digest)
+    return 0
+
+
+def _images(work: Path, packages: Sequence[Path], mirror: str, epoch_s: int, dist: Path) -> dict[str, str]:
+    created = datetime.datetime.fromtimestamp(epoch_s, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # 1. The layers.
+    debian = _debian(work, mirror)
+    prepare(PYTHON, work / "prepared")
+    _program(work)
+    _carried(work / "carried", packages)
+    _compile(work)
+    base = oci.pack(work / "debian", f"Debian {SUITE}: {', '.join(DEBIAN)}", epoch_s)
+    program = oci.pack(work / "program", f"{NAME} {VERSION}", epoch_s)
+    carried = oci.pack(work / "carried", "packages for hosts", epoch_s)
+    # 2. The images of them.
+    tag = f"{LIBRARY}/{{}}:{VERSION}"
+    images = [
+        oci.Image(tag.format(NAME), ARCHITECTURE, CONFIG, (base, program)),
+        oci.Image(tag.format(INSTALLER), ARCHITECTURE, CONFIG, (base, program, carried)),
+    ]
+    layout = dist / "image"
+    shutil.rmtree(layout, ignore_errors=True)
+    digests = oci.write_layout(layout, images, created)
+    oci.archive(layout, dist / f"{NAME}-{VERSION}-{ARCHITECTURE}.oci.tar", epoch_s)
+    # 3. What is in them.
+    python = sbom.python_packages(work / "prepared" / "site")
+    files = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in packages]
+    for name, carries in ((NAME, []), (INSTALLER, files)):
+        text = sbom.cyclonedx(name, VERSION, created, SUITE, debian, python, carries)
+        (dist / f"{name}-{VERSION}-{ARCHITECTURE}.cdx.json").write_text(text)
+    return digests
+
+
+def _debian(work: Path, mirror: str) -> list[sbom.DebianPackage]:
+    """Debian's part below ``debian``; what it is made of."""
+    extracted, listed = work / "extracted", work / "packages.txt"
+    hook = (
+        'for file in "$1"/var/cache/apt/archives/*.deb; '
+        f"do dpkg-deb --show --showformat '{_QUERY}' \"$file\"; done > {listed}"
+    )
+    command = ["mmdebstrap", "--quiet", "--variant=extract", "--mode=root", f"--architectures={ARCHITECTURE}"]
+    command += ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--include={','.join(DEBIAN)}"]
+    command += ["--format=directory", f"--extract-hook={hook}", SUITE, str(extracted), mirror]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    root = work / "debian"
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (root / "usr" / name).mkdir(parents=True)
+        (root / name).symlink_to(f"usr/{name}")
+    for path in _kept(extracted):
+        _copy(extracted / path, root / path)
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for name in FOLDERS:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    (root / "var" / "run").symlink_to("../run")
+    return sbom.read_packages(listed.read_text())
+
+
+def _kept(root: Path) -> Iterator[str]:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), root)
+            if next((keep for pattern, keep in KEEP if fnmatch(path, pattern)), False):
+                yield path
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    else:
+        shutil.copyfile(source, target)
+        target.chmod(source.stat().st_mode & 0o777)
+
+
+def _program(work: Path) -> None:
+    """The tree of the deb, without what only a host needs."""
+    staged, root = work / "staged", work / "program"
+    stage(work / "prepared", PYTHON, "deb", staged)
+    for part in ("usr/bin", "usr/lib/cri-resmgr", "usr/share/doc/cri-resmgr/licenses"):
+        shutil.copytree(staged / part, root / part, symlinks=True)
+    for host_only in ("maintain", "nri"):
+        path = root / "usr/lib/cri-resmgr" / host_only
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _compile(work: Path) -> None:
+    """Bytecode, since the root is read-only: by the image's own Python, in one process and one order, undated."""
+    whole = work / "whole"
+    for layer in ("debian", "program"):
+        shutil.copytree(work / layer, whole, symlinks=True, dirs_exist_ok=True)
+    libraries = [f"/usr/lib/python{PYTHON}", "/usr/lib/cri-resmgr/lib"]
+    command = [
+        "/usr/sbin/chroot",
+        str(whole),
+        f"/usr/bin/python{PYTHON}",
+        "-I",
+        "-B",
+        "-m",
+        "compileall",
+        "-q",
+    ]
+    command += ["--invalidation-mode=unchecked-hash", "-x", "/networkx/|/lib2to3/", *libraries]
+    environment = {"PATH": "/usr/bin", "PYTHONHASHSEED": "0"}
+    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+    for layer, library in zip(("debian", "program"), libraries):
+        for made in (whole / library.lstrip("/")).rglob("*.pyc"):
+            _copy(made, work / layer / made.relative_to(whole))
+
+
+def _packages(wanted: Sequence[tuple[str, ...]], release: str, quick: bool, work: Path) -> Iterator[Path]:
+    """The files, built one after the other."""
+    for kind, python in wanted:
+        command = [sys.executable, str(HERE.parent / "build.py"), kind, f"--python={python}"]
+        command += [f"--release={release}", f"--dist={work / 'built'}", *(["--quick"] if quick else [])]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        yield Path(done.stdout.split()[-1])
+
+
+def _carried(root: Path, packages: Sequence[Path]) -> None:
+    folder = root / CARRIED
+    folder.mkdir(parents=True)
+    for package in packages:
+        shutil.copyfile(package, folder / package.name)
+        (folder / package.name).chmod(0o644)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
