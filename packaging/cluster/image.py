@@ -78,7 +78,10 @@ KEEP = (
     ("usr/lib/ssl/*", True),
 )  # fmt: skip
 FILES = {
-    "etc/passwd": "root:x:0:0::/:/nonexistent\nnonroot:x:65532:65532::/:/nonexistent\nnobody:x:65534:65534::/:/nonexistent\n",
+    "etc/passwd": "".join(
+        f"{name}:x:{number}:{number}::/:/nonexistent\n"
+        for name, number in (("root", 0), ("nonroot", 65532), ("nobody", 65534))
+    ),
     "etc/group": "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
