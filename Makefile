@@ -15,10 +15,12 @@ DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-
 TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
+# What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
+CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image clean
+.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,8 +45,8 @@ test: setup ## All tests; as root also those on a real containerd
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING)
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING) $(CLUSTER)
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
 
 test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
@@ -58,6 +60,10 @@ e2e: setup ## Only the tests on a real containerd (root)
 e2e-kubelet: setup ## A real kubelet with static pods on a real containerd; builds it (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) util-linux dpkg
 	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet
+
+e2e-cluster: setup ## A real kube-apiserver, nodes, agents and the operator; builds it (KUBE_APISERVER, ETCD, KUBELET: others) (root)
+	@tools/debian-packages $(DEBIAN) $(CLUSTER)
+	$(BIN)/python -m pytest -v --cluster --numprocesses=0 --durations=0 --durations-min=5 tests/cluster/real
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)

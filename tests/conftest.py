@@ -38,6 +38,7 @@ ONE_AFTER_ANOTHER = (
     "tests/packaging/",
     "tests/vm/",
     "tests/bpf/",
+    "tests/cluster/real/",
     "tests/functional/test_degraded_start.py",
 )
 
@@ -57,6 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--vm", action="store_true", help="also run those that boot a virtual machine")
+    parser.addoption("--cluster", action="store_true", help="also run those on a real kube-apiserver")
     parser.addoption("--kubelet", action="store_true", help="also run those under a real kubelet")
 
 
@@ -69,6 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("kubelet"):
                 item.add_marker(pytest.mark.skip(reason="builds and runs a kubelet: make e2e-kubelet"))
+    if not config.getoption("--cluster"):
+        for item in items:
+            if item.get_closest_marker("cluster"):
+                item.add_marker(pytest.mark.skip(reason="builds and runs a kube-apiserver: make e2e-cluster"))
     if not config.getoption("--vm"):
         for item in items:
             if item.get_closest_marker("vm"):

@@ -15,17 +15,30 @@ def containerd_17(cache: Path) -> Optional[Path]:
 
     Unpacked once in this folder, with an apt state of its own: the system's apt stays as it is.
     """
-    package = cache / "containerd-1.7"
+    try:
+        return _unpacked("containerd", "trixie", cache / "containerd-1.7") / "usr" / "bin" / "containerd"
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def etcd(cache: Path) -> Path:
+    """The path of Debian 12's etcd, unpacked once in this folder: installed, it would be started as a service.
+
+    :raises OSError, subprocess.SubprocessError: it cannot be had.
+    """
+    return _unpacked("etcd-server", "bookworm", cache / "etcd-server") / "usr" / "bin" / "etcd"
+
+
+def _unpacked(name: str, suite: str, package: Path) -> Path:
+    """The folder ``package``, with the files of another release's package in it; OSError or SubprocessError."""
+    cache = package.parent
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "containerd-1.7.lock").open("w") as lock:
+    with (cache / f"{package.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed; another test run may be at it
         if not package.exists():
             with tempfile.TemporaryDirectory(dir=cache) as folder:
-                try:
-                    _fetch_package("containerd", "trixie", Path(folder)).rename(package)
-                except (OSError, subprocess.SubprocessError):
-                    return None
-    return package / "usr" / "bin" / "containerd"
+                _fetch_package(name, suite, Path(folder)).rename(package)
+    return package
 
 
 def _fetch_package(name: str, suite: str, folder: Path) -> Path:
