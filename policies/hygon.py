@@ -157,9 +157,9 @@ class Hygon:
         who, wanted = container.path, wanted_milli(container) / 1000
         level, room = choice.site.level, "" if choice.has_room else " with room"
         demand = demand_of(container, self.settings)
-        if demand == "l3" and (level != "ccx" or not choice.has_room):
+        if demand == "l3" and (level != "ccx" or choice.is_full):
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one L3{room}; there is none")
-        if demand and (level not in ONE_NODE or not choice.has_room):
+        if demand and (level not in ONE_NODE or choice.is_full):
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one NUMA node{room}; there is none")
         if container.wishes.strict_hints and any(h.isdisjoint(choice.site.nodes) for h in hinted):
             raise PlacementRefused(

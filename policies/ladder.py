@@ -84,12 +84,16 @@ class Climb:
 
 @dataclass(frozen=True)
 class Choice:
-    """The site taken, its usable CPUs, whether its rung is the lowest open one and had room, and why in words."""
+    """The site taken, its usable CPUs, whether its rung is the lowest open one and had room, and why in words.
+
+    ``is_full``: the site itself has no room for the request, on whatever rung it is.
+    """
 
     site: Site
     cpus: frozenset[int]
     has_room: bool
     why: str
+    is_full: bool
 
 
 class Ladder:
@@ -137,7 +141,7 @@ class Ladder:
         why = (
             f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
         )
-        return Choice(best, survey.allowed(best.leaves), False, why)
+        return Choice(best, survey.allowed(best.leaves), False, why, is_full=True)
 
     def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[Site]]]:
         looked = 0
@@ -182,7 +186,7 @@ class Ladder:
         site = self.rungs[-1][1][0]
         has_room = survey.room_nano(site.leaves) >= want.milli_request * NANO_PER_MILLI
         why = f"{_wanted(want.milli_wanted)}: the whole machine has {len(cpus)}, all of them"
-        return Choice(site, cpus, has_room, why)
+        return Choice(site, cpus, has_room, why, is_full=not has_room)
 
     def _pick(self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str) -> Choice:
         # The number of containers is costly to know and seldom decides: it is looked up among equals only.
@@ -200,7 +204,7 @@ class Ladder:
             f"{note}{_wanted(want.milli_wanted)}: {_plain(best.level)} ({_count(len(cpus))}), "
             f"{best.name} (of {of} that hold it{room}), {decided}"
         )
-        return Choice(best, cpus, not note, why)
+        return Choice(best, cpus, not note, why, is_full=False)
 
     def _key(self, survey: Survey, want: Climb, site: Site) -> Key:
         pod = want.pod_leaves
