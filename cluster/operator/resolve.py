@@ -1,0 +1,76 @@
+"""Which policy a node gets: of those that select it the highest priority, among equal ones the first by name.
+
+Two policies of equal priority on one node are a conflict, and a conflict moves nothing: a node that has one of them
+already keeps it. Both policies are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Optional
+
+from cluster.operator.objects import Node, NodeState, Policy
+from cluster.operator.selector import selects
+
+
+class Conflict(NamedTuple):
+    """Another policy of the same priority selects the same nodes."""
+
+    policy: str
+    priority: int
+    nodes: int
+    #: One of them.
+    node: str
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What every node should have."""
+
+    #: Node to the name of its policy; nodes that no policy selects are not in it.
+    wanted: Mapping[str, str]
+    #: Nodes whose policy cannot be told now, since the policy that they have does not say which nodes it means.
+    held: frozenset[str] = frozenset()
+    conflicts: Mapping[str, tuple[Conflict, ...]] = field(default_factory=dict)
+
+
+def resolve(
+    policies: Iterable[Policy], nodes: Iterable[Node], placements: Mapping[str, NodeState]
+) -> Resolution:
+    """Every node's policy. A policy with a fault still has its nodes: it changes nothing there, and no other does."""
+    policies = sorted(policies, key=lambda policy: policy.name)
+    blind = {policy.name for policy in policies if policy.selector is None}
+    wanted: dict[str, str] = {}
+    held: set[str] = set()
+    ties: dict[tuple[str, str], list[str]] = {}
+    priorities = {policy.name: policy.priority for policy in policies}
+    for node in nodes:
+        state = placements.get(node.name)
+        present = state.given.name if state and state.given else None
+        if present in blind:
+            held.add(node.name)
+            continue
+        # 1. The policies that select the node, best first.
+        candidates = [
+            each for each in policies if each.selector is not None and selects(each.selector, node.labels)
+        ]
+        best = _best(candidates, present)
+        if best is None:
+            continue
+        wanted[node.name] = best.name
+        # 2. Equals of the best one are a conflict, told to each of them.
+        equals = [each.name for each in candidates if each.priority == best.priority]
+        for one in equals:
+            for other in equals:
+                if one != other:
+                    ties.setdefault((one, other), []).append(node.name)
+    conflicts: dict[str, tuple[Conflict, ...]] = {}
+    for (one, other), names in sorted(ties.items()):
+        conflict = Conflict(other, priorities[one], len(names), min(names))
+        conflicts[one] = (*conflicts.get(one, ()), conflict)
+    return Resolution(wanted, frozenset(held), conflicts)
+
+
+def _best(candidates: list[Policy], present: Optional[str]) -> Optional[Policy]:
+    return min(candidates, key=lambda each: (-each.priority, each.name != present, each.name), default=None)

@@ -1,0 +1,276 @@
+"""Which node is changed next: a state machine whose state is in the objects, a function from them to the next steps.
+
+A node is *in change* from the write of its ``spec.policy`` until the operator has seen it well with that and has
+written this down (``confirm``), and ``pauseSeconds`` more. At most ``maxUnavailable`` nodes of a policy are in change.
+The first changed node with a reason of ``abortOn`` stops the rollout: that is recorded in the policy's status first,
+then every node that has the document goes back to what it had. A new generation of the policy starts again.
+
+Where all nodes have had the document once (``completedHash``), a node that comes later and fails with it is taken back
+alone, and no further node is given that document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+from cluster.operator.objects import NodeState, Policy, Rollout
+
+#: Seconds that an agent has to carry out a document, and to get over what was wrong before it. An agent writes its
+#: status every 10 s at most, and keeps an answer of doctor for 60 s.
+ANSWER_S = 120.0
+#: Nodes that no policy selects any more lose theirs this many at a time.
+REMOVAL = Rollout(max_unavailable="10%")
+
+GIVE, CONFIRM, TAKE_BACK, REMOVE = "give", "confirm", "take-back", "remove"
+
+
+class Trouble(NamedTuple):
+    """Why a node is not well: one of ABORT_REASONS or ``TakenBack``, and a sentence."""
+
+    reason: str
+    sentence: str
+
+
+class Change(NamedTuple):
+    """One write to a NodePlacement. It holds only as long as the node is as it was ``seen``."""
+
+    kind: str
+    seen: NodeState
+
+
+class Abort(NamedTuple):
+    """The rollout has to be stopped: to be recorded before any node is taken back."""
+
+    node: str
+    reason: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to write now, in this order, and when to look again without news (seconds since 1970; None: never)."""
+
+    abort: Optional[Abort] = None
+    changes: tuple[Change, ...] = ()
+    wake_at: Optional[float] = None
+    #: Why nodes that should be changed are not: one sentence; "" where none waits.
+    waits: str = ""
+
+
+def trouble(state: NodeState, node_ready: bool) -> Optional[Trouble]:
+    """What is wrong with a node, the most telling first; None for a node that is well or has not answered yet."""
+    answer = state.answer
+    if (
+        answer
+        and state.given
+        and answer.hash == state.given.hash
+        and answer.state in ("Refused", "TakenBack")
+    ):
+        reason = "ConfigRefused" if answer.state == "Refused" else "TakenBack"
+        return Trouble(reason, answer.message or f"the agent says {answer.state}")
+    if not node_ready:
+        return Trouble("NotReady", "the Node is not Ready: its kubelet does not answer")
+    if state.ready is False:
+        return Trouble("NotReady", state.complaint)
+    if state.degraded:
+        return Trouble("Degraded", state.complaint)
+    if state.doctor_errors:
+        return Trouble("DoctorErrors", f"doctor finds {state.doctor_errors} errors")
+    return None
+
+
+def well(state: NodeState, node_ready: bool) -> bool:
+    """The agent has done what it was told, and nothing is wrong."""
+    return state.acknowledged and state.ready is True and trouble(state, node_ready) is None
+
+
+def has(policy: Policy, state: NodeState) -> bool:
+    """The node was given this very document of this policy."""
+    return state.given is not None and state.given.name == policy.name and state.given.hash == policy.hash
+
+
+def in_change(state: NodeState, now: float, pause_s: float = 0.0) -> bool:
+    """Changed, and not confirmed or still in the pause after it. A node that was taken back, or has lost its policy,
+    is waited for ANSWER_S only: a node that stays broken must not keep the others from going back."""
+    notes = state.notes
+    if state.confirmed:
+        return notes.confirmed_at > 0 and not notes.failed and now < notes.confirmed_at + pause_s
+    if notes.failed or state.given is None:
+        return now < notes.changed_at + ANSWER_S
+    return True
+
+
+def step(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float) -> Step:
+    """The next steps of one policy over the nodes that should have it (``ready``: the Nodes that are Ready)."""
+    if policy.fault:
+        return Step()
+    # 1. A changed node that fails ends it: recorded, then everything goes back.
+    blamed = [] if policy.aborted else _blamed(policy, targets, ready, now)
+    if blamed and not policy.completed:
+        state, found = blamed[0]
+        return Step(abort=Abort(state.name, found.reason, found.sentence))
+    # 2. Nodes to take back, or to change.
+    if policy.aborted:
+        changes, waits = _take_back(policy, targets, ready, now), ""
+    elif policy.completed and (blamed or any(each.notes.failed == policy.hash for each in targets)):
+        changes = [Change(TAKE_BACK, state) for state, _ in blamed]
+        waits = "a node has failed with this document, so no further node is given it"
+    else:
+        changes, waits = _give(policy, targets, ready, now)
+    # 3. What is well now is written down.
+    busy = {change.seen.name for change in changes}
+    unconfirmed = [each for each in targets if not each.confirmed and each.name not in busy]
+    confirms = [Change(CONFIRM, each) for each in unconfirmed if well(each, _ready(ready, each))]
+    return Step(None, (*confirms, *changes), _wake_at(policy, targets, now), waits)
+
+
+def finished(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float) -> bool:
+    """The document is on every node that can take it; a few that are not well do not keep a rollout open for ever."""
+    holders = [each for each in targets if has(policy, each)]
+    if (
+        policy.fault
+        or policy.aborted
+        or any(in_change(each, now, policy.rollout.pause_s) for each in targets)
+    ):
+        return False
+    others = [each for each in targets if not has(policy, each)]
+    if any(well(each, _ready(ready, each)) or each.notes.failed == policy.hash for each in others):
+        return False
+    allowed = max(policy.rollout.most(len(targets)), REMOVAL.most(len(targets)))
+    return bool(holders) and len(others) <= allowed
+
+
+def removal(states: Sequence[NodeState], nodes: int, now: float) -> Step:
+    """The next steps for nodes that no policy selects: those with one lose it, some at a time, of ``nodes`` in all."""
+    confirms = [
+        Change(CONFIRM, each)
+        for each in states
+        if each.given is None and not each.confirmed and each.acknowledged
+    ]
+    leaving = [each for each in states if each.given is not None]
+    moving = [each for each in leaving if in_change(each, now)]
+    settled = [each for each in leaving if not in_change(each, now)]
+    going = sum(each.given is None and in_change(each, now) for each in states)
+    room = REMOVAL.most(nodes) - going - len(moving)
+    chosen = moving + sorted(settled)[: max(0, room)]
+    waking = [
+        each.notes.changed_at + ANSWER_S for each in states if each.given is None and in_change(each, now)
+    ]
+    return Step(None, (*confirms, *(Change(REMOVE, each) for each in chosen)), min(waking, default=None))
+
+
+def still(change: Change, policy: Optional[Policy], fresh: NodeState, node_ready: bool) -> bool:
+    """Whether a step holds for the node as it is at the moment of the write."""
+    seen = change.seen
+    if (fresh.uid, fresh.given, fresh.notes) != (seen.uid, seen.given, seen.notes):
+        return False
+    if change.kind == CONFIRM:
+        return well(fresh, node_ready) or (fresh.given is None and fresh.acknowledged)
+    if change.kind == GIVE:
+        return _replaced_in_place(policy, fresh) or well(fresh, node_ready)
+    return True
+
+
+def _blamed(
+    policy: Policy, targets: Iterable[NodeState], ready: Mapping[str, bool], now: float
+) -> list[tuple[NodeState, Trouble]]:
+    """Nodes that fail with the document, the one changed first at the front."""
+    blamed = []
+    for state in targets:
+        if not has(policy, state):
+            continue
+        found = trouble(state, _ready(ready, state))
+        if found is None or (found.reason != "TakenBack" and found.reason not in policy.rollout.abort_on):
+            continue
+        # After completion a confirmed node that fails has another reason than the change.
+        if policy.completed and state.confirmed:
+            continue
+        if _its_own(state, found, now):
+            blamed.append((state, found))
+    return sorted(blamed, key=lambda pair: (pair[0].notes.changed_at, pair[0].name))
+
+
+def _its_own(state: NodeState, found: Trouble, now: float) -> bool:
+    """The trouble is that of the document that the node has now, not left over from before."""
+    if found.reason in ("ConfigRefused", "TakenBack") or state.confirmed:
+        return True
+    answered = state.answer is not None and state.answer.hash == state.given_hash
+    return (answered and not state.notes.unwell) or now >= state.notes.changed_at + ANSWER_S
+
+
+def _give(
+    policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+) -> tuple[list[Change], str]:
+    pause_s = policy.rollout.pause_s
+    outdated = [each for each in targets if not has(policy, each)]
+    moving = [each for each in targets if in_change(each, now, pause_s)]
+    # 1. Nodes in the middle of an earlier document of this policy get this one instead: they are in change already.
+    replaced = [each for each in outdated if _replaced_in_place(policy, each)]
+    # 2. Others only while there is room, and only those that are well: what is wrong before is not held against it.
+    others = [each for each in outdated if not in_change(each, now, pause_s) and each not in replaced]
+    able = sorted(each for each in others if well(each, _ready(ready, each)))
+    room = max(0, policy.rollout.most(len(targets)) - len({each.name for each in (*moving, *replaced)}))
+    chosen = [*replaced, *able[:room]]
+    return [Change(GIVE, each) for each in chosen], _why_waiting(moving, others, able, ready)
+
+
+def _why_waiting(
+    moving: Sequence[NodeState],
+    others: Sequence[NodeState],
+    able: Sequence[NodeState],
+    ready: Mapping[str, bool],
+) -> str:
+    for state in sorted(moving):
+        found = trouble(state, _ready(ready, state))
+        if found:
+            return f"{state.name} is not well since it was changed ({found.reason}): {found.sentence}"
+    unable = sorted(set(others) - set(able))
+    if not unable:
+        return ""
+    found = trouble(unable[0], _ready(ready, unable[0]))
+    sentence = found.sentence if found else "its agent has not answered"
+    more = f", and {len(unable) - 1} more" if len(unable) > 1 else ""
+    return f"{unable[0].name} is not changed before it is well: {sentence}{more}"
+
+
+def _replaced_in_place(policy: Optional[Policy], state: NodeState) -> bool:
+    return (
+        policy is not None
+        and state.given is not None
+        and state.given.name == policy.name
+        and not state.confirmed
+        and not state.notes.failed
+    )
+
+
+def _take_back(
+    policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+) -> list[Change]:
+    pause_s = policy.rollout.pause_s
+    holders = [each for each in targets if has(policy, each)]
+    # 1. Nodes in change go back at once: that makes no further node unavailable.
+    moving = [each for each in holders if in_change(each, now, pause_s)]
+    # 2. The others, the failing ones first, as many at a time as were changed at a time.
+    settled = [each for each in holders if not in_change(each, now, pause_s)]
+    settled.sort(
+        key=lambda each: (trouble(each, _ready(ready, each)) is None, -each.notes.changed_at, each.name)
+    )
+    going = sum(in_change(each, now, pause_s) for each in targets)
+    room = max(0, policy.rollout.most(len(targets)) - going)
+    return [Change(TAKE_BACK, each) for each in (*moving, *settled[:room])]
+
+
+def _wake_at(policy: Policy, targets: Sequence[NodeState], now: float) -> Optional[float]:
+    times = []
+    for state in targets:
+        if state.notes.confirmed_at:
+            times.append(state.notes.confirmed_at + policy.rollout.pause_s)
+        elif state.notes.changed_at:
+            times.append(state.notes.changed_at + ANSWER_S)
+    return min((each for each in times if each > now), default=None)
+
+
+def _ready(ready: Mapping[str, bool], state: NodeState) -> bool:
+    return ready.get(state.name, False)

@@ -1,0 +1,90 @@
+"""The objects that the operator writes, as documents for server-side apply.
+
+What is applied is everything that the operator owns of an object: a field that is left out is given up. People's own
+fields (``spec.mode``, ``spec.freeze``, ``spec.overrides``) are never in them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from cluster.api.names import API_VERSION, INSTALLED_LABEL, INSTALLING_LABEL, NODE_PLACEMENT, OPERATOR
+from cluster.operator.objects import (
+    INSTALL_ANNOTATION,
+    ROLLOUT_ANNOTATION,
+    Node,
+    Object,
+    Policy,
+    raw_notes,
+    read_node_placement,
+    write_time,
+)
+from cluster.operator.rollout import CONFIRM, GIVE, TAKE_BACK, Change
+
+LABELS = {"app.kubernetes.io/managed-by": OPERATOR}
+
+
+def new_node_placement(node: str) -> dict[str, Any]:
+    """The empty NodePlacement of a node: to be created."""
+    return _node_placement(node, "", None, {})
+
+
+def changed(
+    change: Change, policy: Optional[Policy], found: Object, now: float, well: bool
+) -> dict[str, Any]:
+    """What to apply for this change of ``found``, the whole object as just read; a conflict if it has changed since."""
+    present = (found.get("spec") or {}).get("policy") or None
+    notes = raw_notes(found)
+    if change.kind == CONFIRM:
+        return _written(found, present, {**notes, "confirmedAt": write_time(now)})
+    changed_at = {"changedAt": write_time(now)}
+    if change.kind == GIVE:
+        assert policy is not None
+        notes = {**changed_at, "previous": _way_back(found, present, notes)}
+        return _written(found, policy.document(), notes if well else {**notes, "unwell": True})
+    if change.kind == TAKE_BACK:
+        failed = read_node_placement(found).given_hash
+        return _written(found, notes.get("previous"), {**changed_at, "failed": failed})
+    return _written(found, None, changed_at)
+
+
+def node_labels(node: Node, installed: str, installing: str, failed: str = "") -> dict[str, Any]:
+    """The operator's labels on a Node, all of them: what is empty goes."""
+    labels = {INSTALLED_LABEL: installed, INSTALLING_LABEL: installing}
+    metadata: dict[str, Any] = {
+        "name": node.name,
+        "labels": {key: value for key, value in labels.items() if value},
+    }
+    if failed:
+        metadata["annotations"] = {INSTALL_ANNOTATION: failed}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def _way_back(found: Object, present: Any, notes: Mapping[str, Any]) -> Any:
+    """What the node goes back to: what it has, if it was well with that; else what it would have gone back to."""
+    state = read_node_placement(found)
+    return present if state.confirmed or state.notes.failed else notes.get("previous")
+
+
+def _written(found: Object, policy: Any, notes: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = found["metadata"]
+    return _node_placement(metadata["name"], metadata.get("resourceVersion", ""), policy, notes)
+
+
+def _node_placement(
+    name: str, resource_version: str, policy: Any, notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "labels": dict(LABELS)}
+    if resource_version:
+        metadata["resourceVersion"] = resource_version
+    if notes:
+        kept = {key: value for key, value in notes.items() if value is not None}
+        metadata["annotations"] = {ROLLOUT_ANNOTATION: json.dumps(kept, sort_keys=True)}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": NODE_PLACEMENT,
+        "metadata": metadata,
+        "spec": {"policy": policy} if policy else {},
+    }
