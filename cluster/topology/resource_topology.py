@@ -77,8 +77,9 @@ def why_not_single_numa_node(report: Mapping[str, Any]) -> str:
     and each container of a Guaranteed pod (the plugin compares no others with zones) is managed, demands one NUMA node
     or one L3 (``numa: require``, ``l3: require``), and has all its CPUs in one.
     """
-    if (report["mode"], report["mode_wanted"]) != ("enforce", "enforce"):
-        return f"the daemon is in mode {report['mode']}, not enforce"
+    for mode in (report["mode"], report["mode_wanted"]):
+        if mode != "enforce":
+            return f"the daemon's mode is {mode}, not enforce"
     if report["policy"] not in REFUSING_POLICIES:
         return f"the policy {report['policy']} refuses no container that does not fit into one NUMA node"
     if report["degraded"]:
