@@ -1,4 +1,4 @@
-"""A host with a real kubelet: alone, with static pods, on the described machine."""
+"""A host with a real kubelet, on the described machine: alone, with static pods, or with an API server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import socket as sockets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from tests.kubelet.build import version_of
 from tests.kubelet_host import KubeletHost
@@ -34,10 +34,23 @@ exec "$@"
 
 
 class RealKubeletHost(KubeletHost):
-    """``folder`` is short; ``cgroup`` has all pods. Before it is started it is pointed at a runtime."""
+    """``folder`` is short; ``cgroup`` has all pods. Before it is started it is pointed at a runtime.
 
-    def __init__(self, folder: Path, program: Path, cgroup: str, *, name: str, sys: Path) -> None:
+    With a ``kubeconfig``, which may be written until kubelet is started, it registers a node of this name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        program: Path,
+        cgroup: str,
+        *,
+        name: str,
+        sys: Path,
+        kubeconfig: Optional[Path] = None,
+    ) -> None:
         self.name = name
+        self._kubeconfig = kubeconfig
         self.port, self.health_port, self._main_port = (_free_port() for _ in range(3))
         self.manifests = folder / "manifests"
         self.manifests.mkdir()
@@ -91,12 +104,14 @@ class RealKubeletHost(KubeletHost):
             mounts[str(file)] = f"/proc/sys/{sysctl}"
         # Its configuration is found by the name that the unit says.
         mounts[f"{self.root}/var/lib"] = "/var/lib"
-        flags = (
+        flags = [
             f"--root-dir={self.folder}/k",
             f"--cert-dir={self.folder}/k/pki",
             f"--hostname-override={self.name}",
             "--v=2",
-        )
+        ]
+        if self._kubeconfig is not None:
+            flags.append(f"--kubeconfig={self._kubeconfig}")
         return _START.format(
             mounts="\n".join(f'mount --bind "{here}" {there}' for here, there in mounts.items()),
             program=shlex.quote(str(self.folder / "bin" / "kubelet")),

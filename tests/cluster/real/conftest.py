@@ -1,37 +1,100 @@
-"""What the tests on a real kube-apiserver share: one control plane, with the CRDs in it."""
+"""What the tests on a real kube-apiserver share: one control plane with the CRDs in it, and nodes of several kinds."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
+from tests.cluster.real.node import RegisteredNode
+from tests.cri_client import CriClient
+from tests.e2e.containerd import Containerd, missing
 from tests.e2e.packages import etcd
 from tests.kubelet.build import CACHE, programs
+from tests.kubelet.conftest import LINES, LOGS, SAID_ALWAYS
+from tests.kubelet.conftest import containerd as containerd  # fixtures, of these tests too
+from tests.kubelet.conftest import described as described
+from tests.kubelet.conftest import direct as direct
+from tests.kubelet.host import RealKubeletHost
+from tests.kubelet.machine import MACHINE
+from tests.machines import machine
 
 SERVER = "kube-apiserver"
 
 
 @pytest.fixture(scope="session")
-def control_plane_programs() -> tuple[Path, Path]:
-    """etcd and kube-apiserver: those named by the environment, or Debian's."""
+def control_plane_programs() -> tuple[Path, Path, Path]:
+    """etcd, kube-apiserver and kubelet: those named by the environment, or Debian's."""
     if os.geteuid() != 0:
         pytest.skip("A real kube-apiserver is built and run as root only.")
+    assert missing() == ""
     assert shutil.which("openssl") is not None, "openssl is not installed"
-    given = os.environ.get("ETCD", "")
-    store = Path(given) if given else etcd(CACHE.parent)
-    given = os.environ.get("KUBE_APISERVER", "")
-    return store, Path(given) if given else programs(SERVER, "kubelet")[0]
+    given = {name: os.environ.get(name, "") for name in ("ETCD", "KUBE_APISERVER", "KUBELET")}
+    store = Path(given["ETCD"]) if given["ETCD"] else etcd(CACHE.parent)
+    own = [
+        name for name, own in ((SERVER, given["KUBE_APISERVER"]), ("kubelet", given["KUBELET"])) if not own
+    ]
+    built = dict(zip(own, programs(*own)))
+    server = built.get(SERVER) or Path(given["KUBE_APISERVER"])
+    return store, server, built.get("kubelet") or Path(given["KUBELET"])
 
 
 @pytest.fixture(scope="session")
-def api_server(control_plane_programs: tuple[Path, Path]) -> Iterator[ControlPlane]:
+def program(control_plane_programs: tuple[Path, Path, Path]) -> Path:
+    """The kubelet."""
+    return control_plane_programs[2]
+
+
+@pytest.fixture(scope="session")
+def api_server(control_plane_programs: tuple[Path, Path, Path]) -> Iterator[ControlPlane]:
     """A running control plane without nodes."""
     # Its sockets' paths are short.
-    with ControlPlane(Path(tempfile.mkdtemp(prefix="crk-")), *control_plane_programs) as running:
+    with ControlPlane(Path(tempfile.mkdtemp(prefix="crk-")), *control_plane_programs[:2]) as running:
         yield running
+
+
+@pytest.fixture
+async def registered(
+    api_server: ControlPlane,
+    program: Path,
+    containerd: Containerd,
+    direct: CriClient,
+    described: Path,
+    folder: Path,
+) -> AsyncIterator[RegisteredNode]:
+    """A node that has registered: kubelet, our daemon, containerd. Its kubelet has a certificate of its own."""
+    config = {
+        "topology": {"cgroup_root": str(described / "cgroup")},
+        "reconcile": {"interval": "1s", "poll": "1s"},
+    }
+    agent = Agent(containerd.socket, machine(MACHINE), config)
+    name = f"node-{os.getpid()}"
+    pair = api_server.certificate(f"system:node:{name}", "system:nodes")
+    kubeconfig = api_server.kubeconfig(folder / "kubelet.kubeconfig", certificate=pair)
+    host = RealKubeletHost(
+        folder, program, containerd.cgroup_parent, name=name, sys=described / "sys", kubeconfig=kubeconfig
+    )
+    host.point_at(agent.socket)
+    node = RegisteredNode(api_server, containerd, agent, direct, host)
+    try:
+        await agent.start()
+        await node.start_kubelet()
+        await node.until_registered()
+        yield node
+        await node.until_nothing_runs()
+    finally:
+        await asyncio.to_thread(host.close)
+        await asyncio.to_thread(api_server.ask, "DELETE", f"/api/v1/nodes/{name}")
+        # Shown if the test fails.
+        told = [line for line in host.log.splitlines() if not any(word in line for word in SAID_ALWAYS)]
+        print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
+        await agent.close()
+        for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)

@@ -25,7 +25,7 @@ END_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 60.0
 ADMIN_TOKEN = "admin-of-the-tests"
 SERVICE_CIDR = "10.233.0.0/24"
-CREATED = 201
+ETCD_URL = "unix://etcd.sock:1"
 #: An hour, seconds: the least that a server mints a token for is ten minutes.
 TOKEN_S = 3600
 
@@ -78,7 +78,7 @@ class ControlPlane:
         self.spawn(
             "kube-apiserver",
             str(self._server_program),
-            f"--etcd-servers={self._etcd_url}",
+            f"--etcd-servers={ETCD_URL}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
             # The endpoints of the service `kubernetes`: loopback is refused there, and nothing goes there.
@@ -151,19 +151,17 @@ class ControlPlane:
             time.sleep(0.1)
 
     def _start_etcd(self) -> None:
-        socket_, peers = (f"unix://{self.folder}/{name}.sock" for name in ("etcd", "peers"))
-        self._etcd_url = socket_
+        # etcd takes a host and a port only; these are names of sockets, in the folder that it is started in.
+        peers = "unix://peers.sock:1"
         self.spawn(
             "etcd",
             str(self._etcd_program),
             f"--data-dir={self.folder}/etcd",
-            f"--listen-client-urls={socket_}",
-            f"--advertise-client-urls={socket_}",
+            f"--listen-client-urls={ETCD_URL}",
+            f"--advertise-client-urls={ETCD_URL}",
             f"--listen-peer-urls={peers}",
             f"--initial-advertise-peer-urls={peers}",
             f"--initial-cluster=default={peers}",
-            # What a test writes need not outlast the machine.
-            "--unsafe-no-fsync",
         )
         self.wait("etcd", lambda: "ready to serve client requests" in self.log("etcd"))
 
