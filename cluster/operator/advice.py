@@ -1,0 +1,267 @@
+"""AffinityAdvice: which owners of pods (Deployments, StatefulSets) would gain from sharing nodes. Pure.
+
+What a node's agent knows is the traffic between containers of that node (``status.affinityGroups``); what goes to another
+node is not measured. So an advice says: these owners exchange that much where they share a node, and so many pods of one
+are on nodes where the other is not. Owners that never share a node are never seen talking, and no advice names them.
+
+An owner is guessed from a pod's name (no right on pods is needed) and counts only once the API server has shown its
+scale, which has the selector of its pods as well (``selectors``). Pods with one random part only (DaemonSet, Job, a bare
+ReplicaSet) have no owner here: a DaemonSet is on every node already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, Optional
+
+from cluster.api.names import AFFINITY_ADVICE, API_VERSION
+
+#: Less than this a second between owners is no reason to move any pod; an advice stays until it is half of that.
+LEAST_BYTES_PER_S = 1_000_000
+#: A rate that is published is kept while what is measured is within this factor of it.
+SAME_RATE = 1.5
+#: Advices, those with the most traffic; and nodes that one of them names.
+MOST_ADVICES, MOST_NODES = 100, 16
+
+#: What the API server makes random parts and hashes of: no vowels, no digits that look like letters.
+_SAFE = "[bcdfghjklmnpqrstvwxz2456789]"
+_DEPLOYMENT = re.compile(rf"(?P<name>.+)-{_SAFE}{{6,10}}-{_SAFE}{{5}}")
+_STATEFUL_SET = re.compile(r"(?P<name>.+)-(?:0|[1-9]\d{0,8})")
+
+
+class Owner(NamedTuple):
+    """``kind``: Deployment or StatefulSet."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class NodeTraffic:
+    """What one NodePlacement says of owners: pods here, and bytes a second within each group of two owners or more."""
+
+    node: str
+    pods: Mapping[Owner, int] = field(default_factory=dict)
+    groups: tuple[tuple[frozenset[Owner], int], ...] = ()
+
+
+@lru_cache(maxsize=1 << 16)
+def _known(kind: str, namespace: str, name: str) -> Owner:
+    """One object for all pods of an owner: thousands of nodes name the same ones."""
+    return Owner(kind, namespace, name)
+
+
+def owner_of(namespace: str, pod: str) -> Optional[Owner]:
+    """The Deployment (NAME-HASH-RANDOM) or StatefulSet (NAME-ORDINAL) that a pod's name speaks of; None = neither."""
+    for kind, pattern in (("Deployment", _DEPLOYMENT), ("StatefulSet", _STATEFUL_SET)):
+        found = pattern.fullmatch(pod)
+        if found:
+            return _known(kind, namespace, found["name"])
+    return None
+
+
+def observed(node_placement: Mapping[str, Any]) -> NodeTraffic:
+    """The little that is needed of a NodePlacement, so that the whole need not be kept."""
+    status = node_placement.get("status") or {}
+    pods: dict[Owner, int] = {}
+    for namespace, pod in {(row["namespace"], row["pod"]) for row in status.get("placements") or ()}:
+        owner = owner_of(namespace, pod)
+        if owner is not None:
+            pods[owner] = pods.get(owner, 0) + 1
+    groups = []
+    for group in status.get("affinityGroups") or ():
+        owners = {owner_of(member["namespace"], member["pod"]) for member in group["members"]}
+        named = frozenset(owner for owner in owners if owner is not None)
+        if len(named) > 1 and group["bytesPerSecond"] > 0:
+            groups.append((named, int(group["bytesPerSecond"])))
+    return NodeTraffic(node_placement["metadata"]["name"], pods, tuple(groups))
+
+
+def owners_wanted(traffic: Iterable[NodeTraffic]) -> set[Owner]:
+    """The owners whose scale is to be looked up for ``advise``: those that exchange enough with others."""
+    return {owner for owners in _rates(traffic, {}) for owner in owners}
+
+
+def advise(
+    traffic: Collection[NodeTraffic], selectors: Mapping[Owner, str], published: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """All AffinityAdvice objects there should be, by name; one of another name is to be deleted.
+
+    ``selectors``: ``status.selector`` of the scale of each owner that exists. ``published``: the ``bytesPerSecond`` of
+    each advice as it was last written, so that a rate which wavers is written once.
+    """
+    rates = _rates(traffic, published)
+    where = _nodes_of(traffic, {owner for owners in rates for owner in owners})
+    found: dict[str, dict[str, Any]] = {}
+    for owners, bytes_per_s in sorted(rates.items(), key=lambda item: (-item[1], sorted(item[0]))):
+        advice = _advice(owners, bytes_per_s, where, selectors)
+        if advice is not None and len(found) < MOST_ADVICES:
+            found[advice["metadata"]["name"]] = advice
+    return found
+
+
+def _rates(traffic: Iterable[NodeTraffic], published: Mapping[str, int]) -> dict[frozenset[Owner], int]:
+    """Bytes a second by the owners that exchange them, all nodes together, where they are worth an advice."""
+    sums: dict[frozenset[Owner], int] = {}
+    for node in traffic:
+        for owners, bytes_per_s in node.groups:
+            sums[owners] = sums.get(owners, 0) + bytes_per_s
+    found = {}
+    for owners, bytes_per_s in sums.items():
+        before = published.get(name_of(owners), 0)
+        if bytes_per_s >= (LEAST_BYTES_PER_S // 2 if before else LEAST_BYTES_PER_S):
+            found[owners] = steady(bytes_per_s, before)
+    return found
+
+
+def steady(bytes_per_s: int, before: int) -> int:
+    """A rate to two digits, or the one that was published before while it is still about that."""
+    if before and before / SAME_RATE <= bytes_per_s <= before * SAME_RATE:
+        return before
+    step = int(10 ** max(0, len(str(bytes_per_s)) - 2))
+    return (bytes_per_s + step // 2) // step * step
+
+
+def _nodes_of(traffic: Iterable[NodeTraffic], owners: Collection[Owner]) -> dict[Owner, dict[str, int]]:
+    """The pods of each owner by node."""
+    found: dict[Owner, dict[str, int]] = {owner: {} for owner in owners}
+    for node in traffic:
+        for owner, count in node.pods.items():
+            if owner in found:
+                found[owner][node.node] = count
+    return found
+
+
+def _advice(
+    owners: frozenset[Owner],
+    bytes_per_s: int,
+    where: Mapping[Owner, Mapping[str, int]],
+    selectors: Mapping[Owner, str],
+) -> Optional[dict[str, Any]]:
+    """None where there is nothing to gain, or an owner does not exist."""
+    if not owners <= selectors.keys():
+        return None
+    # 1. The one that others are to come to: a StatefulSet stays with its volumes; else the one on the fewest nodes.
+    target = min(owners, key=lambda o: (o.kind != "StatefulSet", len(where[o]), sum(where[o].values()), o))
+    # 2. Those with pods where it is not.
+    apart = {
+        owner: sum(count for node, count in where[owner].items() if node not in where[target])
+        for owner in sorted(owners - {target})
+    }
+    coming = {owner: count for owner, count in apart.items() if count}
+    selector = label_selector(selectors[target])
+    if not coming or selector is None:
+        return None
+    together = sorted(set.intersection(*(set(where[owner]) for owner in owners)))
+    namespaces = [] if {o.namespace for o in coming} == {target.namespace} else [target.namespace]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": AFFINITY_ADVICE,
+        "metadata": {"name": name_of(owners)},
+        "status": {
+            "owners": [
+                {**owner._asdict(), "pods": sum(where[owner].values()), "nodes": len(where[owner])}
+                for owner in sorted(owners)
+            ],
+            "bytesPerSecond": bytes_per_s,
+            "nodes": together[:MOST_NODES],
+            "target": target._asdict(),
+            "podAffinity": pod_affinity(selector, namespaces),
+            "reason": _reason(target, coming, where, bytes_per_s),
+        },
+    }
+
+
+def _reason(
+    target: Owner, coming: Mapping[Owner, int], where: Mapping[Owner, Mapping[str, int]], bytes_per_s: int
+) -> str:
+    names = " and ".join(str(owner) for owner in coming)
+    parts = [
+        f"{count} of the {sum(where[owner].values())} pods of {owner}" for owner, count in coming.items()
+    ]
+    return (
+        f"{names} and {target} exchange {rate_text(bytes_per_s)} where they share a node; "
+        f"{' and '.join(parts)} are on nodes without a pod of {target} (what goes between nodes is not measured): "
+        f"add podAffinity to the pod template of {names}"
+    )
+
+
+def rate_text(bytes_per_s: int) -> str:
+    """A rate for people, in megabytes (10^6) a second."""
+    return f"{bytes_per_s / 1_000_000:g} MB/s"
+
+
+def name_of(owners: Iterable[Owner]) -> str:
+    """The name of the advice on some owners: their names, and a hash of all that they are."""
+    ordered = sorted(owners)
+    digest = hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:10]
+    return f"{'-'.join(owner.name for owner in ordered)[:200].rstrip('-.')}-{digest}"
+
+
+def label_selector(text: str) -> Optional[dict[str, Any]]:
+    """The LabelSelector that a selector's text means (as ``status.selector`` of a scale); None = it selects nothing known.
+
+    Parts: ``key=value``, ``key in (a,b)``, ``key notin (a,b)``, ``key``, ``!key``.
+    """
+    labels: dict[str, str] = {}
+    expressions: list[dict[str, Any]] = []
+    for part in re.split(r",(?![^(]*\))", text):
+        found = _PART.fullmatch(part.strip())
+        if found is None:
+            return None
+        key, operator, values = found["key"], found["operator"], found["values"]
+        if found["equals"] is not None:
+            labels[key] = found["equals"]
+        elif operator:
+            named = {"in": "In", "notin": "NotIn"}[operator]
+            listed = [value.strip() for value in values.split(",")]
+            expressions.append({"key": key, "operator": named, "values": listed})
+        else:
+            expressions.append({"key": key, "operator": "DoesNotExist" if found["not"] else "Exists"})
+    return {
+        **({"matchLabels": labels} if labels else {}),
+        **({"matchExpressions": expressions} if expressions else {}),
+    }
+
+
+_PART = re.compile(
+    r"(?P<not>!)?(?P<key>[A-Za-z0-9][A-Za-z0-9_./-]*)"
+    r"(?:==?(?P<equals>[A-Za-z0-9_.-]*)| (?P<operator>in|notin) \((?P<values>[^()]*)\))?"
+)
+
+
+def pod_affinity(selector: Mapping[str, Any], namespaces: Collection[str]) -> str:
+    """What goes under ``spec.template.spec`` of an owner that is to be near the pods selected: YAML text.
+
+    Preferred, not required: a pod still starts where that node is full. ``namespaces``: none = the pod's own.
+    """
+    lines = [
+        "affinity:",
+        "  podAffinity:",
+        "    preferredDuringSchedulingIgnoredDuringExecution:",
+        "      - weight: 100",
+        "        podAffinityTerm:",
+        "          topologyKey: kubernetes.io/hostname",
+    ]
+    if namespaces:
+        lines.append(f"          namespaces: {json.dumps(sorted(namespaces))}")
+    lines.append("          labelSelector:")
+    if "matchLabels" in selector:
+        lines.append("            matchLabels:")
+        lines += [
+            f"              {json.dumps(key)}: {json.dumps(value)}"
+            for key, value in selector["matchLabels"].items()
+        ]
+    if "matchExpressions" in selector:
+        # Flow style is YAML as well, and JSON.
+        lines.append(f"            matchExpressions: {json.dumps(selector['matchExpressions'])}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,260 @@
+"""Advice: owners that talk where they share a node, and have pods where they do not; steady, and gone with its cause."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import pytest
+import yaml
+
+from cluster.operator.advice import (
+    Owner,
+    advise,
+    label_selector,
+    name_of,
+    observed,
+    owner_of,
+    owners_wanted,
+    pod_affinity,
+    steady,
+)
+
+WEB, CACHE = Owner("Deployment", "shop", "web"), Owner("Deployment", "shop", "cache")
+DB = Owner("StatefulSet", "data", "db")
+SELECTORS = {WEB: "app=web", CACHE: "app=cache,tier in (back,middle)", DB: "app=db"}
+#: A pod of each, by a number that tells replicas apart.
+PODS = {
+    WEB: ("shop", "web-6d4cf56db6-{}", ["bcdfg", "hjklm", "npqrs", "tvwxz"]),
+    CACHE: ("shop", "cache-7f9b5c8d4-{}", ["24567", "89bcd", "fghjk", "lmnpq"]),
+    DB: ("data", "db-{}", ["0", "1", "2", "3"]),
+}
+
+
+def pod(owner: Owner, number: int) -> dict[str, str]:
+    namespace, pattern, suffixes = PODS[owner]
+    return {"namespace": namespace, "pod": pattern.format(suffixes[number])}
+
+
+def node(
+    name: str, pods: list[tuple[Owner, int]], *groups: tuple[list[tuple[Owner, int]], int]
+) -> dict[str, Any]:
+    """A NodePlacement with these pods, and groups of some of them that exchange so many bytes a second."""
+    return {
+        "metadata": {"name": name},
+        "status": {
+            "placements": [{**pod(*one), "container": c} for one in pods for c in ("app", "sidecar")],
+            "affinityGroups": [
+                {"members": [{**pod(*one), "container": "app"} for one in members], "bytesPerSecond": rate}
+                for members, rate in groups
+            ],
+        },
+    }
+
+
+def advices(
+    *nodes: dict[str, Any],
+    selectors: Optional[dict[Owner, str]] = None,
+    published: Optional[dict[str, int]] = None,
+) -> list[dict[str, Any]]:
+    found = advise(
+        [observed(n) for n in nodes], SELECTORS if selectors is None else selectors, published or {}
+    )
+    assert all(name == advice["metadata"]["name"] for name, advice in found.items())
+    return [advice["status"] for advice in found.values()]
+
+
+TOGETHER = node("n1", [(WEB, 0), (CACHE, 0)], ([(WEB, 0), (CACHE, 0)], 30_000_000))
+WEB_ALONE = node("n2", [(WEB, 1), (WEB, 2)])
+
+
+# ---------------------------------------------------------------------- owners
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("web-6d4cf56db6-bcdfg", Owner("Deployment", "ns", "web")),
+        ("my-web-app-5b7f4c9d8f-x2k4q", Owner("Deployment", "ns", "my-web-app")),
+        ("db-0", Owner("StatefulSet", "ns", "db")),
+        ("db-shard-12", Owner("StatefulSet", "ns", "db-shard")),
+        ("node-exporter-x7k2p", None),
+        ("backup-28371234-bcdfg", None),
+        ("etcd-master", None),
+        ("web", None),
+        ("web-01", None),
+    ],
+)
+def test_the_owner_of_a_pod_by_its_name(name: str, owner: Optional[Owner]) -> None:
+    assert owner_of("ns", name) == owner
+
+
+def test_the_same_owner_is_one_object_whatever_node_names_it() -> None:
+    assert owner_of("ns", "db-0") is owner_of("ns", "db-1")
+
+
+def test_pods_count_once_and_groups_of_one_owner_are_no_groups() -> None:
+    found = observed(node("n1", [(WEB, 0), (WEB, 1), (DB, 0)], ([(WEB, 0), (WEB, 1)], 5_000_000)))
+    assert dict(found.pods) == {WEB: 2, DB: 1} and found.groups == ()
+
+
+@pytest.mark.parametrize("status", [{}, {"placements": None}, None])
+def test_a_node_that_has_said_nothing_yet_counts_for_nothing(status: Any) -> None:
+    assert observed({"metadata": {"name": "n1"}, "status": status}).groups == ()
+
+
+# ---------------------------------------------------------------------- advice
+
+
+def test_owners_that_talk_on_one_node_and_are_apart_on_another_get_an_advice() -> None:
+    [found] = advices(TOGETHER, WEB_ALONE)
+    assert found["owners"] == [
+        {"kind": "Deployment", "namespace": "shop", "name": "cache", "pods": 1, "nodes": 1},
+        {"kind": "Deployment", "namespace": "shop", "name": "web", "pods": 3, "nodes": 2},
+    ]
+    assert (found["bytesPerSecond"], found["nodes"]) == (30_000_000, ["n1"])
+    assert found["target"] == {"kind": "Deployment", "namespace": "shop", "name": "cache"}
+    assert found["reason"] == (
+        "shop/web and shop/cache exchange 30 MB/s where they share a node; 2 of the 3 pods of shop/web are on nodes "
+        "without a pod of shop/cache (what goes between nodes is not measured): add podAffinity to the pod template "
+        "of shop/web"
+    )
+
+
+def test_the_snippet_is_the_pod_affinity_of_a_pod_template() -> None:
+    [found] = advices(TOGETHER, WEB_ALONE)
+    [term] = yaml.safe_load(found["podAffinity"])["affinity"]["podAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term == {
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {
+                "matchLabels": {"app": "cache"},
+                "matchExpressions": [{"key": "tier", "operator": "In", "values": ["back", "middle"]}],
+            },
+        },
+    }
+
+
+def test_others_come_to_a_stateful_set_and_name_its_namespace() -> None:
+    first = node("n1", [(WEB, 0), (DB, 0)], ([(WEB, 0), (DB, 0)], 2_000_000))
+    [found] = advices(first, node("n2", [(DB, 1)]), node("n3", [(WEB, 1)]))
+    assert found["target"]["name"] == "db"
+    terms = yaml.safe_load(found["podAffinity"])["affinity"]["podAffinity"]
+    [term] = terms["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["namespaces"] == ["data"]
+
+
+def test_rates_of_several_nodes_are_added_up() -> None:
+    second = node("n3", [(WEB, 3), (CACHE, 1)], ([(WEB, 3), (CACHE, 1)], 12_000_000))
+    [found] = advices(TOGETHER, WEB_ALONE, second)
+    assert (found["bytesPerSecond"], found["nodes"]) == (42_000_000, ["n1", "n3"])
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [TOGETHER],
+        [WEB_ALONE],
+        [node("n1", [(WEB, 0), (CACHE, 0)], ([(WEB, 0), (CACHE, 0)], 999_999)), WEB_ALONE],
+        [node("n1", [(WEB, 0), (CACHE, 0)], ([(WEB, 0), (CACHE, 0)], 0)), WEB_ALONE],
+        [node("n1", [(WEB, 0)]), node("n2", [(CACHE, 0)])],
+        [node("n1", [(WEB, 0), (DB, 0)], ([(WEB, 0), (DB, 0)], 2_000_000)), node("n2", [(DB, 1)])],
+    ],
+    ids=[
+        "they share their only node",
+        "one owner",
+        "too little traffic",
+        "traffic has ended",
+        "never seen together",
+        "only pods of a StatefulSet are elsewhere",
+    ],
+)
+def test_where_nothing_is_to_be_gained_there_is_no_advice(nodes: list[dict[str, Any]]) -> None:
+    assert advices(*nodes) == []
+
+
+@pytest.mark.parametrize("missing", [WEB, CACHE])
+def test_an_owner_that_does_not_exist_after_all_ends_the_advice(missing: Owner) -> None:
+    assert owners_wanted([observed(TOGETHER)]) == {WEB, CACHE}
+    others = {owner: text for owner, text in SELECTORS.items() if owner != missing}
+    assert advices(TOGETHER, WEB_ALONE, selectors=others) == []
+
+
+# ---------------------------------------------------------------------- steady
+
+
+@pytest.mark.parametrize(
+    ("rate", "before", "published"),
+    [
+        (31_415_926, 0, 31_000_000),
+        (31_415_926, 30_000_000, 30_000_000),
+        (21_000_000, 30_000_000, 30_000_000),
+        (19_900_000, 30_000_000, 20_000_000),
+        (46_000_000, 30_000_000, 46_000_000),
+        (7, 0, 7),
+    ],
+)
+def test_a_published_rate_stays_while_what_is_measured_is_about_that(
+    rate: int, before: int, published: int
+) -> None:
+    assert steady(rate, before) == published
+
+
+def test_an_advice_comes_with_a_megabyte_a_second_and_goes_under_half_of_that() -> None:
+    name = name_of([WEB, CACHE])
+
+    def at(rate: int, published: dict[str, int]) -> list[dict[str, Any]]:
+        first = node("n1", [(WEB, 0), (CACHE, 0)], ([(WEB, 0), (CACHE, 0)], rate))
+        return advices(first, WEB_ALONE, published=published)
+
+    assert at(600_000, {}) == []
+    assert at(1_000_000, {})[0]["bytesPerSecond"] == 1_000_000
+    assert at(600_000, {name: 1_000_000})[0]["bytesPerSecond"] == 600_000
+    assert at(499_999, {name: 600_000}) == []
+
+
+def test_the_same_traffic_makes_the_same_object_whatever_the_order_of_nodes() -> None:
+    nodes = [observed(TOGETHER), observed(WEB_ALONE)]
+    assert advise(nodes, SELECTORS, {}) == advise(nodes[::-1], SELECTORS, {})
+
+
+def test_names_are_names_of_objects_and_tell_owners_of_other_namespaces_apart() -> None:
+    other = WEB._replace(namespace="other")
+    long = WEB._replace(name="x" * 253)
+    assert name_of([WEB, CACHE]) == name_of([CACHE, WEB]) != name_of([other, CACHE])
+    assert name_of([WEB, CACHE]).startswith("cache-web-") and len(name_of([long, long])) <= 253
+
+
+# ---------------------------------------------------------------------- selectors
+
+
+@pytest.mark.parametrize(
+    ("text", "selector"),
+    [
+        ("app=web", {"matchLabels": {"app": "web"}}),
+        (
+            "app.kubernetes.io/name=web,tier in (a, b),!old,new,zone notin (c)",
+            {
+                "matchLabels": {"app.kubernetes.io/name": "web"},
+                "matchExpressions": [
+                    {"key": "tier", "operator": "In", "values": ["a", "b"]},
+                    {"key": "old", "operator": "DoesNotExist"},
+                    {"key": "new", "operator": "Exists"},
+                    {"key": "zone", "operator": "NotIn", "values": ["c"]},
+                ],
+            },
+        ),
+        ("", None),
+        ("a > 3", None),
+    ],
+)
+def test_a_selectors_text_is_read_as_a_label_selector(text: str, selector: Optional[dict[str, Any]]) -> None:
+    assert label_selector(text) == selector
+
+
+def test_labels_stay_text_in_yaml() -> None:
+    text = pod_affinity({"matchLabels": {"on": "true", "number": "1"}}, [])
+    terms = yaml.safe_load(text)["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert terms[0]["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"on": "true", "number": "1"}
