@@ -29,6 +29,14 @@ def etcd(cache: Path) -> Path:
     return _unpacked("etcd-server", "bookworm", cache / "etcd-server") / "usr" / "bin" / "etcd"
 
 
+def kubectl(cache: Path) -> Path:
+    """The path of Debian 12's kubectl, 1.20, unpacked once in this folder.
+
+    :raises OSError, subprocess.SubprocessError: it cannot be had.
+    """
+    return _unpacked("kubernetes-client", "bookworm", cache / "kubernetes-client") / "usr" / "bin" / "kubectl"
+
+
 def _unpacked(name: str, suite: str, package: Path) -> Path:
     """The folder ``package``, with the files of another release's package in it; OSError or SubprocessError."""
     cache = package.parent

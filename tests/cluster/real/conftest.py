@@ -14,10 +14,9 @@ import pytest
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.node import RegisteredNode
+from tests.cluster.real.programs import programs_of_a_cluster
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
-from tests.e2e.packages import etcd
-from tests.kubelet.build import CACHE, programs
 from tests.kubelet.conftest import LINES, LOGS, SAID_ALWAYS
 from tests.kubelet.conftest import containerd as containerd  # fixtures, of these tests too
 from tests.kubelet.conftest import described as described
@@ -26,37 +25,32 @@ from tests.kubelet.host import RealKubeletHost
 from tests.kubelet.machine import MACHINE
 from tests.machines import machine
 
-SERVER = "kube-apiserver"
-
 
 @pytest.fixture(scope="session")
-def control_plane_programs() -> tuple[Path, Path, Path]:
-    """etcd, kube-apiserver and kubelet: those named by the environment, or Debian's."""
+def cluster_programs() -> dict[str, Path]:
+    """The programs by name; for root, that there are none is a failure."""
     if os.geteuid() != 0:
         pytest.skip("A real kube-apiserver is built and run as root only.")
     assert missing() == ""
     assert shutil.which("openssl") is not None, "openssl is not installed"
-    given = {name: os.environ.get(name, "") for name in ("ETCD", "KUBE_APISERVER", "KUBELET")}
-    store = Path(given["ETCD"]) if given["ETCD"] else etcd(CACHE.parent)
-    own = [
-        name for name, own in ((SERVER, given["KUBE_APISERVER"]), ("kubelet", given["KUBELET"])) if not own
-    ]
-    built = dict(zip(own, programs(*own)))
-    server = built.get(SERVER) or Path(given["KUBE_APISERVER"])
-    return store, server, built.get("kubelet") or Path(given["KUBELET"])
+    return programs_of_a_cluster()
 
 
 @pytest.fixture(scope="session")
-def program(control_plane_programs: tuple[Path, Path, Path]) -> Path:
+def program(cluster_programs: dict[str, Path]) -> Path:
     """The kubelet."""
-    return control_plane_programs[2]
+    return cluster_programs["kubelet"]
 
 
 @pytest.fixture(scope="session")
-def api_server(control_plane_programs: tuple[Path, Path, Path]) -> Iterator[ControlPlane]:
-    """A running control plane without nodes."""
+def api_server(cluster_programs: dict[str, Path]) -> Iterator[ControlPlane]:
+    """A running control plane without nodes: server, controllers, scheduler."""
     # Its sockets' paths are short.
-    with ControlPlane(Path(tempfile.mkdtemp(prefix="crk-")), *control_plane_programs[:2]) as running:
+    folder = Path(tempfile.mkdtemp(prefix="crk-"))
+    with ControlPlane(folder, cluster_programs["etcd"], cluster_programs["kube-apiserver"]) as running:
+        running.start_controllers(
+            cluster_programs["kube-controller-manager"], cluster_programs["kube-scheduler"]
+        )
         yield running
 
 

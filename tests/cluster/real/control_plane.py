@@ -1,4 +1,4 @@
-"""A control plane of the tests' own: etcd and kube-apiserver as ordinary processes on loopback, in one folder.
+"""A control plane of the tests' own: etcd, kube-apiserver and its controllers as processes on loopback, in one folder.
 
 Nothing of it is left after `close`. All calls block; in a test whose event loop must go on, use
 `asyncio.to_thread(control_plane.start)`.
@@ -94,13 +94,48 @@ class ControlPlane:
             "--api-audiences=https://kubernetes.default.svc",
             f"--token-auth-file={self.folder}/tokens.csv",
             "--authorization-mode=Node,RBAC",
-            # ServiceAccount needs the controller that makes accounts' tokens.
-            "--disable-admission-plugins=ServiceAccount",
             "--enable-admission-plugins=NodeRestriction",
             f"--service-cluster-ip-range={SERVICE_CIDR}",
             "--allow-privileged=true",
         )
         self.wait("kube-apiserver", self.is_ready)
+
+    def start_controllers(self, manager: Path, scheduler: Path) -> None:
+        """Start kube-controller-manager and kube-scheduler, and wait until pods can be made; the server runs.
+
+        :raises AssertionError: one of them ended, or it took too long; with the end of its log.
+        """
+        kubeconfig = self.kubeconfig(self.folder / "admin.kubeconfig", token=ADMIN_TOKEN)
+        common = (
+            f"--kubeconfig={kubeconfig}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            "--authentication-skip-lookup=true",
+            f"--cert-dir={self.folder}",
+        )
+        self.spawn(
+            "kube-controller-manager",
+            str(manager),
+            *common,
+            f"--secure-port={free_port()}",
+            f"--service-account-private-key-file={self.folder}/accounts.key",
+            f"--root-ca-file={self.ca}",
+        )
+        self.spawn("kube-scheduler", str(scheduler), *common, f"--secure-port={free_port()}")
+
+        def has_account() -> bool:
+            try:
+                account = self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")
+            except Refused:
+                return False
+            return bool(account.get("secrets")) or self.version() >= (1, 24)
+
+        self.wait("kube-controller-manager", has_account)
+
+    def version(self) -> tuple[int, int]:
+        """(1, 20), of the server."""
+        major, minor = str(self.ask("GET", "/version")["gitVersion"]).lstrip("v").split(".")[:2]
+        return int(major), int(minor)
 
     def stop_server(self, number: int = signal.SIGKILL) -> None:
         """End kube-apiserver; etcd keeps the objects. `start_server` brings it back."""
