@@ -115,9 +115,10 @@ bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real 
 	@tools/debian-packages $(DEBIAN) python3-bpfcc
 	$(BIN)/python -m bench.soak $(SOAK)
 
-docs: setup ## Write docs/configuration.md and docs/metrics.md from the tables of options and metrics
+docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs and their allow-list from the tables
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md
 	$(BIN)/python -m cri_proxy.shell.metrics_docs > docs/metrics.md
+	$(BIN)/python tools/write_crds.py
 
 packages: deb rpm ## Both packages, in dist/
 

@@ -18,18 +18,21 @@ from cri_proxy.core.option_checks import (
     TRUE_WORDS,
     Check,
     flag,
+    list_of,
     names,
     whole,
     write_list,
     write_text,
 )
-from policies.affinity.expressions import fault_of
+from policies.affinity.expressions import OPERATORS, fault_of
 from policies.balloon_types import SHARE_LEVELS, BalloonType
 from policies.model import Condition
 
 #: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.
 MAX_TYPES = 200
 MAX_CPUS = 65536
+#: More than one type of a policy of the cluster needs.
+MAX_DEVICES, MAX_CONDITIONS = 32, 32
 
 #: What nri-plugins' and Intel's types may say besides, which nothing here depends on.
 MEANINGLESS = frozenset(
@@ -148,18 +151,70 @@ def _write_conditions(found: tuple[Condition, ...]) -> str:
     return f"[{', '.join(items)}]"
 
 
-_NAME = Check("a name without spaces and brackets", _read_name, write_text)
-_TEXT = Check("a text", _text, write_text)
-_PRIORITY = Check("high, normal, low or none, or 0 (high) to 3", _read_priority, lambda v: _PRIORITIES[v])
-_SHARE = Check(f"{', '.join(SHARE_LEVELS)}, or off", _read_share, lambda level: level or "off")
-_MEMORY = Check(
-    "true, false or pin", _read_memory, {"prefer": "true", "off": "false", "pin": "pin"}.__getitem__
+_LABEL = {"type": "string", "minLength": 1, "maxLength": 253}
+_NAME = Check(
+    "a name without spaces and brackets",
+    _read_name,
+    write_text,
+    {"type": "string", "minLength": 1, "maxLength": 63, "pattern": r"^[^ \[\]]+$"},
 )
-_DEVICES = Check("a list of PCI addresses or paths under /sys", _read_devices, write_list)
+_TEXT = Check("a text", _text, write_text, _LABEL)
+_PRIORITY = Check(
+    "high, normal, low or none, or 0 (high) to 3",
+    _read_priority,
+    lambda v: _PRIORITIES[v],
+    {"type": "string", "enum": list(_PRIORITIES)},
+)
+_SHARE = Check(
+    f"{', '.join(SHARE_LEVELS)}, or off",
+    _read_share,
+    lambda level: level or "off",
+    {"type": "string", "enum": [*SHARE_LEVELS, "off"]},
+)
+_MEMORY = Check(
+    "true, false or pin",
+    _read_memory,
+    {"prefer": "true", "off": "false", "pin": "pin"}.__getitem__,
+    {"type": "string", "enum": ["true", "false", "pin"]},
+)
+_DEVICES = Check(
+    "a list of PCI addresses or paths under /sys",
+    _read_devices,
+    write_list,
+    list_of(
+        {**_LABEL, "pattern": r"^(/sys(/[0-9A-Za-z_:@-][0-9A-Za-z_.:@-]*)+|[0-9A-Fa-f.:]+)$"}, MAX_DEVICES
+    ),
+)
 _CONDITIONS = Check(
     "a list of {key: ..., operator: ..., values: [...]}",
     _read_conditions,
     _write_conditions,
+    list_of(
+        {
+            "type": "object",
+            "description": "One condition on a container.",
+            "required": ["operator"],
+            "properties": {
+                "key": {
+                    **_LABEL,
+                    "description": "What is looked at, such as name, namespace, qosclass or labels/app.",
+                    "expected": "a text",
+                },
+                "operator": {
+                    "type": "string",
+                    "enum": list(OPERATORS),
+                    "description": "How it is compared with the values.",
+                    "expected": "an operator such as In or Exists",
+                },
+                "values": {
+                    **list_of({"type": "string", "maxLength": 253}, MAX_CONDITIONS),
+                    "description": "What it is compared with.",
+                    "expected": "a list of texts",
+                },
+            },
+        },
+        MAX_CONDITIONS,
+    ),
 )
 
 FIELDS: tuple[Field, ...] = (
@@ -209,7 +264,17 @@ def balloon_types() -> Check:
             raise vol.Invalid("")
         return ()
 
-    return Check("a list of balloon types", read, lambda specs: f"[{', '.join(map(_write_type, specs))}]")
+    return Check(
+        "a list of balloon types", read, lambda specs: f"[{', '.join(map(_write_type, specs))}]", _schema()
+    )
+
+
+def _schema() -> dict[str, Any]:
+    properties = {
+        f.key: {**f.check.schema, "description": f.help, "expected": f.check.expected} for f in FIELDS
+    }
+    one = {"type": "object", "required": ["Name"], "properties": properties}
+    return list_of({**one, "description": "One type of balloons."}, MAX_TYPES)
 
 
 def read_types(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import voluptuous as vol
@@ -24,6 +24,9 @@ MAX_SOCKET_BYTES = 107
 #: Every second CPU of 1024 is a list of 2,000 characters; thousands of wide ranges would take a minute.
 MAX_TEXT = 2048
 
+#: More names than a policy of the cluster needs in one list.
+MAX_NAMES = 256
+
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
 
 _DECIMAL = re.compile(r"[0-9]{1,16}(\.[0-9]{1,16})?([eE][+-]?[0-9]{1,2})?")
@@ -33,17 +36,25 @@ _SECONDS = re.compile(_NUMBER)
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?")
 _UNITS_S = (3600.0, 60.0, 1.0, 0.001)
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+#: A list in the kernel's format, as schemas have it: Go's expressions.
+_RANGES = "[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
+_PART = r"[0-9]{1,9}(\.[0-9]{0,9})?"
 #: Texts that YAML takes for themselves without quotes.
 _PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._:-]*[A-Za-z0-9]|[A-Za-z0-9/]")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One kind of value. ``expected`` in words; ``read`` takes what was written, ``write`` gives it."""
+    """One kind of value. ``expected`` in words; ``read`` takes what was written, ``write`` gives it.
+
+    ``schema``: the same in terms of Kubernetes' structural schemas, for options that a policy of the cluster may set.
+    It may refuse more than ``read`` does (a number in quotes), never less than what is safe.
+    """
 
     expected: str
     read: Callable[[Raw], Any]
     write: Callable[[Any], str]
+    schema: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __call__(self, raw: Raw) -> Any:
         return self.read(raw)
@@ -87,6 +98,23 @@ class CpuConstraint:
         return online - self.cpus if self.all_but and self.cpus is not None else self.cpus
 
 
+def list_of(items: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """The schema of a list that is written as a whole."""
+    return {"type": "array", "items": dict(items), "maxItems": most, "x-kubernetes-list-type": "atomic"}
+
+
+def int_or_text(pattern: str, least: int, most: int) -> dict[str, Any]:
+    """The schema of a value that is a number or, in quotes or with a unit, a text."""
+    return {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+        "pattern": pattern,
+        "minimum": least,
+        "maximum": most,
+        "maxLength": MAX_TEXT,
+    }
+
+
 def one_of(*values: str) -> Check:
     """One word of several. YAML's ``false`` is read as "off" where there is one: tools rewrite off to it."""
 
@@ -98,7 +126,8 @@ def one_of(*values: str) -> Check:
             raise vol.Invalid("")
         return text
 
-    return Check(f"{', '.join(values[:-1])} or {values[-1]}", read, write_text)
+    schema = {"type": "string", "enum": list(values)}
+    return Check(f"{', '.join(values[:-1])} or {values[-1]}", read, write_text, schema)
 
 
 def flag() -> Check:
@@ -110,7 +139,7 @@ def flag() -> Check:
             raise vol.Invalid("")
         return word in TRUE_WORDS
 
-    return Check("true or false", read, lambda value: "true" if value else "false")
+    return Check("true or false", read, lambda value: "true" if value else "false", {"type": "boolean"})
 
 
 def whole(least: int, most: int) -> Check:
@@ -122,7 +151,8 @@ def whole(least: int, most: int) -> Check:
             raise vol.Invalid("")
         return int(text)
 
-    return Check(f"a whole number from {least} to {most}", read, str)
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Check(f"a whole number from {least} to {most}", read, str, schema)
 
 
 def decimal(least: float, most: float) -> Check:
@@ -134,7 +164,8 @@ def decimal(least: float, most: float) -> Check:
             raise vol.Invalid("")
         return float(text)
 
-    return Check(f"a number from {least:g} to {most:g}", read, lambda value: f"{value:g}")
+    schema = {"type": "number", "minimum": least, "maximum": most}
+    return Check(f"a number from {least:g} to {most:g}", read, lambda value: f"{value:g}", schema)
 
 
 def subset(*values: str) -> Check:
@@ -147,13 +178,15 @@ def subset(*values: str) -> Check:
         return found
 
     expected = f"a list of any of {' and '.join(values)}; [] for none"
-    return Check(expected, read, lambda found: write_list(tuple(v for v in values if v in found)))
+    schema = list_of({"type": "string", "enum": list(values)}, len(values))
+    return Check(expected, read, lambda found: write_list(tuple(v for v in values if v in found)), schema)
 
 
 def duration() -> Check:
     """Seconds as a float, from 300, "250ms", "5m" or "1h30m"."""
     expected = "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
-    return Check(expected, _read_duration, _write_duration)
+    schema = int_or_text(rf"^({_PART}|({_PART}h)?({_PART}m)?({_PART}s)?({_PART}ms)?)$", 1, 86_400)
+    return Check(expected, _read_duration, _write_duration, {**schema, "minLength": 1})
 
 
 def matching(expected: str, pattern: str) -> Check:
@@ -171,7 +204,8 @@ def matching(expected: str, pattern: str) -> Check:
 
 def names() -> Check:
     """A tuple of names or globs; a single one needs no list."""
-    return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, write_list)
+    schema = list_of({"type": "string", "minLength": 1, "maxLength": 253, "pattern": r"^[!-~]+$"}, MAX_NAMES)
+    return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, write_list, schema)
 
 
 def path() -> Check:
@@ -230,7 +264,9 @@ def listen() -> Check:
 
 def nodes() -> Check:
     """A frozenset of NUMA nodes, from a list in the kernel's format."""
-    return Check('NUMA nodes such as 2 or 2-3,5, or "" for none', lambda raw: _cpus(_text(raw)), _write_nodes)
+    schema = int_or_text(rf"^({_RANGES})?$", 0, MAX_ID)
+    expected = 'NUMA nodes such as 2 or 2-3,5, or "" for none'
+    return Check(expected, lambda raw: _cpus(_text(raw)), _write_nodes, schema)
 
 
 def cpus(none_is: str, may_be_zero: bool) -> Check:
@@ -247,7 +283,11 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
         "a quantity such as 750m or 4, a set such as cpuset:0-3 or 0-3,8, all others with exclude-cpuset:0-3, "
         "a cgroup such as cgroup:/system"
     )
-    return Check(f'{forms}, or "" for {none_is}', read, _write_constraint)
+    # A cgroup is a path: a policy of the cluster names none.
+    schema = int_or_text(
+        rf"^([0-9]{{1,9}}(\.[0-9]{{1,9}})?m?|((exclude-)?cpuset:)?{_RANGES})?$", 0, MAX_ID + 1
+    )
+    return Check(f'{forms}, or "" for {none_is}', read, _write_constraint, schema)
 
 
 def _text(raw: Raw) -> str:

@@ -1,0 +1,97 @@
+"""What a policy of the cluster may set on a node: an allow-list, made of the daemon's own table of options. Pure.
+
+Paths, sockets, endpoints, plugin folders, TLS, log and metrics are not in it: each of them would be root on every node
+at once. The server keeps what it does not know (or a writer would never learn of it), so operator and agent ask here,
+and the daemon asks its own table again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cluster.api.allowed_options import OPTIONS
+from cluster.api.schema import KEEPS_UNKNOWN, faults, nearest, shown, shown_key
+
+#: Sections that come first in a schema, with what is in them in words.
+_SECTIONS = {
+    "policy": "The placement policy, and the CPUs it has.",
+    "policy.ReservedResources": "CPUs kept for the system.",
+    "policy.AvailableResources": "CPUs that containers may be placed on.",
+    "policy.balloons": "Options of the policy balloons.",
+    "placement": "How containers are placed.",
+    "affinity": "How much traffic between containers counts, and what may be moved for it.",
+}
+#: More sentences than a reader needs at once.
+MAX_SENTENCES = 20
+
+
+class NotAllowed(Exception):
+    """A configuration that no policy of the cluster may have. The message is one sentence that names the key."""
+
+
+def check(config: Any) -> None:
+    """Let a policy's configuration pass, nested as in the daemon's YAML file.
+
+    :raises NotAllowed: a key is not in the allow-list, or a value is not what its option takes; the first of them.
+    """
+    first = next(_refusals(config), None)
+    if first is not None:
+        raise NotAllowed(first)
+
+
+def refused(config: Any) -> list[str]:
+    """A sentence for each key that would be refused, the first ``MAX_SENTENCES`` of them; [] = the policy may be."""
+    return [sentence for sentence, _ in zip(_refusals(config), range(MAX_SENTENCES))]
+
+
+def _refusals(config: Any) -> Iterator[str]:
+    if not isinstance(config, dict):
+        yield f"config is {shown(config)}, expected a mapping of sections such as placement"
+        return
+    yield from _refusals_in(config, "")
+
+
+def _refusals_in(section: dict[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        option = OPTIONS.get(key) if "." not in str(name) else None
+        if option is not None:
+            yield from faults(value, option, key)
+        elif key in _SECTIONS and "." not in str(name):
+            if isinstance(value, dict):
+                yield from _refusals_in(value, f"{key}.")
+            else:
+                yield f"{key} is {shown(value)}, expected a mapping of options"
+        else:
+            yield _not_in_the_list(prefix, name, value)
+
+
+def _not_in_the_list(prefix: str, name: Any, value: Any) -> str:
+    """The sentence for a key that is no section and no option; of an unknown section its first option is named."""
+    key = f"{prefix}{shown_key(name)}"
+    if not prefix and isinstance(value, dict) and value:
+        key = f"{key}.{shown_key(next(iter(value)))}"
+    return f"{key} is not among the options that a policy of the cluster may set{nearest(key, OPTIONS)}"
+
+
+def schema() -> dict[str, Any]:
+    """The allow-list as the schema of ``PlacementPolicy.spec.config``.
+
+    Objects keep what is not in it, so that the condition that refuses a key can name it.
+    """
+    root = _section(
+        "What nodes are configured to do: options of docs/configuration.md, nested as in the daemon's file."
+    )
+    for key, option in OPTIONS.items():
+        where, path = root, ""
+        *sections, name = key.split(".")
+        for section in sections:
+            path = f"{path}.{section}" if path else section
+            where = where["properties"].setdefault(section, _section(_SECTIONS[path]))
+        where["properties"][name] = dict(option)
+    return root
+
+
+def _section(description: str) -> dict[str, Any]:
+    return {"type": "object", "description": description, KEEPS_UNKNOWN: True, "properties": {}}

@@ -1,0 +1,102 @@
+"""Writes what follows from the daemon's table of options and from cluster/api: the allow-list and the CRDs.
+
+python tools/write_crds.py [ROOT]     into ROOT, by default this project
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PROJECT = Path(__file__).parents[1]
+ALLOWED = "cluster/api/allowed_options.py"
+CRDS = "packaging/cluster/crds"
+
+_ALLOWED = '''\
+"""The options that a policy of the cluster may set, by key, with the schema of each.
+
+Written by `make docs` from the daemon's table of options; a test compares.
+"""
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from typing import Any
+
+# fmt: off
+OPTIONS: dict[str, dict[str, Any]] = {table}
+'''
+_HEADER = "# Written by `make docs` from cluster/api and the daemon's table of options; a test compares.\n"
+
+
+def allowed_options() -> str:
+    """The module with the allow-list."""
+    from cri_proxy.core.options import OPTIONS
+
+    table = {
+        option.key: {
+            **option.check.schema,
+            "description": _described(option),
+            "expected": option.check.expected,
+        }
+        for option in OPTIONS
+        if option.cluster
+    }
+    written = json.dumps(table, indent=1)
+    return _ALLOWED.format(table=re.sub(r": (true|false)(,?)$", _of_python, written, flags=re.MULTILINE))
+
+
+def _of_python(match: re.Match[str]) -> str:
+    return f": {match[1].capitalize()}{match[2]}"
+
+
+def _described(option: Any) -> str:
+    unit = f" Unit: {option.unit}." if option.unit else ""
+    default = f" Default: {option.check.write(option.default)}."
+    quoted = ' "off" is written in quotes.' if "off" in option.check.schema.get("enum", ()) else ""
+    return option.help + unit + default + quoted
+
+
+def crds() -> dict[str, str]:
+    """The definitions as YAML, by the names of their files."""
+    from cluster.api.crds import definitions
+
+    found = {}
+    for definition in definitions():
+        text = yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
+        found[f"{definition['spec']['names']['plural']}.yaml"] = _HEADER + text
+    names = "".join(f"- {name}\n" for name in found)
+    head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n"
+    return {**found, "kustomization.yaml": head + names}
+
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors: lists that are the same are written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def main(root: Path) -> None:
+    module = root / ALLOWED
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.write_text(allowed_options())
+    # The definitions are made of the allow-list as it is now: by a process that imports it.
+    if root == PROJECT and "--crds" not in sys.argv:
+        subprocess.run([sys.executable, __file__, "--crds"], check=True)
+        return
+    folder = root / CRDS
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in crds().items():
+        (folder / name).write_text(text)
+
+
+if __name__ == "__main__":
+    roots = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    main(Path(roots[0]) if roots else PROJECT)
