@@ -16,9 +16,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 ELSEWHERE = {
     "affinity": "cri_proxy.cli_affinity",
     "doctor": "cri_proxy.cli_doctor",
+    "freeze": "cri_proxy.cli_cluster",
     "kubelet": "cri_proxy.cli_kubelet",
     "nri": "cri_proxy.cli_nri",
     "observer": "cri_proxy.cli_observer",
+    "overrides": "cri_proxy.cli_cluster",
     "rebalance": "cri_proxy.cli_affinity",
 }
 

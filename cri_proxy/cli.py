@@ -16,6 +16,7 @@ import click
 from cri_api.control import ControlError
 from cri_proxy.arguments import RunByDefault, configured
 from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
+from cri_proxy.cli_cluster import cluster_policy
 from cri_proxy.cli_offline import daemons_config, release_offline, set_state_aside
 from cri_proxy.core.config import BadConfig, Config, read_config
 from cri_proxy.core.config_diff import diff_text
@@ -373,6 +374,9 @@ def show(as_json: bool, config_file: Optional[Path]) -> None:
     else:
         rows = ask_daemon("config")
     show_document(rows, as_json, _config_text)
+
+
+config.add_command(cluster_policy)
 
 
 def _config_text(rows: Any) -> str:

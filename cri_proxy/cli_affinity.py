@@ -38,7 +38,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Show the plan, move nothing.")
 @click.option("--freeze/--unfreeze", "frozen", default=None,
-              help="Move nothing by itself from now on, until --unfreeze or the daemon's next start.")  # fmt: skip
+              help="As `freeze on` and `freeze off`.")  # fmt: skip
 @json_option
 def rebalance(dry_run: bool, frozen: Optional[bool], as_json: bool) -> None:
     """Plan now who should run nearer to whom, and move them.
@@ -50,7 +50,7 @@ def rebalance(dry_run: bool, frozen: Optional[bool], as_json: bool) -> None:
     if frozen is not None:
         if dry_run:
             raise click.UsageError("--dry-run goes with no other action")
-        show_document(ask_daemon("freeze", {"frozen": frozen}), as_json, lambda d: str(d["rebalance"]))
+        show_document(ask_daemon("freeze", {"on": frozen}), as_json, lambda d: str(d["rebalance"]))
         return
     document: dict[str, Any] = ask_daemon("rebalance", {"dry_run": dry_run}, REBALANCE_ANSWER_S)
     show_document(document, as_json, rebalance_text)

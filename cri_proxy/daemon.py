@@ -21,11 +21,13 @@ from typing import Optional, TextIO, cast
 
 from bpf.notify import notify, watchdog_period_s
 from cri_proxy.core.config import BadConfig, Config
+from cri_proxy.core.engine import Engine
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker
 from cri_proxy.shell import event_loop, logs, settings
 from cri_proxy.shell.affinity import AffinityController
 from cri_proxy.shell.affinity_client import AffinityClient
 from cri_proxy.shell.assembly import Assembly, read_boot_id
+from cri_proxy.shell.cluster_layer import ClusterLayer
 from cri_proxy.shell.commands import Commands
 from cri_proxy.shell.control import ControlServer
 from cri_proxy.shell.health import Health
@@ -42,6 +44,7 @@ from cri_proxy.shell.proxy import Proxy
 from cri_proxy.shell.rounds import Rounds
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
 from cri_proxy.shell.serving import longest_stop_us
+from cri_proxy.shell.standing_orders import StandingOrders
 from cri_proxy.shell.tasks import Tasks
 from cri_proxy.shell.watch import TopologyWatch
 from cri_proxy.version import VERSION
@@ -82,7 +85,7 @@ class Daemon:
         self.watch: Optional[TopologyWatch] = None
         self._stopping = asyncio.Event()
         self._exit_code = 0
-        self._reloading = asyncio.Lock()
+        self.reloading = asyncio.Lock()
         self._debugging = False
         #: What lines of one kind are counted by.
         self._repeats = logs.Repeats()
@@ -166,6 +169,8 @@ class Daemon:
         loaded = settings.load(files, strict=True) if self.options.strict else settings.load_or_last(files)
         #: Whether placing waits for a configuration that can be read.
         self._loaded, self._unconfigured = loaded, loaded.is_default
+        self.cluster = ClusterLayer(self)
+        self.cluster.loaded(loaded.cluster)
         self.log = logs.set_up(loaded.config["log.level"], loaded.config["log.format"], self._repeats)
         metrics = Metrics(VERSION)
         if isinstance(sys.stderr, LogLines):
@@ -189,6 +194,7 @@ class Daemon:
         self._apply_settings()
         self.health.note("config", loaded.problem)
         self.health.warn("config", loaded.warnings)
+        self.health.warn("cluster policy", filter(None, [loaded.cluster.problem]))
         self.health.note("runtime", runtime_problem)
 
     def _configure_affinity(self) -> None:
@@ -199,8 +205,14 @@ class Daemon:
         self.observer.later = parts.store.later
         mover = Mover(parts, Path(config["topology.cgroup_root"]))
         self.affinity = AffinityController(parts, self.observer, PlannerWorker(), mover)
+        self.orders = StandingOrders(parts, mover)
         self.observer.on_change = self.affinity.follow
-        self.assembly.on_engage = self.affinity.follow
+        self.assembly.on_engage = self._engage
+        self.assembly.on_meta = self.orders.recall
+
+    def _engage(self, engine: Engine) -> None:
+        self.affinity.follow(engine)
+        self.orders.engaged(engine)
 
     async def _serve(self) -> None:
         """Open the sockets; who connects waits for ``FrontEnd.start_behind``.
@@ -306,6 +318,7 @@ class Daemon:
         keep("events", rounds.read_events)
         keep("observer", self.observer.run)
         keep("affinity", self.affinity.run)
+        keep("orders", self.orders.run)
         self.watch = TopologyWatch(
             parts.machine.signature,
             lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
@@ -347,7 +360,7 @@ class Daemon:
             except BadConfig as error:
                 self.health.note("config", settings.default_problem(error))
                 return False
-            await self._take_over(loaded)
+            await self.take_over(loaded)
         is_up = await self.assembly.activate()
         await self._keep()
         return is_up
@@ -375,12 +388,12 @@ class Daemon:
             await self._serve_control()
         if self.view is None:
             await self._serve_view()
-        if "metrics" in reasons and not self._reloading.locked():
+        if "metrics" in reasons and not self.reloading.locked():
             await self._serve_metrics()
 
     async def reload(self) -> None:
         """SIGHUP: read the files again; an invalid configuration leaves the running one in force."""
-        async with self._reloading:
+        async with self.reloading:
             # systemd's Type=notify-reload wants to know when it began.
             now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
@@ -391,11 +404,11 @@ class Daemon:
                     self.log.error(sentence)
                 self.health.note("config", settings.reload_problem(error, self._unconfigured))
             else:
-                await self._take_over(loaded)
+                await self.take_over(loaded)
             finally:  # whatever happens: systemd waits for it
                 self.health.tell(again=True)
 
-    async def _take_over(self, loaded: settings.Settings) -> None:
+    async def take_over(self, loaded: settings.Settings) -> None:
         """Make a configuration the running one, as far as that is possible without a restart."""
         parts, old = self.parts, self.parts.config
         changed = old.differences(loaded.config)
@@ -403,7 +416,9 @@ class Daemon:
         # Endpoints and directories stay what they are until the next start.
         parts.config = old.taking_over(loaded.config)
         self._loaded, self._unconfigured = loaded, False
+        self.cluster.loaded(loaded.cluster)
         self.health.warn("config", loaded.warnings)
+        self.health.warn("cluster policy", filter(None, [loaded.cluster.problem]))
         self.health.note("config", "")
         self.health.note("restart", f"a restart is needed for {', '.join(restart)}" if restart else "")
         self._apply_settings()

@@ -52,7 +52,7 @@ def test_the_readme_links_to_every_page() -> None:
 @each_page
 def test_each_command_of_a_page_is_one(page: Path) -> None:
     context = click.Context(cli)
-    typed = re.findall(r"(?:`|^ {4})cri-resmgr ([a-z-]+)(?: ([a-z]+))?", page.read_text(), re.MULTILINE)
+    typed = re.findall(r"(?:`|^ {4})cri-resmgr ([a-z-]+)(?: ([a-z][a-z-]*))?", page.read_text(), re.MULTILINE)
     for first, second in typed:
         command = cli.get_command(context, first)
         assert command is not None, first

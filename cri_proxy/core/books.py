@@ -7,13 +7,16 @@ journal holds exactly what must be written down.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
 from cri_proxy.core.grants import Change, Grant, Life, Record, Stance, Ticket
 from cri_proxy.core.host import EngineOptions, Host
+from cri_proxy.core.notable import NotableEvents
+from cri_proxy.core.orders import NO_ORDERS, Orders, Override
+from cri_proxy.core.zones import Zone, zones_of
 from policies.affinity.declared import Combined, declared_weights, peers_of
 from policies.affinity.observed import Observed, Peer, owner_of_container, pull_of
 from policies.affinity.traffic import Traffic
@@ -22,6 +25,7 @@ from policies.memory import MemoryCharge, spread_limit
 from policies.model import Affinity, Container, Pod, altered, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
+from policies.topology import Topology
 
 #: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
@@ -77,6 +81,13 @@ class Books:
         self.lifting: set[str] = set()
         #: Keys of grants by the workload their containers are replicas of.
         self.replicas: dict[str, set[str]] = {}
+        #: What people ask of this node, and why containers are not where an override wants them, by key.
+        self.orders: Orders = NO_ORDERS
+        self.unpinned: dict[str, str] = {}
+        self._pins: dict[tuple[str, str], list[Override]] = {}
+        self._zones: tuple[Optional[Topology], tuple[Zone, ...], dict[str, frozenset[int]]] = (None, (), {})
+        #: What owners of containers should hear of; the daemon's own, which outlives this engine.
+        self.notable = NotableEvents()
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
         self.refreshed: Pools = self.pools
@@ -90,6 +101,43 @@ class Books:
     def newest_record(self) -> int:
         """The number of the last entry of the history; 0 = there is none."""
         return self.history[-1].number if self.history else 0
+
+    # ------------------------------------------------------------------ orders
+
+    def set_orders(self, orders: Orders) -> None:
+        """Decide by these from now on. No container is moved by it."""
+        self.orders, self.unpinned, self._pins = orders, {}, {}
+        for override in orders.overrides:
+            self._pins.setdefault((override.namespace, override.container), []).append(override)
+
+    def pin_of(self, container: Container) -> Optional[Override]:
+        """The override that counts for a container; None = there is none."""
+        known = self._pins.get((container.pod.namespace, container.name), ()) if self._pins else ()
+        return next((override for override in known if override.matches(container)), None)
+
+    @property
+    def zones(self) -> tuple[Zone, ...]:
+        """The places of this machine that have a name."""
+        return self._zones_now()[1]
+
+    @property
+    def zone_cpus(self) -> Mapping[str, frozenset[int]]:
+        """Their CPUs by name."""
+        return self._zones_now()[2]
+
+    def _zones_now(self) -> tuple[Optional[Topology], tuple[Zone, ...], dict[str, frozenset[int]]]:
+        topology = self.host.topology
+        if self._zones[0] is not topology:
+            zones = zones_of(topology)
+            self._zones = topology, zones, {zone.name: zone.domain.cpus for zone in zones}
+        return self._zones
+
+    @property
+    def max_moves(self) -> int:
+        """How many containers may be moved so that another fits: none while they are frozen."""
+        return 0 if self.orders.freeze else self.options.max_moves
+
+    # ------------------------------------------------------------------ records
 
     def next_ticket(self) -> str:
         """An id that was never used before."""

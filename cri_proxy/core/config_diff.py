@@ -15,6 +15,7 @@ from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Ticket
 from cri_proxy.core.host import Host
+from cri_proxy.core.orders import NO_ORDERS, Orders
 from cri_proxy.core.updates import has_changed, update_of
 from policies.affinity.traffic import Traffic
 from policies.cpus import format_cpus
@@ -31,6 +32,7 @@ class Records:
     pods: tuple[Pod, ...]
     affinity: Optional[Affinity] = None
     traffic: Traffic = field(default_factory=Traffic)
+    orders: Orders = NO_ORDERS
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ def records_of(engine: Engine) -> Records:
     grants = sorted(engine.grants.values(), key=lambda grant: (grant.since_s, grant.key))
     pods, tickets = engine.pods.values(), engine.tickets.values()
     affinity, traffic = engine.books.affinity, engine.traffic
-    return Records(engine.host, tuple(grants), tuple(tickets), tuple(pods), affinity, traffic)
+    return Records(
+        engine.host, tuple(grants), tuple(tickets), tuple(pods), affinity, traffic, engine.books.orders
+    )
 
 
 def what_would_move(records: Records, running: Config, wanted: Config, host: Host) -> tuple[Shift, ...]:
@@ -62,6 +66,7 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     # 1. An engine that knows what the daemon's knows. What it would put right by itself is no difference.
     trial = make_engine(running, records.host)
     trial.books.affinity = records.affinity
+    trial.set_orders(records.orders)
     trial.set_traffic(records.traffic)
     trial.restore(records.grants, records.tickets, records.pods, (), {})
     before = dict(trial.grants)

@@ -4,6 +4,7 @@ except that holds which were given up are taken out of the books.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -13,10 +14,23 @@ from cri_proxy.core.books import Books
 from cri_proxy.core.cri import scoped_annotation
 from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.make_room import make_room, relieved
+from cri_proxy.core.orders import Override
 from cri_proxy.core.peers import with_peers
+from cri_proxy.core.pins import DoesNotFit, check_fit, inside_of, is_inside, pinned_text
 from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
-from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Qos, wanted_milli
+from policies.model import (
+    NO_FENCE,
+    UNTOUCHED,
+    BudgetSpent,
+    Container,
+    Decision,
+    Fence,
+    Placement,
+    PlacementRefused,
+    Qos,
+    wanted_milli,
+)
 from policies.node import Resident
 from policies.sparing import emptied_by
 
@@ -111,10 +125,42 @@ def decide(
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
     again = _same_place(books, container, fence, replaced)
+    override = books.pin_of(container)
+    if override is not None:
+        cpus = books.zone_cpus.get(override.zone)
+        if again is not None and (cpus is None or is_inside(again.placement, cpus)):
+            return again, ()
+        return _decide_pinned(books, container, fence, override)
     if again is not None:
         return again, ()
     decision, given_up = _decide_anew(books, container, fence)
     return with_peers(books, container, decision), given_up
+
+
+def _decide_pinned(
+    books: Books, container: Container, fence: Fence, override: Override
+) -> tuple[Decision, tuple[Grant, ...]]:
+    """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
+    try:
+        decision = _inside(books, container, override, inside_of(books, override, fence))
+    except DoesNotFit as reason:
+        decision, given_up = _decide_anew(books, container, fence)
+        why = f"{decision.why}; not in {override.zone}, where an override pins it: {reason}"
+        return with_peers(books, container, replace(decision, why=why)), given_up
+    return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
+
+
+def _inside(books: Books, container: Container, override: Override, inside: Fence) -> Decision:
+    """The policy's decision inside of a zone.
+
+    :raises DoesNotFit: it has none.
+    """
+    try:
+        decision = books.policy.place(books.node, container, inside, books.pull(container))
+    except (PlacementRefused, BudgetSpent) as error:
+        raise DoesNotFit(str(error)) from None
+    check_fit(books, override, container, decision)
+    return relieved(books, container, decision)
 
 
 def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Decision, tuple[Grant, ...]]:
@@ -222,9 +268,7 @@ def resized(
     stay = old.placement
     with books.without([old.key]):
         if not same_wish or not stay.cpus:
-            decision = books.policy.place(
-                books.node, container, fence, books.pull(container, old.key), stay.home or None, stay
-            )
+            decision = _resized_anew(books, old, container, fence)
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
                 return untouched, Stance.UNTOUCHED, fence.cpus or books.host.parent_cpus or books.host.usable
@@ -240,6 +284,22 @@ def resized(
                     decision = replace(decision, others={})
                 return decision, Stance.PLACED, NO_CPUS
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
+
+
+def _resized_anew(books: Books, old: Grant, container: Container, fence: Fence) -> Decision:
+    """The policy's place for a container with other resources, inside of the zone it is pinned to if it fits there.
+
+    :raises PlacementRefused, BudgetSpent: as the policy.
+    """
+    stay, pull = old.placement, books.pull(container, old.key)
+    override = books.pin_of(container)
+    if override is not None:
+        with contextlib.suppress(DoesNotFit, PlacementRefused, BudgetSpent):
+            inside = inside_of(books, override, fence)
+            pinned = books.policy.place(books.node, container, inside, pull, stay.home or None, stay)
+            check_fit(books, override, container, pinned)
+            return replace(pinned, why=f"{pinned_text(override)}; {pinned.why}")
+    return books.policy.place(books.node, container, fence, pull, stay.home or None, stay)
 
 
 def calls_for_a_place(old: Grant, container: Container) -> bool:

@@ -16,11 +16,13 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.core import interventions, mend, moves, requests
+from cri_proxy.core import interventions, mend, moves, pins, requests
 from cri_proxy.core.books import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
 from cri_proxy.core.changes import note_changes
 from cri_proxy.core.grants import Admission, Grant, Life, Move, Plan, Record, Stance, Ticket, Update
 from cri_proxy.core.host import EngineOptions, Host
+from cri_proxy.core.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
+from cri_proxy.core.orders import Orders
 from cri_proxy.core.quota import lifts_to_end
 from cri_proxy.core.settle import grown, put_and_settle, refresh, refreshed
 from policies.affinity.observed import Observed
@@ -29,8 +31,10 @@ from policies.cpus import NO_CPUS
 from policies.memory import MemoryCharge
 from policies.model import (
     Affinity,
+    BudgetSpent,
     Container,
     Fence,
+    PlacementRefused,
     Pod,
     PodSize,
     Resources,
@@ -137,6 +141,26 @@ class Engine:
         """Decide by this picture of the traffic from now on. Nobody is moved by it, and nothing is written down."""
         self.books.observed = Observed(traffic)
 
+    def set_orders(self, orders: Orders) -> None:
+        """Decide by what people ask of this node from now on. No container is moved by it, and nothing is written down.
+
+        Those that an override pins elsewhere are moved by ``apply`` with ``pinning_plan``.
+        """
+        self.books.set_orders(orders)
+
+    def pinning_plan(self, now_s: float) -> Plan:
+        """The moves by which containers get into the zones that overrides pin them to, as things are now."""
+        return pins.plan_of_pins(self.books, now_s)
+
+    @property
+    def notable(self) -> NotableEvents:
+        """What owners of containers should hear of."""
+        return self.books.notable
+
+    def tell(self, notable: NotableEvents) -> None:
+        """Have what owners should hear of kept there from now on."""
+        self.books.notable = notable
+
     def around_lifted(self) -> tuple[Grant, ...]:
         """The grants of the pods with a container whose placement takes its CPU quota away."""
         grants = self.books.grants
@@ -190,7 +214,6 @@ class Engine:
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
-    @_transition
     def admit(self, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
         """Reserve a place for a container that is about to be created.
 
@@ -198,6 +221,22 @@ class Engine:
 
         :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
         """
+        try:
+            admission = self._admit(container, fence, now_s, enforce)
+        except PlacementRefused as error:
+            self.notable.add(REFUSED, container, str(error))
+            raise
+        except BudgetSpent as error:
+            self.notable.add(UNPLACED, container, str(error))
+            raise
+        if admission.stance is Stance.PLACED and not admission.decision.fits:
+            self.notable.add(LARGER_RUNG, container, admission.decision.why)
+        elif admission.stance is Stance.UNTOUCHED and self.policy.name != "none":
+            self.notable.add(UNPLACED, container, admission.decision.why)
+        return admission
+
+    @_transition
+    def _admit(self, container: Container, fence: Fence, now_s: float, enforce: bool) -> Admission:
         return requests.admit(self.books, container, fence, now_s, enforce)
 
     @_transition

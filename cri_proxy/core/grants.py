@@ -233,6 +233,7 @@ class Plan:
     """Moves that were worked out from the engine's state of ``version``, in the order in which to make them.
 
     ``at_s``: when they are made, for the records. ``move_exclusive``: containers that own CPUs may be moved as well.
+    ``is_order``: it brings containers into the zones that overrides pin them to; else those stay where they are.
     """
 
     version: int
@@ -240,6 +241,7 @@ class Plan:
     why: str = ""
     at_s: float = 0.0
     move_exclusive: bool = False
+    is_order: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
 
 def make_room(books: Books, container: Container, fence: Fence) -> Optional[Decision]:
     """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
-    most = books.options.max_moves
+    most = books.max_moves
     if not most or not books.policy.moves_others:
         return None
     for domain, missing in _targets(books, container)[:DOMAINS_TRIED]:
@@ -52,7 +52,7 @@ def make_room(books: Books, container: Container, fence: Fence) -> Optional[Deci
 
 def relieved(books: Books, container: Container, decision: Decision) -> Decision:
     """The same decision; containers it would leave overcommitted are moved to where there is room."""
-    place, most = decision.placement, books.options.max_moves
+    place, most = decision.placement, books.max_moves
     if not place.exclusive or decision.others or not most or not books.policy.moves_others:
         return decision
     survey = books.node.survey()
@@ -103,6 +103,7 @@ def _movable(books: Books, cpus: frozenset[int]) -> list[Grant]:
         and grant.placement.level != "reserved"
         and grant.placement.home <= cpus
         and (not grant.placement.exclusive or books.options.move_exclusive)
+        and books.pin_of(grant.container) is None
     ]
     return sorted(found, key=lambda g: (-g.container.resources.milli_request, g.key))
 

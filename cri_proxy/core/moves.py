@@ -20,8 +20,13 @@ from policies.model import BudgetSpent, Fence, Placement, PlacementRefused, want
 ARRIVED = "arrived "
 
 
-def may_move(books: Books, grant: Grant, move_exclusive: bool, resized: Iterable[str]) -> bool:
-    """Whether a plan may move a container at all. ``resized``: those with a resize on its way."""
+def may_move(
+    books: Books, grant: Grant, move_exclusive: bool, resized: Iterable[str], is_order: bool = False
+) -> bool:
+    """Whether a plan may move a container at all. ``resized``: those with a resize on its way.
+
+    ``is_order``: the plan brings containers into the zones that they are pinned to, which others keep them in.
+    """
     return (
         grant.stance is Stance.PLACED
         and grant.life is not Life.HELD
@@ -30,6 +35,7 @@ def may_move(books: Books, grant: Grant, move_exclusive: bool, resized: Iterable
         and (move_exclusive or not grant.exclusive)
         and books.policy.moves_others
         and grant.key not in resized
+        and (is_order or books.pin_of(grant.container) is None)
     )
 
 
@@ -43,9 +49,9 @@ def apply(books: Books, plan: Plan) -> tuple[Update, ...]:
     # 1. Those that may be moved, and are not there already.
     resized = being_resized(books)
     wanted: dict[str, Move] = {}
-    for move in plan.moves:
+    for move in () if books.orders.freeze else plan.moves:
         grant = books.grants.get(move.id)
-        if grant is None or not may_move(books, grant, plan.move_exclusive, resized):
+        if grant is None or not may_move(books, grant, plan.move_exclusive, resized, plan.is_order):
             continue
         if _home(grant, move) not in (NO_CPUS, grant.placement.home):
             wanted.setdefault(move.id, move)
@@ -144,7 +150,10 @@ def take_back(books: Books, move: Move, why: str) -> tuple[Update, ...]:
     grant, old = books.grants.get(move.id), move.was
     if old is None or grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
         return ()
-    if not may_move(books, grant, True, being_resized(books)) or not grant.placement.home <= move.home:
+    if (
+        not may_move(books, grant, True, being_resized(books), is_order=True)
+        or not grant.placement.home <= move.home
+    ):
         return ()
     # 1. What it had must be there still, with room for it, and nobody's own.
     with books.without([grant.key]):

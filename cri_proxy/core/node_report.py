@@ -1,6 +1,6 @@
 """One document about a node for programs that follow it from outside: machine, zones, placements, groups. Pure.
 
-Names of zones are ``socket-0``, ``node-0`` and ``l3-0``; a place that is larger than a socket is in no zone ("").
+A place that is larger than a socket is in no zone ("").
 The document is made of parts, so that calls can be relayed in between: what changes together (zones, and which
 containers there are) is taken in one step, and rows are made of frozen records afterwards.
 """
@@ -8,22 +8,20 @@ containers there are) is taken in one step, and rows are made of frozen records 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.report import placement_row, present_why
+from cri_proxy.core.zones import ZONES, Zone, id_at, parent_of, zone_around
 from policies.affinity.groups import Group
 from policies.affinity.traffic import POD_PREFIX, Traffic
 from policies.cpus import format_cpus
 from policies.memory import allocatable_bytes, room_bytes
 from policies.node import Node
-from policies.topology import Domain, Topology
+from policies.topology import Topology
 from policies.wanted import demand_of
 
-#: Kinds of zones by the level of their domains, largest first: what a zone's name begins with, and its type.
-ZONES = {"socket": ("socket", "Socket"), "numa": ("node", "Node"), "l3": ("l3", "L3")}
 #: What a container's state is called outside, by its stance.
 STATES = {
     Stance.PLACED: "managed",
@@ -37,39 +35,11 @@ STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Zone:
-    """One place that has a name."""
-
-    name: str
-    level: str
-    domain: Domain
-
-
-def zones_of(topology: Topology) -> tuple[Zone, ...]:
-    """The zones of a machine, largest first, each kind by its ids."""
-    return tuple(
-        Zone(zone_name(domain, level), level, domain) for level in ZONES for domain in topology.at(level)
-    )
-
-
-def zone_name(domain: Domain, level: str) -> str:
-    """What a domain is called as a zone of one of its levels."""
-    return f"{ZONES[level][0]}-{domain.ids[domain.levels.index(level)]}"
-
-
-def zone_around(zones: Iterable[Zone], cpus: frozenset[int]) -> str:
-    """The smallest zone that holds all of some CPUs; "" = none does, or there are none."""
-    around = [zone for zone in zones if cpus and cpus <= zone.domain.cpus]
-    # Domains with the same CPUs go by the smaller kind.
-    return min(around, key=lambda z: (len(z.domain.cpus), -list(ZONES).index(z.level))).name if around else ""
-
-
 def machine_document(topology: Topology) -> dict[str, Any]:
     """What the machine is, whatever runs on it. ``size_bytes`` of an L3 is 0: it is not known here."""
-    numa = {domain.ids[domain.levels.index("numa")]: domain for domain in topology.at("numa")}
+    numa = {id_at(domain, "numa"): domain for domain in topology.at("numa")}
     return {
-        "sockets": [{"id": _id(d, "socket"), "cpus": format_cpus(d.cpus)} for d in topology.at("socket")],
+        "sockets": [{"id": id_at(d, "socket"), "cpus": format_cpus(d.cpus)} for d in topology.at("socket")],
         "numa_nodes": [
             {
                 "id": node,
@@ -82,7 +52,7 @@ def machine_document(topology: Topology) -> dict[str, Any]:
         ],
         "l3s": [
             {
-                "id": _id(d, "l3"),
+                "id": id_at(d, "l3"),
                 "numa_node": min(d.nodes),
                 "cpus": format_cpus(d.cpus),
                 "size_bytes": 0,
@@ -90,10 +60,6 @@ def machine_document(topology: Topology) -> dict[str, Any]:
             for d in topology.at("l3")
         ],
     }
-
-
-def _id(domain: Domain, level: str) -> int:
-    return domain.ids[domain.levels.index(level)]
 
 
 def zone_rows(node: Node, zones: Collection[Zone]) -> list[dict[str, Any]]:
@@ -115,7 +81,7 @@ def _zone_row(node: Node, zones: Iterable[Zone], zone: Zone) -> dict[str, Any]:
     return {
         "name": zone.name,
         "type": ZONES[zone.level][1],
-        "parent": _parent(zones, zone),
+        "parent": parent_of(zones, zone),
         "cpus": format_cpus(domain.cpus),
         "capacity_milli_cpus": 1000 * len(domain.cpus & topology.online),
         "allocatable_milli_cpus": 1000 * len(ours),
@@ -128,14 +94,6 @@ def _zone_row(node: Node, zones: Iterable[Zone], zone: Zone) -> dict[str, Any]:
         "memory_charged_bytes": sum(node.memory_charged(n) for n in memory),
         "memory_free_bytes": sum(room_bytes(node, n) for n in memory) if known else None,
     }
-
-
-def _parent(zones: Iterable[Zone], zone: Zone) -> str:
-    """The next larger kind of zone that holds all of it; "" = there is none."""
-    kinds = list(ZONES)
-    larger = kinds[: kinds.index(zone.level)]
-    around = [z for z in zones if z.level in larger and zone.domain.cpus <= z.domain.cpus]
-    return max(around, key=lambda z: kinds.index(z.level)).name if around else ""
 
 
 # ---------------------------------------------------------------------- containers

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from cri_proxy.core.affinity_text import status_lines
 from cri_proxy.core.books import resident_of
+from cri_proxy.core.cluster_text import cluster_lines
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.findings import duration_text
 from cri_proxy.core.grants import Change, Grant, Life, Record, Stance
@@ -411,6 +412,7 @@ def status_text(document: dict[str, Any]) -> str:
         for path in document["distrusted"]:
             lines.append(f"  untouched  {path}: failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
+    lines += cluster_lines(document.get("cluster", {}))
     lines += status_lines(document.get("affinity", {}))
     lines += _plugin_lines(document.get("nri", {}))
     lines.append(

@@ -193,10 +193,11 @@ def settle(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[in
 
 def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
-    #    was then: the policy knows what it has become.
+    #    was then: the policy knows what it has become. While containers are frozen it stays where it is.
     back = grant.displaced
     cpus = NO_CPUS if back is None or back.group else _free_again(books, back, grant, barred, own)
-    if back is not None and cpus:
+    stays = books.orders.freeze and grant.stance is Stance.PLACED
+    if back is not None and cpus and not stays:
         back = _on_usable_mems(books, replace(back, cpus=cpus), grant)
         books.put(placed(grant, back, "its first place is there again"))
         return

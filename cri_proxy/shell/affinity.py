@@ -17,6 +17,7 @@ from typing import Any, Optional, Protocol
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.guard import forbid
 from cri_proxy.core.pace import Pace
+from cri_proxy.core.pins import FROZEN
 from cri_proxy.core.rebalance import (
     AffinitySettings,
     Question,
@@ -55,8 +56,6 @@ class AffinityController:
     source: TrafficSource
     planner: PlannerWorker
     mover: Mover
-    #: Why nothing moves by itself although the configuration says so; "" = it may. By command, until the next start.
-    frozen_by_hand: bool = False
     last: Optional[Last] = None
     _rest: Optional[Accepted] = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -96,11 +95,6 @@ class AffinityController:
         self.follow()
         self._wake.set()
 
-    def freeze(self, frozen: bool) -> None:
-        """Let nothing move by itself, or let it again; a plan that is being carried out stops where it is."""
-        self.frozen_by_hand = frozen
-        self.parts.log.info("rebalancing frozen by command" if frozen else "rebalancing no longer frozen")
-
     def still(self, settings: AffinitySettings) -> str:
         """Why nothing moves by itself now; "" = it does."""
         keeper = self.parts.keeper
@@ -110,8 +104,8 @@ class AffinityController:
             return "affinity.rebalance is manual"
         if not settings.moves_per_minute:
             return "affinity.moves_per_minute is 0"
-        if self.frozen_by_hand:
-            return "frozen by command (cri-resmgr rebalance --unfreeze)"
+        if keeper.orders.freeze:
+            return FROZEN
         if not keeper.enforcing or keeper.engine is None:
             return f"mode {keeper.mode}" if keeper.engine is not None else "the daemon is degraded"
         return f"the picture of the traffic is old: {frozen}" if (frozen := self.traffic().frozen) else ""
@@ -274,6 +268,8 @@ class AffinityController:
             raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
         if not (dry_run or keeper.enforcing):
             raise CannotRebalance(f"in mode {keeper.mode} nothing is moved; --dry-run shows what would be")
+        if keeper.orders.freeze and not dry_run:
+            raise CannotRebalance(f"{FROZEN}; --dry-run shows what would be moved")
         return engine
 
     def _document(self, question: Question, proposal: Optional[Proposal], dry_run: bool) -> dict[str, Any]:

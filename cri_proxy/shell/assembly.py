@@ -47,6 +47,8 @@ class Assembly:
         self._lock = asyncio.Lock()
         #: Called with every engine that is put to work, before it decides anything.
         self.on_engage: Callable[[Engine], None] = lambda engine: None
+        #: Given what the state file says besides the engine's records, once it is read; what it is to say of that.
+        self.on_meta: Callable[[Mapping[str, str]], dict[str, str]] = lambda meta: {}
         self._mark = UnsavedMark(Path(parts.config["control.socket"]), boot_id)
         parts.store.on_change = self.note_state
         parts.reconciler.taken_over = self._taken_over
@@ -142,6 +144,8 @@ class Assembly:
                 "the machine is not the one it was: places with CPUs that are gone are chosen anew"
             )
         self._recall_quotas(loaded.meta)
+        self._meta.update(self.on_meta(loaded.meta))
+        self.on_engage(engine)
         try:
             updates = restore(engine, loaded, parts.store, self._boot_id)
         except Exception:
@@ -149,6 +153,7 @@ class Assembly:
             loaded, updates = await parts.store.start_over(), ()
             parts.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
             engine = make_engine(parts.config, host)
+            self.on_engage(engine)
         self._restore_mode(loaded.meta)
         self._tell_lost([loaded.meta.get(LOST_KEY, ""), loaded.lost])
         return engine, updates

@@ -30,7 +30,9 @@ from cri_proxy.core.report import (
     path_of,
     placement_rows,
 )
+from cri_proxy.shell import settings
 from cri_proxy.shell.commands_affinity import AffinityCommands
+from cri_proxy.shell.commands_cluster import ClusterCommands
 from cri_proxy.shell.commands_view import SHARED, ViewCommands
 from cri_proxy.shell.control import Command
 from cri_proxy.shell.keeper import ENFORCE, MODES
@@ -69,6 +71,7 @@ class Commands:
             "acknowledge": self.acknowledge,
             **AffinityCommands(self._daemon).table(),
             **self._view.table(),
+            **ClusterCommands(self._daemon).table(),
         }
 
     def view_table(self) -> Mapping[str, Command]:
@@ -113,6 +116,7 @@ class Commands:
             "state_unsaved": parts.store.waiting,
             "updates_waiting": len(keeper.updates.unsettled),
             "affinity": daemon.affinity.status(),
+            "cluster": daemon.cluster.document(),
             "counters": counters(parts.metrics.registry),
         }
         if keeper.engine is not None:
@@ -156,7 +160,11 @@ class Commands:
         parts, running = self._daemon.parts, self._daemon.parts.config
         source = Source(str(arguments.get("name", "")), str(arguments.get("text", "")))
         try:
-            wanted = read_config(self._daemon.options.files.sources_with(source)).config
+            layers = self._daemon.options.files.layers_with(source)
+            loaded, _ = settings.with_kept_policy(
+                layers, read_config(layers.with_policy(None)), self._daemon.cluster.kept
+            )
+            wanted = loaded.config
         except BadConfig as error:
             raise ControlError(str(error)) from None
         live = running.taking_over(wanted)

@@ -26,7 +26,7 @@ class AffinityCommands:
 
     def table(self) -> Mapping[str, Command]:
         """The commands by the name they have on the wire."""
-        return {"affinity": self.affinity, "rebalance": self.rebalance, "freeze": self.freeze}
+        return {"affinity": self.affinity, "rebalance": self.rebalance}
 
     @property
     def _controller(self) -> AffinityController:
@@ -46,14 +46,6 @@ class AffinityCommands:
             return await self._controller.rebalance(bool(arguments.get("dry_run")))
         except CannotRebalance as error:
             raise ControlError(str(error)) from None
-
-    async def freeze(self, arguments: dict[str, Any]) -> Any:
-        """Stop moving containers, or start again."""
-        self._controller.freeze(bool(arguments.get("frozen")))
-        return {
-            "frozen": self._controller.frozen_by_hand,
-            "rebalance": self._controller.status()["rebalance"],
-        }
 
 
 async def graph_document(engine: Engine, traffic: Traffic) -> dict[str, Any]:

@@ -13,15 +13,15 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_api.control import ControlError
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.node_report import (
-    Zone,
     container_row,
     group_rows,
     machine_document,
     running,
     zone_rows,
-    zones_of,
 )
+from cri_proxy.core.zones import Zone, zones_of
 from cri_proxy.shell.control import Command
+from cri_proxy.shell.examiner import Examiner
 from cri_proxy.version import VERSION
 from policies.affinity.groups import Group, groups_of
 from policies.affinity.traffic import Traffic
@@ -46,18 +46,19 @@ class ViewCommands:
         self._machine: tuple[Optional[Topology], tuple[Zone, ...], dict[str, Any]] = (None, (), {})
         #: The edges that groups were made of.
         self._groups: tuple[object, list[Group]] = ((), [])
+        self._examiner = Examiner(lambda: daemon.options.files, lambda: daemon.parts.config["control.socket"])
 
     def table(self) -> Mapping[str, Command]:
         """Those that both sockets have besides ``SHARED``, by the name they have on the wire."""
-        return {"report": self.report}
+        return {"report": self.report, "doctor": self.doctor}
 
     async def report(self, arguments: dict[str, Any]) -> Any:
-        """All that is told of the node. ``events_since``: the number after the last notable event that is known."""
+        """All that is told of the node. ``events_since``: ``events_next`` of the answer before; null = all that are kept."""
         since = arguments.get("events_since")
         if since is not None and (isinstance(since, bool) or not isinstance(since, int) or since < 0):
             raise ControlError(f"events_since is {since!r}, expected a whole number of 0 or more, or null")
         engine: Optional[Engine] = self._daemon.parts.keeper.engine
-        document = self._head()
+        document = {**self._head(), **self._daemon.orders.notable.since(since)}
         if engine is None:
             return {**document, "machine": None, "zones": [], "placements": [], "affinity_groups": []}
         # 1. In one step: what belongs together.
@@ -68,6 +69,10 @@ class ViewCommands:
         rows = await sliced(grants, lambda some: [container_row(engine, grant, zones) for grant in some])
         groups = await self._group_rows(engine, zones)
         return {**document, "placements": rows, "affinity_groups": groups}
+
+    async def doctor(self, arguments: dict[str, Any]) -> Any:
+        """What ``cri-resmgr doctor`` finds, made by a process of its own; an answer is kept for a minute."""
+        return await self._examiner.problems()
 
     def _head(self) -> dict[str, Any]:
         daemon, parts = self._daemon, self._daemon.parts
@@ -80,17 +85,7 @@ class ViewCommands:
             "policy": parts.config["policy.Active"],
             "degraded": dict(parts.health.reasons),
             "warnings": parts.health.warnings,
-            "cluster": {
-                "policy": None,
-                "state": "none",
-                "sentence": "",
-                "needs_restart": [],
-                "freeze": daemon.affinity.frozen_by_hand,
-                "overrides": [],
-            },
-            "events": [],
-            "events_next": 1,
-            "events_lost": 0,
+            "cluster": daemon.cluster.document(),
         }
 
     def _zones(self, topology: Topology) -> tuple[tuple[Zone, ...], dict[str, Any]]:

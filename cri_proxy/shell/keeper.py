@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 from bpf.clock import boot_time_s
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Update
+from cri_proxy.core.orders import NO_ORDERS, Orders
 from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.shell.devices import Devices
 from cri_proxy.shell.metrics import Metrics
@@ -43,6 +44,8 @@ class Keeper:
     devices: Devices = field(default_factory=lambda: Devices(None))
     #: None where pods' cgroups are nobody's business.
     quotas: Optional[Quotas] = None
+    #: What people ask of this node besides its configuration.
+    orders: Orders = NO_ORDERS
     #: Called when a create was left in doubt, so that somebody looks soon.
     on_doubt: Callable[[], None] = lambda: None
     #: Called with the id of every container that an event says has started.
@@ -58,6 +61,12 @@ class Keeper:
         """Change the mode. While it is not enforce nothing is written to the runtime and the cgroups."""
         self.mode = mode
         self.updates.park(not self.enforcing)
+
+    def set_orders(self, orders: Orders) -> None:
+        """Have containers placed and moved by these orders from now on. None is moved by it."""
+        self.orders = orders
+        if self.engine is not None:
+            self.engine.set_orders(orders)
 
     def active(self) -> Optional[Engine]:
         """The engine, if it is to be asked: not degraded and not in mode off."""

@@ -15,6 +15,8 @@ from typing import Any, Callable, Optional
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Move, Plan, Update
 from cri_proxy.core.guard import SHORTEST_S, Reading, shares, worse_places
+from cri_proxy.core.notable import MOVED
+from cri_proxy.core.pins import FROZEN
 from cri_proxy.shell.memory_use import memory_in_use
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.pressure import NOTHING, Look, PressureReader
@@ -97,6 +99,9 @@ class Mover:
                     failed.append(Failed(move.id, path_of(engine, move.id), error))
         keeper.save()
         refused = {failure.id for failure in failed}
+        for move in [] if plan.is_order else made:
+            if move.id not in refused and move.id in engine.grants:
+                engine.notable.add(MOVED, engine.grants[move.id].container, move.why)
         self._parts.metrics.moves.labels("made").inc(len(made) - len(failed))
         self._parts.metrics.moves.labels("refused").inc(len(failed))
         stands = tuple(move for move in made if move.id not in refused)
@@ -107,6 +112,8 @@ class Mover:
         keeper = self._parts.keeper
         if not keeper.enforcing:
             return f"in mode {keeper.mode} nothing is moved"
+        if keeper.orders.freeze:
+            return FROZEN
         return "" if engine is keeper.active() else "the engine was replaced meanwhile"
 
     def _unanswered(self, made: tuple[Move, ...]) -> str:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_proxy.core.cluster_policy import ClusterPolicy
 from cri_proxy.core.config import BadConfig, Config, Loaded, read_config
 from cri_proxy.core.config_text import MAX_CHARACTERS, BadText, Source, read_entries
 from cri_proxy.core.options import SECTIONS
 from cri_proxy.shell.bounded_files import read_bytes, within
+from cri_proxy.shell.policy_file import NOTHING, Kept, read_kept
 
 Result = TypeVar("Result")
 
@@ -49,6 +51,18 @@ ESSENTIAL = frozenset(
 
 
 @dataclass(frozen=True)
+class Layers:
+    """The sources of a configuration in their order; the cluster's policy comes between the two parts."""
+
+    below: tuple[Source, ...]
+    above: tuple[Source, ...] = ()
+
+    def with_policy(self, policy: Optional[ClusterPolicy]) -> list[Source]:
+        """All of them, with the policy at its place."""
+        return [*self.below, *([] if policy is None else [policy.source]), *self.above]
+
+
+@dataclass(frozen=True)
 class Files:
     """The files to read, in order, and the command line's settings. Missing optional files are skipped."""
 
@@ -63,11 +77,19 @@ class Files:
 
     def sources(self) -> list[Source]:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
+        return self.layers().with_policy(None)
+
+    def layers(self) -> Layers:
+        """:raises BadConfig: a file that was named explicitly cannot be read."""
         found = [read_source(path) for path in self._paths()]
         at = len(found) - (self.force is not None)
-        return [*found[:at], *self.told(), *found[at:], *self._command_line()]
+        return Layers((*found[:at], *self.told()), (*found[at:], *self._command_line()))
 
     def sources_with(self, source: Source) -> list[Source]:
+        """As ``layers_with``, without a policy."""
+        return self.layers_with(source).with_policy(None)
+
+    def layers_with(self, source: Source) -> Layers:
         """The same with one text in the place of the file it is named after; else in that of config.yaml.
 
         :raises BadConfig: one of the others cannot be read.
@@ -78,7 +100,8 @@ class Files:
         found = [source if path == replaced else read_source(path) for path in paths]
         if replaced is None:  # it comes after the fallback, and before what is forced
             found.insert(len(found) - (self.force is not None), source)
-        return [*found, *self._command_line()]
+        at = len(found) - (self.force is not None)
+        return Layers(tuple(found[:at]), (*found[at:], *self._command_line()))
 
     def _paths(self) -> list[Path]:
         wanted = [self.fallback or self._usual(FALLBACK), self.config or self._usual(CONFIG), self.force]
@@ -152,6 +175,8 @@ class Settings:
     problem: str = ""
     sources: tuple[Source, ...] = ()
     is_default: bool = False
+    #: The cluster's policy as it is kept; one with a problem is not in the configuration.
+    cluster: Kept = NOTHING
 
 
 def load(files: Files, strict: bool = False) -> Settings:
@@ -159,9 +184,26 @@ def load(files: Files, strict: bool = False) -> Settings:
 
     :raises BadConfig: they make no configuration.
     """
-    sources = _answered(files.sources)
-    loaded: Loaded = read_config(sources, strict=strict)
-    return Settings(loaded.config, loaded.warnings, sources=tuple(sources))
+    layers = _answered(files.layers)
+    loaded: Loaded = read_config(layers.with_policy(None), strict=strict)
+    loaded, kept = with_kept_policy(layers, loaded)
+    return Settings(loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept)
+
+
+def with_kept_policy(layers: Layers, loaded: Loaded, kept: Optional[Kept] = None) -> tuple[Loaded, Kept]:
+    """A configuration with the cluster's policy among its sources, if that can be; the policy never costs the rest.
+
+    ``loaded``: without it. ``kept``: the policy, in the place of the one on disk.
+    """
+    if kept is None:
+        folder = Path(loaded.config["state.directory"])
+        kept = _answered(lambda: read_kept(folder))
+    if kept.policy is None:
+        return loaded, kept
+    try:
+        return read_config(layers.with_policy(kept.policy)), kept
+    except BadConfig as error:
+        return loaded, Kept(problem=f"{kept.policy.title} is not used: {error.errors[0]}")
 
 
 def load_or_last(files: Files) -> Settings:
@@ -179,8 +221,11 @@ def load_or_last(files: Files) -> Settings:
         texts = json.loads(_answered(lambda: read_bytes(last, MAX_BYTES * 4)))
         kept = [Source(name, text, "last one that loaded") for name, text in texts]
         command_line = [Source("command line", values=dict(files.overrides))] if files.overrides else []
-        config = read_config([*kept, *command_line]).config
-        return Settings(config, problem=f"the last configuration that loaded is in force: {_reason(bad)}")
+        forced = [source for source in kept if source.name == str(files.force)]
+        layers = Layers(tuple(s for s in kept if s not in forced), (*forced, *command_line))
+        loaded, policy = with_kept_policy(layers, read_config(layers.with_policy(None)))
+        problem = f"the last configuration that loaded is in force: {_reason(bad)}"
+        return Settings(loaded.config, problem=problem, cluster=policy)
     except (OSError, ValueError, TypeError, BadConfig):
         return Settings(defaults, problem=default_problem(bad), is_default=True)
 

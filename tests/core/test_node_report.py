@@ -12,10 +12,9 @@ from cri_proxy.core.node_report import (
     group_rows,
     machine_document,
     running,
-    zone_around,
     zone_rows,
-    zones_of,
 )
+from cri_proxy.core.zones import zone_around, zones_of
 from policies.affinity.groups import groups_of
 from policies.affinity.traffic import Edge, Traffic, traffic_of
 from policies.cpus import parse_cpus

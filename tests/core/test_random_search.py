@@ -24,6 +24,7 @@ import pytest
 
 from cri_proxy.core.grants import Life, Seen, Stance
 from cri_proxy.core.invariants import broken_invariants, crowded_by, crowded_out
+from cri_proxy.core.orders import Override
 from policies.balloon_types import BalloonSettings, BalloonType
 from policies.balloons import Balloons
 from policies.cpus import NO_CPUS, format_cpus
@@ -143,6 +144,37 @@ class Searched(Node_):
         self._send(self.engine.restore(list(grants), [], list(pods), history, distrusted))
         self.unknown |= self.runtime.keys() - self.engine.grants.keys()
         self.resync()
+
+    # ------------------------------------------------------------------ what people ask of the node
+
+    def freeze(self, on: bool) -> None:
+        """No container that runs is moved from now on, or they may be again."""
+        self.engine.set_orders(replace(self.engine.books.orders, freeze=on))
+
+    def pin(self, which: int, where: int, at_once: bool) -> None:
+        """A container, and what comes after it under its name, belongs into a zone; all that are elsewhere are moved."""
+        key, zones = self._pick(which), self.engine.books.zones
+        if key is None:
+            return
+        container = self.runtime[key].container
+        pod = container.pod
+        override = Override(pod.namespace, pod.name, container.name, zones[where % len(zones)].name)
+        orders = self.engine.books.orders
+        self.engine.set_orders(replace(orders, overrides=(override, *orders.overrides[:3])))
+        if at_once:
+            self.carry_out()
+
+    def carry_out(self) -> None:
+        """Containers are moved into the zones they are pinned to, unless they are frozen."""
+        homes = {key: grant.placement.home for key, grant in self.engine.grants.items()}
+        plan = self.engine.pinning_plan(self.now_s)
+        self._send(self.engine.apply(plan))
+        moved = {k for k, g in self.engine.grants.items() if k in homes and g.placement.home != homes[k]}
+        assert not (moved and self.engine.books.orders.freeze)
+        for key in moved & {move.id for move in plan.moves}:
+            override = self.engine.books.pin_of(self.engine.grants[key].container)
+            assert override is not None
+            assert self.engine.grants[key].cpus <= self.engine.books.zone_cpus[override.zone]
 
     # ------------------------------------------------------------------ cgroups and memory
 
@@ -346,6 +378,10 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "memory_now": (2, lambda r: {"memory_node": _index(r), "pages": r.choice([0, 512, 4096]),
                                  "free_gib": r.choice([0, 1, 60])}),
     "admit_with_pages": (4, _admit),
+    # What people ask of the node.
+    "freeze": (2, lambda r: {"on": r.random() < 0.6}),
+    "pin": (3, lambda r: {"which": _index(r), "where": _index(r), "at_once": r.random() < 0.7}),
+    "carry_out": (2, lambda r: {}),
 }  # fmt: skip
 #: Steps that are nothing without a request on its way.
 OF_CALLS = ("accepted", "refused", "nobody_knows")

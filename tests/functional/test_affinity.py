@@ -119,7 +119,7 @@ async def test_a_frozen_daemon_moves_nobody_until_it_is_unfrozen(
         web, db = [await create(client, name) for name in ("web", "db")]
         code, out, _ = await agent.cli("rebalance", "--freeze")
         assert (code, out) == (
-            0, "containers are not moved: frozen by command (cri-resmgr rebalance --unfreeze)\n"
+            0, "containers are not moved: containers are frozen by command (cri-resmgr freeze off)\n"
         )  # fmt: skip
         async with ObserverProcess(agent, [flow("web", "db")]):
             await edges(agent)

@@ -11,6 +11,7 @@ from cri_proxy.core.config import Config, read_config
 from cri_proxy.core.config_text import Source
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Plan
+from cri_proxy.core.orders import Orders
 from cri_proxy.shell import logs
 from cri_proxy.shell.affinity import AffinityController
 from cri_proxy.shell.cgroups import Cgroups
@@ -120,6 +121,10 @@ class Node:
         assert self.parts.keeper.engine is not None
         return self.parts.keeper.engine
 
+    def freeze(self, on: bool) -> None:
+        """What the command does; without keeping it."""
+        self.parts.keeper.set_orders(Orders(freeze=on))
+
     async def create(self, client: CriClient, name: str, cpus: float = 1, memory: int = 0) -> str:
         """A container that runs, placed by the engine as a create would be."""
         pod = await client.run_pod(name)
@@ -199,8 +204,8 @@ async def apart(node: Node, client: CriClient, *names: str) -> None:
 
 async def looked_twice(node: Node, *names: str) -> None:
     """The controller knows how long containers wait before there is a plan."""
-    node.affinity.freeze(True)
+    node.freeze(True)
     for name in names:
         node.waited(name, 1.0)
     await node.round()
-    node.affinity.freeze(False)
+    node.freeze(False)

@@ -100,7 +100,7 @@ async def test_a_container_with_much_memory_in_use_stays_in_its_node(node: Node,
         ({}, "observe", "", False, "mode observe"),
         ({}, "off", "", False, "mode off"),
         ({}, "enforce", "the observer is gone", False, "the picture of the traffic is old: the observer is gone"),
-        ({}, "enforce", "", True, "frozen by command (cri-resmgr rebalance --unfreeze)"),
+        ({}, "enforce", "", True, "containers are frozen by command (cri-resmgr freeze off)"),
     ],
 )  # fmt: skip
 async def test_nothing_moves_by_itself(
@@ -111,7 +111,7 @@ async def test_nothing_moves_by_itself(
         await apart(node, client, "web", "db")
         node.talk(("web", "db"), frozen=frozen)
         node.parts.keeper.mode = mode
-        node.affinity.freeze(by_hand)
+        node.freeze(by_hand)
         await node.round()
         assert not runtime.calls_of("UpdateContainerResources")
         assert node.affinity.planner.pid is None, "no process for nothing"

@@ -75,7 +75,7 @@ def to_another_engine(node: Node) -> None:
 SWITCHES = {
     "mode observe": to_mode("observe"),
     "mode off": to_mode("off"),
-    "frozen by command": lambda node: node.affinity.freeze(True),
+    "frozen by command": lambda node: node.freeze(True),
     "moved by command only": to_config(rebalance="manual"),
     "affinity turned off": to_config(enabled=False),
     "other settings": to_config(hysteresis=0.2),
