@@ -1,0 +1,42 @@
+"""What can become of a request: an answer that refuses it, or none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Optional
+
+
+class ApiError(Exception):
+    """The server's refusal. ``status``: HTTP's number; ``reason``: the API's word, such as NotFound or Conflict."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: Optional[float] = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class Unreachable(Exception):
+    """No answer. A request that changes something may have been carried out."""
+
+
+def refusal(status: int, body: bytes, retry_after: str = "") -> ApiError:
+    """Out of an answer: a Status object, or whatever a proxy in between has said."""
+    try:
+        said: Any = json.loads(body)
+    except ValueError:
+        said = None
+    wait = float(retry_after) if retry_after.isdecimal() else None
+    if isinstance(said, dict) and said.get("kind") == "Status":
+        return of_status(said, status, wait)
+    return ApiError(status, "", body[:200].decode(errors="replace").strip(), wait)
+
+
+def of_status(said: dict[str, Any], status: int = 0, retry_after_s: Optional[float] = None) -> ApiError:
+    """Out of a Status object, which is also what a watch ends with."""
+    details = said.get("details") or {}
+    if retry_after_s is None and details.get("retryAfterSeconds"):
+        retry_after_s = float(details["retryAfterSeconds"])
+    number = int(said.get("code") or status)
+    return ApiError(number, str(said.get("reason") or ""), str(said.get("message") or ""), retry_after_s)

@@ -1,0 +1,180 @@
+"""One HTTP/1.1 connection to an API server: a request at a time, its answer in pieces as they come.
+
+By asyncio's streams, headers read by http.client: a call can be cancelled, and a watch needs no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import io
+import socket
+from collections.abc import AsyncIterator
+from typing import Callable
+
+from cluster.kube.errors import Unreachable
+from cluster.kube.io.access import Access
+
+#: To connect, TLS included, seconds.
+CONNECT_S = 10.0
+_MOST_HEAD = 1 << 16
+_PIECE = 1 << 16
+#: A peer that is gone without a word is found within a minute.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+Count = Callable[[int], None]
+
+
+class Answer:
+    """The head of an answer; ``pieces()`` is its body, to be read to the end before the connection's next request."""
+
+    def __init__(self, connection: Connection, status: int, headers: http.client.HTTPMessage) -> None:
+        self.status = status
+        self.headers = headers
+        self._connection = connection
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """:raises Unreachable: the connection ends before the body does."""
+        length = self.headers.get("Content-Length")
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            async for piece in self._connection.chunks():
+                yield piece
+        elif length is not None:
+            async for piece in self._connection.exactly(_number(length, 10)):
+                yield piece
+        else:
+            async for piece in self._connection.rest():
+                yield piece
+        if self.headers.get("Connection", "").lower() == "close":
+            self._connection.close()
+
+
+class Connection:
+    """``is_fresh``: no request has been sent by it, so a failure is not that of an old connection."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: Count, received: Count
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._sent = sent
+        self._received = received
+        self.is_fresh = True
+        self.has_answered = False
+
+    @classmethod
+    async def open(cls, access: Access, sent: Count, received: Count) -> Connection:
+        """:raises Unreachable: it cannot be had. :raises NoAccess: the credentials cannot be read."""
+        context = access.context()
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(
+                    access.host,
+                    access.port,
+                    ssl=context,
+                    server_hostname=access.server_name if context else None,
+                    limit=_MOST_HEAD,
+                ),
+                CONNECT_S,
+            )
+        except asyncio.TimeoutError:
+            raise Unreachable(f"{access.server} does not answer within {CONNECT_S:.0f} s") from None
+        except OSError as error:
+            raise Unreachable(f"{access.server} cannot be reached: {error}") from None
+        opened = writer.get_extra_info("socket")
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
+        return cls(reader, writer, sent, received)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._reader.at_eof() and not self._writer.is_closing()
+
+    async def ask(self, head: bytes, body: bytes) -> Answer:
+        """Send a request and read the head of its answer; ``has_answered`` tells whether the server said anything.
+
+        :raises Unreachable: the connection has ended, or this is not HTTP.
+        """
+        self.has_answered = False
+        try:
+            self._writer.write(head + body)
+            self._sent(len(head) + len(body))
+            await self._writer.drain()
+            while True:
+                said = await self._reader.readuntil(b"\r\n\r\n")
+                self._received(len(said))
+                self.has_answered = True
+                line, _, rest = said.partition(b"\r\n")
+                words = line.split(None, 2)
+                if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+                    raise Unreachable(f"the server does not speak HTTP/1.1: {line[:60]!r}")
+                if words[1] != b"100":
+                    break
+        except asyncio.IncompleteReadError as error:
+            self.has_answered = bool(error.partial)
+            raise Unreachable("the server has closed the connection") from None
+        except asyncio.LimitOverrunError:
+            raise Unreachable(f"the head of the answer is longer than {_MOST_HEAD} bytes") from None
+        except OSError as error:
+            raise Unreachable(f"the connection to the server has ended: {error}") from None
+        self.is_fresh = False
+        return Answer(self, int(words[1]), http.client.parse_headers(io.BytesIO(rest)))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            size = _number((await self._line()).split(b";")[0].decode("latin-1").strip(), 16)
+            if size == 0:
+                while (await self._line()).strip():  # trailers
+                    pass
+                return
+            async for piece in self.exactly(size):
+                yield piece
+            await self._line()
+
+    async def exactly(self, size: int) -> AsyncIterator[bytes]:
+        while size:
+            piece = await self._read(min(size, _PIECE))
+            if not piece:
+                raise Unreachable("the server has closed the connection in the middle of an answer")
+            size -= len(piece)
+            yield piece
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        while piece := await self._read(_PIECE):
+            yield piece
+        self.close()
+
+    async def _read(self, most: int) -> bytes:
+        try:
+            piece = await self._reader.read(most)
+        except OSError as error:
+            raise Unreachable(f"the connection to the server has ended: {error}") from None
+        self._received(len(piece))
+        return piece
+
+    async def _line(self) -> bytes:
+        try:
+            line = await self._reader.readline()
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"the connection to the server has ended: {error}") from None
+        if not line.endswith(b"\n"):
+            raise Unreachable("the server has closed the connection in the middle of an answer")
+        self._received(len(line))
+        return line
+
+    def close(self) -> None:
+        """Without waiting: nothing of it is read any more."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.transport.abort()
+
+
+def _number(text: str, base: int) -> int:
+    try:
+        number = int(text, base)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise Unreachable(f"the server gives {text[:20]!r} as a length")
+    return number
