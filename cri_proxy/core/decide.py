@@ -142,7 +142,7 @@ def _decide_pinned(
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
     try:
-        decision = _inside(books, container, override, inside_of(books, override, fence))
+        decision = _inside(books, container, override, inside_of(books, override, container, fence))
     except DoesNotFit as reason:
         decision, given_up = _decide_anew(books, container, fence)
         why = f"{decision.why}; not in {override.zone}, where an override pins it: {reason}"
@@ -295,7 +295,7 @@ def _resized_anew(books: Books, old: Grant, container: Container, fence: Fence) 
     override = books.pin_of(container)
     if override is not None:
         with contextlib.suppress(DoesNotFit, PlacementRefused, BudgetSpent):
-            inside = inside_of(books, override, fence)
+            inside = inside_of(books, override, container, fence)
             pinned = books.policy.place(books.node, container, inside, pull, stay.home or None, stay)
             check_fit(books, override, container, pinned)
             return replace(pinned, why=f"{pinned_text(override)}; {pinned.why}")

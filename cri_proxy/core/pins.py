@@ -17,6 +17,7 @@ from cri_proxy.core.orders import Override
 from cri_proxy.core.zones import names_text
 from policies.cpus import NO_CPUS
 from policies.model import BudgetSpent, Container, Decision, Fence, Placement, PlacementRefused, wanted_milli
+from policies.ownership import ask_of
 
 APPLIED, WAITING, REFUSED = "applied", "waiting", "refused"
 #: Why a container that runs is not moved, whatever is asked for.
@@ -27,11 +28,13 @@ class DoesNotFit(Exception):
     """A container cannot be placed in the zone it is pinned to. The message is a sentence."""
 
 
-def inside_of(books: Books, override: Override, fence: Fence) -> Fence:
+def inside_of(books: Books, override: Override, container: Container, fence: Fence) -> Fence:
     """What a container may be placed on by an override.
 
-    :raises DoesNotFit: this machine has no such zone, or no CPU there may be used.
+    :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs.
     """
+    if ask_of(container, books.policy.settings, bool(books.node.reserved)).is_reserved:
+        raise DoesNotFit(f"{container.path} runs on the reserved CPUs, whatever zone it is pinned to")
     cpus = books.zone_cpus.get(override.zone)
     if cpus is None:
         raise DoesNotFit(
@@ -51,8 +54,6 @@ def check_fit(books: Books, override: Override, container: Container, decision: 
     """
     place, zone = decision.placement, override.zone
     cpus = books.zone_cpus[zone]
-    if place.level == "reserved":
-        raise DoesNotFit(f"{container.path} runs on the reserved CPUs, wherever {zone} is")
     if not place.cpus:
         raise DoesNotFit(decision.why)
     if not decision.fits or len(place.cpus) * 1000 < wanted_milli(container) or not is_inside(place, cpus):
@@ -104,7 +105,7 @@ def _move(books: Books, grant: Grant, override: Override) -> Move:
         raise DoesNotFit(f"{grant.container.path} shares the CPUs of a balloon, which has one place for all")
     if not books.policy.moves_others:
         raise DoesNotFit("the active policy moves no container")
-    inside = inside_of(books, override, grant.fence)
+    inside = inside_of(books, override, grant.container, grant.fence)
     with books.without([grant.key]):
         try:
             decision = books.policy.place(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_api.control import ControlError
@@ -62,6 +64,9 @@ class Examiner:
             *self._command, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, env=_environment(),
         )  # fmt: skip
+        # The daemon is the last that the kernel ends for want of memory; this goes before the others.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
         try:
             out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
         except asyncio.TimeoutError:
