@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 PROJECT = Path(__file__).parents[1]
 ALLOWED = "cluster/api/allowed_options.py"
 CRDS = "packaging/cluster/crds"
+ADMISSION = "packaging/cluster/admission/config.yaml"
 
 _ALLOWED = '''\
 """The options that a policy of the cluster may set, by key, with the schema of each.
@@ -76,6 +78,54 @@ def crds() -> dict[str, str]:
     return {**found, "kustomization.yaml": head + names}
 
 
+_POLICY = "cri-resmgr-config"
+_ABOUT = """\
+# A policy's configuration has allowed options only. Schemas cannot say that: there a server drops what they do not name,
+# and nothing would tell the writer. Operator, agent and daemon refuse the same on servers before 1.30.
+"""
+
+
+def admission() -> str:
+    """The policy that refuses PlacementPolicies with options that are not in the allow-list, and its binding."""
+    from cluster.api.allowed import schema
+
+    labels = {"app.kubernetes.io/part-of": "cri-resmgr"}
+    rule = {"apiGroups": ["cri-resmgr.io"], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"]}
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": _POLICY, "labels": labels}}
+    policy = {
+        **head,
+        "kind": "ValidatingAdmissionPolicy",
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{**rule, "resources": ["placementpolicies"]}]},
+            "validations": list(_validations(schema(), ("spec", "config"))),
+        },
+    }
+    binding = {
+        **head,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "spec": {"policyName": _POLICY, "validationActions": ["Deny"]},
+    }
+    documents = yaml.dump_all((policy, binding), Dumper=_Plain, sort_keys=False, width=110)
+    return _HEADER + _ABOUT + documents
+
+
+def _validations(schema: dict[str, Any], path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """One for each section: the keys it may have."""
+    value = ".".join(("object", *path))
+    known = "[" + ", ".join(f"'{name}'" for name in schema["properties"]) + "]"
+    given = " && ".join(f"has(object.{'.'.join(path[:depth])})" for depth in range(1, len(path) + 1))
+    yield {
+        "expression": f"!({given}) || {value}.all(key, key in {known})",
+        "messageExpression": f"'{'.'.join(path)}.' + {value}.filter(key, !(key in {known}))[0]"
+        " + ' is not among the options that a policy of the cluster may set'",
+        "reason": "Invalid",
+    }
+    for name, inner in schema["properties"].items():
+        if inner.get("properties"):
+            yield from _validations(inner, (*path, name))
+
+
 class _Plain(yaml.SafeDumper):
     """Without anchors: lists that are the same are written twice."""
 
@@ -95,6 +145,8 @@ def main(root: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in crds().items():
         (folder / name).write_text(text)
+    (root / ADMISSION).parent.mkdir(parents=True, exist_ok=True)
+    (root / ADMISSION).write_text(admission())
 
 
 if __name__ == "__main__":
