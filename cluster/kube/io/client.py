@@ -28,6 +28,8 @@ WATCH_S = (240, 360)
 _SILENCE_S = 30.0
 
 _JSON = "application/json"
+#: An answer with kind and metadata only (and a list of such): what a writer of large objects wants to hear.
+_METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
 _MERGE_PATCH = "application/merge-patch+json"
 #: JSON is YAML: https://kubernetes.io/docs/reference/using-api/server-side-apply/
 _APPLY_PATCH = "application/apply-patch+yaml"
@@ -80,10 +82,19 @@ class Client:
 
     # --- requests; all raise ApiError (the server's refusal), Unreachable (no answer), NoAccess (no credentials)
 
+    # ``metadata_only``: the answer has kind and metadata only, however large the object is.
+
     async def get(
-        self, resource: Resource, name: str, namespace: str = "", subresource: str = ""
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str = "",
+        subresource: str = "",
+        *,
+        metadata_only: bool = False,
     ) -> dict[str, Any]:
-        return await self._request("GET", path(resource, name, namespace, subresource))
+        accept = _METADATA.format("") if metadata_only else _JSON
+        return await self._request("GET", path(resource, name, namespace, subresource), accept=accept)
 
     async def list(
         self,
@@ -96,7 +107,7 @@ class Client:
     ) -> dict[str, Any]:
         """The list with all its items, asked for in pages of ``limit``."""
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
-        return await self._pages(path(resource, "", namespace), query, limit, _whole)
+        return await self._pages(path(resource, "", namespace), query, limit, _whole, False)
 
     async def create(self, resource: Resource, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         return await self._request("POST", path(resource, "", namespace), body, _JSON)
@@ -111,11 +122,13 @@ class Client:
         force: bool = True,
         namespace: str = "",
         subresource: str = "",
+        metadata_only: bool = False,
     ) -> dict[str, Any]:
         """Server-side apply: ``body`` is all that ``manager`` wants to own; a resourceVersion in it is a precondition."""
         query = {"fieldManager": manager, "force": "true" if force else "false"}
         where = target(path(resource, name, namespace, subresource), query)
-        return await self._request("PATCH", where, body, _APPLY_PATCH)
+        accept = _METADATA.format("") if metadata_only else _JSON
+        return await self._request("PATCH", where, body, _APPLY_PATCH, accept)
 
     async def patch(
         self,
@@ -162,6 +175,7 @@ class Client:
         label_selector: str = "",
         keep: Keep = _whole,
         limit: int = 500,
+        metadata_only: bool = False,
     ) -> AsyncIterator[Event]:
         """What there is, and what becomes of it. It never ends and raises nothing: ``problem`` says why it is silent.
 
@@ -177,10 +191,10 @@ class Client:
             started = self._clock()
             try:
                 if not version:
-                    found = await self._pages(where, query, limit, keep)
+                    found = await self._pages(where, query, limit, keep, metadata_only)
                     version = str(found.get("metadata", {}).get("resourceVersion", ""))
                     yield Event("SYNC", found["items"])
-                news = self._news(where, query, version)
+                news = self._news(where, query, version, metadata_only)
                 try:
                     async for kind, found in news:
                         version = str(found.get("metadata", {}).get("resourceVersion") or version)
@@ -204,7 +218,7 @@ class Client:
             await self._sleep(backoff.next(self._random01(), wait_s))
 
     async def _news(
-        self, where: str, query: dict[str, str], version: str
+        self, where: str, query: dict[str, str], version: str, metadata_only: bool
     ) -> AsyncGenerator[tuple[str, Any], None]:
         least, most = WATCH_S
         seconds = int(least + (most - least) * self._random01())
@@ -218,7 +232,8 @@ class Client:
         connection = await Connection.open(self._access, self._count_sent, self._count_received)
         self._watches.add(connection)
         try:
-            head = self._head("GET", target(where, asked), b"", "", self._access.token())
+            accept = _METADATA.format("") if metadata_only else _JSON
+            head = self._head("GET", target(where, asked), b"", "", self._access.token(), accept)
             answer = await asyncio.wait_for(connection.ask(head, b""), REQUEST_S)
             if answer.status != 200:
                 self._refuse(answer, await asyncio.wait_for(_body(answer), REQUEST_S))
@@ -237,12 +252,15 @@ class Client:
 
     # --- inside
 
-    async def _pages(self, where: str, query: dict[str, str], limit: int, keep: Keep) -> dict[str, Any]:
+    async def _pages(
+        self, where: str, query: dict[str, str], limit: int, keep: Keep, metadata_only: bool
+    ) -> dict[str, Any]:
         items: list[Any] = []
         token = ""
+        accept = _METADATA.format("List") if metadata_only else _JSON
         while True:
             found = await self._request(
-                "GET", target(where, {**query, "limit": str(limit), "continue": token})
+                "GET", target(where, {**query, "limit": str(limit), "continue": token}), accept=accept
             )
             items += [keep(each) for each in found.pop("items", None) or ()]
             token = str(found.get("metadata", {}).get("continue") or "")
@@ -250,12 +268,19 @@ class Client:
                 return {**found, "items": items}
 
     async def _request(
-        self, method: str, where: str, document: Optional[dict[str, Any]] = None, kind: str = ""
+        self,
+        method: str,
+        where: str,
+        document: Optional[dict[str, Any]] = None,
+        kind: str = "",
+        accept: str = _JSON,
     ) -> dict[str, Any]:
         body = b"" if document is None else json.dumps(document, separators=(",", ":")).encode()
         async with self._turn:
             try:
-                answer, said = await asyncio.wait_for(self._exchange(method, where, body, kind), REQUEST_S)
+                answer, said = await asyncio.wait_for(
+                    self._exchange(method, where, body, kind, accept), REQUEST_S
+                )
             except asyncio.TimeoutError:
                 self._drop()
                 self.problem = f"{self._access.server} has not answered within {REQUEST_S:.0f} s"
@@ -278,17 +303,19 @@ class Client:
             raise Unreachable(f"{self._access.server} answers with something else than an object")
         return found
 
-    async def _exchange(self, method: str, where: str, body: bytes, kind: str) -> tuple[Answer, bytes]:
+    async def _exchange(
+        self, method: str, where: str, body: bytes, kind: str, accept: str
+    ) -> tuple[Answer, bytes]:
         token = self._access.token()
-        answer, said = await self._once(method, where, body, kind, token)
+        answer, said = await self._once(method, where, body, kind, token, accept)
         if answer.status == 401 and (renewed := self._access.token(is_refused=True)) != token:
-            answer, said = await self._once(method, where, body, kind, renewed)
+            answer, said = await self._once(method, where, body, kind, renewed, accept)
         return answer, said
 
     async def _once(
-        self, method: str, where: str, body: bytes, kind: str, token: str
+        self, method: str, where: str, body: bytes, kind: str, token: str, accept: str
     ) -> tuple[Answer, bytes]:
-        head = self._head(method, where, body, kind, token)
+        head = self._head(method, where, body, kind, token, accept)
         connection = await self._connection()
         try:
             answer = await connection.ask(head, body)
@@ -316,14 +343,14 @@ class Client:
             self._kept.close()
             self._kept = None
 
-    def _head(self, method: str, where: str, body: bytes, kind: str, token: str) -> bytes:
+    def _head(self, method: str, where: str, body: bytes, kind: str, token: str, accept: str) -> bytes:
         access = self._access
         host = f"[{access.host}]" if ":" in access.host else access.host
         lines = [
             f"{method} {access.prefix}{where} HTTP/1.1",
             f"Host: {host}:{access.port}",
             f"User-Agent: {self._user_agent}",
-            "Accept: application/json",
+            f"Accept: {accept}",
         ]
         if token:
             lines.append(f"Authorization: Bearer {token}")

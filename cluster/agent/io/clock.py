@@ -1,4 +1,4 @@
-"""Time and chance, as the operator is given them."""
+"""Time and chance, as the agent is given them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 
 @dataclass(frozen=True)
 class Clock:
     #: Seconds that never go back, for durations.
     monotonic: Callable[[], float] = time.monotonic
-    #: Seconds since 1970, for what is written into objects.
+    #: Seconds since 1970.
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     #: From 0 to 1.
-    jitter: Callable[[], float] = random.random
+    random01: Callable[[], float] = random.random
+
+    def stamp(self) -> str:
+        """Now, as the API has it: RFC 3339 in whole seconds."""
+        return datetime.fromtimestamp(self.wall(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,170 @@
+"""``python -m cluster.agent``: one node's agent in the foreground. Started by ``cri-resmgr agent run``, or in a pod.
+
+Exit codes: 0 ended by a signal (or healthy, or usage asked for), 1 a sentence on stderr says why not, 2 wrong usage.
+With a view socket it reports; with a control socket it carries out the spec; with both it does both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.agent.io.clock import Clock
+from cluster.agent.io.commander import Commander
+from cluster.agent.io.daemon import Daemon
+from cluster.agent.io.log import log
+from cluster.agent.io.memory_file import MemoryFile
+from cluster.agent.io.notify import Alive, is_healthy, notify
+from cluster.agent.io.reporter import Reporter, Reporting
+from cluster.api.names import AGENT
+from cluster.kube.io.access import Access, NoAccess
+from cluster.kube.io.client import Client
+
+#: Where a node that joined a cluster has the credentials of its kubelet, which may be used for its own objects.
+KUBECONFIGS = (
+    Path("/etc/cri-resmgr/agent.kubeconfig"),
+    Path("/etc/kubernetes/kubelet.conf"),
+    Path("/var/lib/kubelet/kubeconfig"),
+    Path("/var/lib/rancher/k3s/agent/kubelet.kubeconfig"),
+    Path("/var/lib/rancher/rke2/agent/kubelet.kubeconfig"),
+)
+KUBELET_CONFIG = Path("/var/lib/kubelet/config.yaml")
+STATE = Path("/var/lib/cri-resmgr/agent")
+#: Bytes and writes are logged so often: what this node costs the API server.
+FIGURES_S = 3600.0
+#: mallopt(3): without it each thread has an arena of its own, which is never given back.
+_M_ARENA_MAX = -8
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the agent; the exit code."""
+    options = _arguments(arguments)
+    if options.check_health is not None:
+        return 0 if is_healthy(options.check_health) else 1
+    if options.view_socket is None and options.control_socket is None:
+        return _fail(
+            "give --view-socket to report, --control-socket to carry out what the spec asks, or both"
+        )
+    with contextlib.suppress(AttributeError):  # musl has no arenas
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    try:
+        access = _access(options)
+    except NoAccess as error:
+        return _fail(str(error))
+    try:
+        asyncio.run(_run(options, access))
+    except asyncio.CancelledError:
+        return 0
+    return 0
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=AGENT, description="The agent of one node: reports, and carries out."
+    )
+    add = parser.add_argument
+    add("--node", default=os.environ.get("NODE_NAME") or socket.gethostname().lower(), help="the node's name")
+    add("--view-socket", type=Path, help="the daemon's view socket: what is reported comes from there")
+    add("--control-socket", type=Path, help="the daemon's control socket: without it spec is not carried out")
+    add("--commands-elsewhere", action="store_true", help="another process carries out spec")
+    add("--kubeconfig", type=Path, help="default: the pod's service account, or kubelet's own kubeconfig")
+    add("--context", default="", help="of the kubeconfig; default: its current one")
+    add("--state-dir", type=Path, default=STATE, help="where a policy that was taken back is remembered")
+    add("--period", type=_seconds, default=10.0, help="seconds: at most one write of an object in so long")
+    add("--poll", type=_seconds, default=5.0, help="seconds between two looks at the daemon")
+    add("--no-node-resource-topology", action="store_true", help="write no NodeResourceTopology")
+    add("--single-numa-node", action="store_true", help="publish that policy where containers keep it")
+    add("--kubelet-config", type=Path, default=KUBELET_CONFIG, help="whose topology manager is told of")
+    add("--health-file", type=Path, help="touched with every round")
+    add("--check-health", type=Path, metavar="FILE", help="exit code 0 if a running agent touches FILE")
+    return parser.parse_args(words)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.01 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0.01 to 86400")
+    return value
+
+
+def _access(options: argparse.Namespace) -> Access:
+    if options.kubeconfig is not None:
+        return Access.kubeconfig(options.kubeconfig, options.context)
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return Access.in_cluster()
+    for path in KUBECONFIGS:
+        if path.exists():
+            return Access.kubeconfig(path, options.context)
+    raise NoAccess(f"there is no kubeconfig: none of {', '.join(map(str, KUBECONFIGS))}; give --kubeconfig")
+
+
+async def _run(options: argparse.Namespace, access: Access) -> None:
+    clock, client = Clock(), Client(access, user_agent=AGENT)
+    alive = Alive(options.health_file)
+    halves = []
+    if options.view_socket is not None:
+        reporting = Reporting(
+            options.node,
+            options.poll,
+            options.period,
+            options.commands_elsewhere or options.control_socket is not None,
+            not options.no_node_resource_topology,
+            options.single_numa_node,
+            options.kubelet_config,
+        )
+        halves.append(Reporter(Daemon(options.view_socket), client, reporting, clock, alive.beat).run())
+    if options.control_socket is not None:
+        file = MemoryFile(options.state_dir)
+        daemon = Daemon(options.control_socket)
+        halves.append(Commander(daemon, client, options.node, file, clock, options.period, alive.beat).run())
+    tasks: list[asyncio.Future[object]] = [
+        asyncio.ensure_future(half) for half in (*halves, _figures(client))
+    ]
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    tasks.append(asyncio.ensure_future(ended.wait()))
+    log("info", "started", node=options.node, server=access.server)
+    notify("READY=1")
+    try:
+        # A half that ends has failed, and with it the process: half an agent would look like a whole one.
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+
+async def _figures(client: Client) -> None:
+    """What this node costs the API server, once an hour."""
+    sent, received = 0, 0
+    while True:
+        await asyncio.sleep(FIGURES_S)
+        log(
+            "info",
+            "bytes of an hour",
+            sent=client.bytes_sent - sent,
+            received=client.bytes_received - received,
+        )
+        sent, received = client.bytes_sent, client.bytes_received
+
+
+def _fail(sentence: str) -> int:
+    print(f"{AGENT}: {sentence}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,297 @@
+"""What the commanding half tells the daemon, one command after another, until the node is as its spec says. Pure.
+
+Level-triggered: the command that is due follows from the spec, from what the daemon reports and from what is remembered;
+how often it is asked makes no difference. A document that was refused is not sent again to the same life of the daemon,
+and one that was taken back is not sent again at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Optional
+
+from cluster.agent.conditions import FALSE, TRUE, Condition
+from cluster.agent.memory import Memory
+from cluster.agent.spec import Override, Policy, Spec
+from cluster.api.allowed import NotAllowed, check
+from cluster.api.names import CONFIG_APPLIED
+
+POLICY, MODE, FREEZE, OVERRIDES = "cluster-policy", "mode", "freeze", "overrides"
+_OVERRIDE = ("namespace", "pod", "container", "zone")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the control socket. ``policy``: the document it gives, None = it gives none."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(hash=False)
+    policy: Optional[Policy] = None
+
+    @property
+    def about(self) -> str:
+        """What a refusal is remembered by: the same thing again would be refused again."""
+        if self.policy is not None:
+            return f"{self.name} {self.policy.hash}"
+        return f"{self.name} {sorted(self.arguments.items())!r}"
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Sentences of this life of the daemon (``instance``), by what they are about."""
+
+    instance: str = ""
+    sentences: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, instance: str) -> Refusals:
+        """Those that still hold: another life may know more."""
+        return self if instance == self.instance else Refusals(instance)
+
+    def with_one(self, command: Command, sentence: str) -> Refusals:
+        """The refusals with this one; those of the same command about other things are no longer of interest."""
+        others = {about: said for about, said in self.sentences.items() if about.split()[0] != command.name}
+        return Refusals(self.instance, {**others, command.about: sentence})
+
+
+def next_command(
+    spec: Spec, report: Mapping[str, Any], memory: Memory, refusals: Refusals
+) -> Optional[Command]:
+    """The command that is due, None = the node is as it can be.
+
+    The caller sends it, and then says ``done`` or ``Refusals.with_one``, and asks again with a new report.
+    """
+    cluster = report.get("cluster") or {}
+    for command in (
+        _freeze(spec, cluster, memory, True),
+        _mode(spec, report, memory),
+        _policy(spec, cluster, memory),
+        _overrides(spec, cluster),
+        _freeze(spec, cluster, memory, False),
+    ):
+        if command is not None and command.about not in refusals.sentences:
+            return command
+    return None
+
+
+def _freeze(spec: Spec, cluster: Mapping[str, Any], memory: Memory, on: bool) -> Optional[Command]:
+    wanted = spec.freeze if spec.freeze is not None else (False if memory.froze else None)
+    if wanted is not on or bool(cluster.get("freeze", False)) is on:
+        return None
+    return Command(FREEZE, {"on": on})
+
+
+def _mode(spec: Spec, report: Mapping[str, Any], memory: Memory) -> Optional[Command]:
+    wanted = spec.mode or memory.mode_before
+    return Command(MODE, {"mode": wanted}) if wanted and report.get("mode_wanted") != wanted else None
+
+
+def _policy(spec: Spec, cluster: Mapping[str, Any], memory: Memory) -> Optional[Command]:
+    wanted = wanted_policy(spec, memory)
+    there = cluster.get("policy")
+    if wanted is None:
+        return None if there is None or (spec.policy is None and spec.wrong) else give(None)
+    return None if _is_there(wanted, there) else give(wanted)
+
+
+def wanted_policy(spec: Spec, memory: Memory) -> Optional[Policy]:
+    """The document that should be in force: that of the spec, or, where it was taken back, the one before."""
+    if spec.policy is not None and spec.policy.hash == memory.taken_back:
+        return memory.previous
+    return spec.policy
+
+
+def _is_there(policy: Policy, there: Optional[Mapping[str, Any]]) -> bool:
+    return there is not None and there.get("hash") == policy.hash
+
+
+def give(policy: Optional[Policy]) -> Command:
+    """The command that puts a document in force; None = none at all."""
+    if policy is None:
+        return Command(POLICY, {"name": None})
+    arguments = {"name": policy.name, "generation": policy.generation, "config": dict(policy.config)}
+    return Command(POLICY, {**arguments, "hash": policy.hash}, policy)
+
+
+def _overrides(spec: Spec, cluster: Mapping[str, Any]) -> Optional[Command]:
+    there = {tuple(str(row.get(key, "")) for key in _OVERRIDE) for row in cluster.get("overrides") or ()}
+    if there == set(spec.overrides):
+        return None
+    return Command(OVERRIDES, {"overrides": [dict(zip(_OVERRIDE, row)) for row in spec.overrides]})
+
+
+def refused_here(command: Command) -> str:
+    """Why this agent does not even send it: "" = it does. The daemon looks again."""
+    if command.policy is None:
+        return ""
+    try:
+        check(command.policy.config)
+    except NotAllowed as error:
+        return str(error)
+    return ""
+
+
+def done(
+    command: Command,
+    spec: Spec,
+    report: Mapping[str, Any],
+    memory: Memory,
+    signs: frozenset[str],
+    now_s: float,
+) -> Memory:
+    """What is remembered once the daemon has carried a command out. ``report``: from before it; ``now_s``: since 1970."""
+    if command.name == MODE:
+        before = memory.mode_before or str(report.get("mode_wanted") or "")
+        return replace(memory, mode_before=before if spec.mode else "")
+    if command.name == FREEZE:
+        return replace(memory, froze=bool(command.arguments["on"]))
+    if command.name != POLICY:
+        return memory
+    policy = command.policy
+    if policy is not None and memory.policy is not None and policy.hash == memory.policy.hash:
+        # Told again, to a daemon that had lost it: it is as old as it was.
+        return replace(memory, policy=policy)
+    is_return = spec.policy is not None and spec.policy.hash == memory.taken_back
+    return replace(
+        memory,
+        policy=policy,
+        applied_at_s=now_s,
+        baseline=tuple(sorted(signs)),
+        # The one before stays what is gone back to: it is wanted for as long as the spec says the same.
+        previous=memory.previous if is_return else memory.policy,
+    )
+
+
+def with_spec(memory: Memory, spec: Spec) -> Memory:
+    """A spec was seen. Another policy than the one that was taken back gets its own try."""
+    kept = spec.policy is not None and spec.policy.hash == memory.taken_back
+    return replace(
+        memory,
+        spec=spec,
+        taken_back=memory.taken_back if kept else "",
+        why_taken_back=memory.why_taken_back if kept else "",
+    )
+
+
+def settled(memory: Memory, spec: Spec, report: Mapping[str, Any]) -> Memory:
+    """What is no longer to be gone back to: the node is there already, by this agent or by a person."""
+    if memory.mode_before and not spec.mode and report.get("mode_wanted") == memory.mode_before:
+        memory = replace(memory, mode_before="")
+    if memory.froze and spec.freeze is None and not (report.get("cluster") or {}).get("freeze"):
+        memory = replace(memory, froze=False)
+    return memory
+
+
+def taken_back(memory: Memory, sign: str) -> Memory:
+    """The policy in force speaks for itself no longer: ``next_command`` then goes back to the one before."""
+    assert memory.policy is not None
+    fallback = "no policy" if memory.previous is None else f"policy {memory.previous.name}"
+    sentence = (
+        f"taken back by the agent, which could not reach the API server: {sign} since it was applied; "
+        f"{fallback} is in force"
+    )
+    return replace(memory, taken_back=memory.policy.hash, why_taken_back=sentence)
+
+
+def recalled(memory: Memory, node_placement: Mapping[str, Any]) -> Memory:
+    """What the status says that an earlier process of this agent has taken back, where its own file is lost."""
+    told = (node_placement.get("status") or {}).get("policy") or {}
+    if memory.spec is not None or told.get("state") != "TakenBack" or not told.get("hash"):
+        return memory
+    return replace(memory, taken_back=str(told["hash"]), why_taken_back=str(told.get("message") or ""))
+
+
+# ---------------------------------------------------------------------- acknowledgement
+
+
+def acknowledgement(
+    spec: Spec, report: Optional[Mapping[str, Any]], trouble: str, memory: Memory, refusals: Refusals
+) -> dict[str, Any]:
+    """The status that the commanding half owns, without its condition (``config_applied``).
+
+    ``report`` None or ``trouble``: the daemon does not answer, and what is asked waits for it.
+    """
+    cluster = (report or {}).get("cluster") or {}
+    status: dict[str, Any] = {"observedGeneration": spec.generation}
+    status["policy"] = _policy_status(spec, cluster, trouble, memory, refusals)
+    overrides = [_override_status(row) for row in cluster.get("overrides") or ()]
+    if overrides or spec.overrides:
+        told = {tuple(row[key] for key in _OVERRIDE) for row in overrides}
+        waiting = [_waiting(row, trouble) for row in spec.overrides if row not in told]
+        status["overrides"] = sorted(overrides + waiting, key=lambda row: [row[key] for key in _OVERRIDE])
+    return status
+
+
+def _policy_status(
+    spec: Spec, cluster: Mapping[str, Any], trouble: str, memory: Memory, refusals: Refusals
+) -> dict[str, Any]:
+    policy = spec.policy
+    if policy is None:
+        return {"state": "None"}
+    state, message = _policy_state(policy, cluster, trouble, memory, refusals)
+    status: dict[str, Any] = {
+        "name": policy.name,
+        "generation": policy.generation,
+        "hash": policy.hash,
+        "state": state,
+    }
+    if message:
+        status["message"] = message
+    if state == "Applied" and cluster.get("needs_restart"):
+        status["needsRestart"] = sorted(cluster["needs_restart"])
+    return status
+
+
+def _policy_state(
+    policy: Policy, cluster: Mapping[str, Any], trouble: str, memory: Memory, refusals: Refusals
+) -> tuple[str, str]:
+    if policy.hash == memory.taken_back:
+        return "TakenBack", memory.why_taken_back
+    refusal = refusals.sentences.get(give(policy).about)
+    if refusal is not None:
+        return "Refused", refusal
+    known = memory.policy is not None and memory.policy.hash == policy.hash
+    if _is_there(policy, cluster.get("policy")) or (trouble and known):
+        return "Applied", ""
+    return (
+        "Pending",
+        f"the daemon does not answer: {trouble}" if trouble else "the daemon has not been told yet",
+    )
+
+
+def _override_status(row: Mapping[str, Any]) -> dict[str, Any]:
+    status = {key: str(row.get(key, "")) for key in _OVERRIDE}
+    return {
+        **status,
+        "state": str(row.get("state", "waiting")).capitalize(),
+        "message": str(row.get("sentence", "")),
+    }
+
+
+def _waiting(row: Override, trouble: str) -> dict[str, Any]:
+    sentence = f"the daemon does not answer: {trouble}" if trouble else "the daemon has not taken it"
+    return {**dict(zip(_OVERRIDE, row)), "state": "Waiting", "message": sentence}
+
+
+def config_applied(spec: Spec, status: Mapping[str, Any], refusals: Refusals) -> Condition:
+    """One condition for everything that is asked: whether the node is as its spec says, and each reason why not."""
+    policy = status.get("policy") or {}
+    named = f"policy {policy.get('name')} of generation {policy.get('generation')}"
+    sentences = list(spec.wrong)
+    if policy.get("state") in ("Refused", "TakenBack", "Pending"):
+        sentences.append(f"{named}: {policy.get('message', '')}")
+    about_policy = give(spec.policy).about if spec.policy is not None else ""
+    sentences += [
+        f"{about.split()[0]}: {said}" for about, said in refusals.sentences.items() if about != about_policy
+    ]
+    sentences += [
+        f"override of {row['namespace']}/{row['pod']}/{row['container']}: {row['message']}"
+        for row in status.get("overrides", ())
+        if row["state"] == "Refused"
+    ]
+    if sentences:
+        reason = policy["state"] if policy.get("state") in ("TakenBack", "Pending") else "Refused"
+        return Condition(CONFIG_APPLIED, FALSE, reason, "; ".join(sentences))
+    if spec.policy is None:
+        return Condition(CONFIG_APPLIED, TRUE, "NoPolicy", "no policy is asked for")
+    return Condition(CONFIG_APPLIED, TRUE, "Applied", f"{named} is in force")

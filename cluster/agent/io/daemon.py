@@ -1,0 +1,63 @@
+"""The daemon, as the agent asks it: one command a connection over a control or view socket."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from cri_api.control import ControlError, read_reply, write_request
+
+#: A report of thousands of containers is one line.
+MOST_REPLY = 64 << 20
+#: A daemon that is busy with its runtime still answers within milliseconds.
+PATIENCE_S = 20.0
+#: ``doctor`` looks at the whole node, in a process of its own.
+DOCTOR_PATIENCE_S = 90.0
+
+
+class DaemonAway(Exception):
+    """The daemon gave no answer. The message says which socket, and why."""
+
+
+class Daemon:
+    """One socket of the daemon."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def ask(self, command: str, patience_s: float = PATIENCE_S, **arguments: Any) -> Any:
+        """The result of a command.
+
+        :raises DaemonAway: no answer; whether the command was carried out is not known.
+        :raises ControlError: the daemon's own sentence.
+        """
+        try:
+            line = await asyncio.wait_for(self._line(command, arguments), patience_s)
+        except asyncio.TimeoutError:
+            raise DaemonAway(f"{self._socket} gave no answer within {patience_s:.0f} s") from None
+        except (OSError, ValueError) as error:
+            raise DaemonAway(f"{self._socket}: {_said(error)}") from None
+        if not line.endswith(b"\n"):
+            raise DaemonAway(f"{self._socket}: the connection was closed before the answer")
+        return read_reply(line)
+
+    async def report(self, since: Any = None) -> dict[str, Any]:
+        """The node's report; events from the number ``since`` on, None = all that the daemon still has."""
+        found = await self.ask("report", events_since=since)
+        if not isinstance(found, dict):
+            raise ControlError("the daemon's report is no object")
+        return found
+
+    async def _line(self, command: str, arguments: dict[str, Any]) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=MOST_REPLY)
+        try:
+            writer.write(write_request(command, arguments))
+            await writer.drain()
+            return await reader.readline()
+        finally:
+            writer.close()
+
+
+def _said(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

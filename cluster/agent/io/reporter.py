@@ -1,0 +1,283 @@
+"""The reporting half: what the view socket tells becomes the node's status, its NodeResourceTopology, and Events.
+
+It has no way to change anything on the node. Each look at the daemon is followed by what is due at the API server, and
+neither waits for the other: a daemon that is away is a condition, and with the API server away the newest status is
+what will be written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from cluster.agent.events import EventCursor, Events, Write
+from cluster.agent.io.clock import Clock
+from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway
+from cluster.agent.io.log import Said, log
+from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
+from cluster.agent.pace import Pace
+from cluster.agent.spec import read_spec
+from cluster.agent.status import Seen, status_of
+from cluster.api import names
+from cluster.api.fit import fit
+from cluster.kube.errors import ApiError
+from cluster.kube.io.client import Client
+from cluster.kube.requests import Resource
+from cluster.topology import resource_topology
+from cluster.topology.kubelet import TopologyManager, read_topology_manager
+from cri_api.control import ControlError
+
+TOPOLOGIES = Resource(resource_topology.GROUP, resource_topology.VERSION, resource_topology.PLURAL)
+EVENTS = Resource("", "v1", "events", namespaced=True)
+
+#: Doctor takes a second of CPU: asked rarely, and at once where the daemon or its policy is another.
+DOCTOR_EVERY_S = 300.0
+#: Without the CRD of NodeResourceTopology, or the right to it, it is tried again this rarely.
+NO_TOPOLOGY_S = 600.0
+#: Events written between two looks at the daemon.
+EVENTS_A_ROUND = 20
+#: The server will not take it, however often it is sent.
+HOPELESS = (400, 403, 404, 405, 413, 422)
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """``poll_s``: between two looks at the daemon; ``period_s``: at most one write of each object in so long."""
+
+    node: str
+    poll_s: float = 5.0
+    period_s: float = 10.0
+    #: Another process, or none, carries out the spec: then its condition is not written here.
+    commands_elsewhere: bool = True
+    writes_topology: bool = True
+    single_numa_node: bool = False
+    kubelet_config: Optional[Path] = None
+
+
+class Reporter:
+    """One node's reporting half. ``run`` never ends by itself."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        client: Client,
+        reporting: Reporting,
+        clock: Clock,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._beat = beat
+        self._daemon, self._client, self._reporting, self._clock = daemon, client, reporting, clock
+        self._report: Optional[Mapping[str, Any]] = None
+        self._trouble = ""
+        self._asked = False
+        self._cursor = EventCursor()
+        self._events = Events(reporting.node, f"{int(clock.wall()):x}")
+        self._status = Written(Pace(reporting.period_s))
+        self._topology = Written(Pace(reporting.period_s))
+        self._doctor = _Doctor(daemon, clock)
+        self._owner: Optional[dict[str, Any]] = None
+        self._daemon_said, self._api_said = Said("daemon"), Said("api server")
+        self._events_lost = 0
+
+    async def run(self) -> None:
+        """Look and write, until cancelled."""
+        await self._begin()
+        follow = asyncio.ensure_future(self._follow())
+        try:
+            while True:
+                await self.round()
+                self._beat()
+                await self._clock.sleep(self._reporting.poll_s * (0.9 + 0.2 * self._clock.random01()))
+        finally:
+            follow.cancel()
+            self._doctor.stop()
+
+    async def round(self) -> None:
+        """One look at the daemon, and what is due after it."""
+        await self._look()
+        self._doctor.look(self._report if not self._trouble else None)
+        try:
+            await self._write_status()
+            await self._write_topology()
+            await self._write_events()
+            self._api_said.well()
+        except NO_ANSWER as error:
+            self._api_said.trouble(f"the API server does not answer: {error}")
+        except ApiError as error:
+            self._api_said.trouble(_sentence(error, self._reporting.node))
+
+    async def _begin(self) -> None:
+        """What an earlier process wrote: its events are not written again, and conditions keep their times."""
+        try:
+            found = await self._client.get(PLACEMENTS, self._reporting.node)
+        except (ApiError, *NO_ANSWER):
+            return
+        status = found.get("status") or {}
+        self._cursor.already_told(str(status.get("instance") or "-"))
+        self._status.told = {"conditions": status.get("conditions") or []}
+        self._asked = _asks(found)
+
+    async def _follow(self) -> None:
+        """Whether a spec asks for something, where nothing on this node carries it out."""
+        if self._reporting.commands_elsewhere:
+            return
+        name = f"metadata.name={self._reporting.node}"
+        async for event in self._client.watch(PLACEMENTS, field_selector=name, keep=_asks):
+            found = event.object if event.kind == "SYNC" else [event.object]
+            self._asked = event.kind != "DELETED" and any(found)
+
+    async def _look(self) -> None:
+        try:
+            self._report = await self._daemon.report(self._cursor.since)
+            self._trouble = ""
+            self._daemon_said.well()
+        except (DaemonAway, ControlError) as error:
+            self._trouble = str(error)
+            self._daemon_said.trouble(self._trouble)
+            return
+        for row in self._cursor.new_rows(self._report):
+            self._events.add(row, self._clock.stamp())
+
+    def seen(self) -> Seen:
+        """All that is known now."""
+        is_report_only = not self._reporting.commands_elsewhere
+        return Seen(self._report, self._trouble, self._doctor.problems, is_report_only, self._asked)
+
+    async def _write_status(self) -> None:
+        status = status_of(self.seen(), self._status.told, self._clock.stamp())
+        if not self._status.is_due(status, self._clock):
+            return
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.NODE_PLACEMENT,
+            "metadata": {"name": self._reporting.node},
+            "status": fit(status),
+        }
+        answer = await self._status.write(
+            status,
+            self._clock,
+            self._client.apply(
+                PLACEMENTS,
+                self._reporting.node,
+                body,
+                manager=names.AGENT_MANAGER,
+                subresource="status",
+                metadata_only=True,
+            ),
+        )
+        self._owner = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.NODE_PLACEMENT,
+            "name": self._reporting.node,
+            "uid": answer["metadata"]["uid"],
+        }
+
+    async def _write_topology(self) -> None:
+        if not self._reporting.writes_topology or self._report is None or self._trouble:
+            return
+        wanted = resource_topology.node_resource_topology(
+            self._reporting.node,
+            self._report,
+            self._kubelet(),
+            single_numa_node=self._reporting.single_numa_node,
+            owners=() if self._owner is None else (self._owner,),
+        )
+        if wanted is None or not self._topology.is_due(wanted, self._clock):
+            return
+        try:
+            await self._topology.write(
+                wanted,
+                self._clock,
+                self._client.apply(
+                    TOPOLOGIES, self._reporting.node, wanted, manager=names.AGENT_MANAGER, metadata_only=True
+                ),
+            )
+        except ApiError as error:
+            if error.status not in HOPELESS:
+                raise
+            # No scheduler here looks for it; nothing else depends on it.
+            log("info", "no NodeResourceTopology", reason=error.message, again_s=NO_TOPOLOGY_S)
+            self._topology.pace.wait_longer(self._clock.monotonic(), NO_TOPOLOGY_S)
+
+    def _kubelet(self) -> Optional[TopologyManager]:
+        path = self._reporting.kubelet_config
+        try:
+            return None if path is None else read_topology_manager(path.read_text())
+        except (OSError, ValueError):
+            return None
+
+    async def _write_events(self) -> None:
+        for _ in range(EVENTS_A_ROUND):
+            write = self._events.next(self._clock.monotonic())
+            if write is None:
+                break
+            await self._write_event(write)
+        if self._events.lost != self._events_lost:
+            log("info", "events not written", count=self._events.lost - self._events_lost)
+            self._events_lost = self._events.lost
+
+    async def _write_event(self, write: Write) -> None:
+        namespace = write.happened.namespace
+        try:
+            if write.is_new:
+                await self._client.create(EVENTS, dict(write.body), namespace)
+            else:
+                await self._client.patch(EVENTS, write.name, dict(write.body), namespace=namespace)
+        except ApiError as error:
+            if error.status == 404 and not write.is_new:
+                self._events.gone(write)
+            elif error.status == 409 and write.is_new:
+                # An answer was lost on the way: it is there.
+                self._events.written(write, self._clock.monotonic())
+            elif error.status in HOPELESS:
+                self._events.dropped(write)
+            else:
+                raise
+            return
+        self._events.written(write, self._clock.monotonic())
+
+
+class _Doctor:
+    """``doctor``'s answer, asked beside the reports: it takes seconds."""
+
+    def __init__(self, daemon: Daemon, clock: Clock) -> None:
+        self._daemon, self._clock = daemon, clock
+        self.problems: Optional[Sequence[Mapping[str, Any]]] = None
+        self._asked_at_s = 0.0
+        self._about: Any = None
+        self._task: Optional[asyncio.Task[None]] = None
+
+    def look(self, report: Optional[Mapping[str, Any]]) -> None:
+        """Ask, if it is time to, or the daemon or its policy is another than when it was asked."""
+        if report is None or (self._task is not None and not self._task.done()):
+            return
+        now_s = self._clock.monotonic()
+        about = report.get("instance"), (report.get("cluster") or {}).get("policy")
+        if about != self._about or now_s - self._asked_at_s >= DOCTOR_EVERY_S:
+            self._about, self._asked_at_s = about, now_s
+            self._task = asyncio.ensure_future(self._ask())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _ask(self) -> None:
+        try:
+            found = await self._daemon.ask("doctor", DOCTOR_PATIENCE_S)
+            self.problems = [problem for problem in found["problems"] if isinstance(problem, dict)]
+        except (DaemonAway, ControlError, KeyError, TypeError):
+            # An older daemon knows no such command: what was known last is better than nothing.
+            return
+
+
+def _asks(node_placement: Mapping[str, Any]) -> bool:
+    return read_spec(node_placement).asks
+
+
+def _sentence(error: ApiError, node: str) -> str:
+    if error.status == 404:
+        return f"there is no NodePlacement {node}: the operator makes it for each node, and this agent waits"
+    return f"the API server says {error.status} {error.reason}: {error.message}"

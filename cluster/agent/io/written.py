@@ -1,0 +1,59 @@
+"""One object of the API that a half of the agent keeps as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from cluster.agent.io.clock import Clock
+from cluster.agent.pace import Pace
+from cluster.api import names
+from cluster.kube.backoff import Backoff
+from cluster.kube.errors import ApiError, Unreachable
+from cluster.kube.io.access import NoAccess
+from cluster.kube.requests import Resource
+
+#: Nothing was heard of the server, or there is nothing to speak to it with.
+NO_ANSWER = (Unreachable, NoAccess)
+PLACEMENTS = Resource(names.GROUP, names.VERSION, names.NODE_PLACEMENTS)
+
+
+class Written:
+    """What was written last, and when the next write may be. ``told`` {} = nothing was."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.told: dict[str, Any] = {}
+        self.writes = 0
+        self._is_told = False
+        self._backoff = Backoff()
+
+    def differs(self, wanted: Mapping[str, Any]) -> bool:
+        """Whether the server has something else, as far as is known."""
+        return not self._is_told or wanted != self.told
+
+    def is_due(self, wanted: Mapping[str, Any], clock: Clock) -> bool:
+        """Whether to write now: it is another, and its time has come."""
+        return self.differs(wanted) and self.pace.wait_s(clock.monotonic()) <= 0
+
+    async def write(
+        self, wanted: dict[str, Any], clock: Clock, request: Awaitable[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The answer to a request that writes ``wanted``. After a failure the next is due after a growing time.
+
+        :raises ApiError, Unreachable, NoAccess: as the request does.
+        """
+        self.pace.wrote(clock.monotonic(), clock.random01())
+        try:
+            answer = await request
+        except (ApiError, *NO_ANSWER) as error:
+            asked_s = getattr(error, "retry_after_s", None) or 0.0
+            delay_s = max(asked_s, self._backoff.next(clock.random01()))
+            self.pace.wait_longer(clock.monotonic(), delay_s)
+            # What the server has is not known: the request may have come through.
+            self._is_told = False
+            raise
+        self._backoff.reset()
+        self.writes += 1
+        self.told, self._is_told = wanted, True
+        return answer

@@ -1,0 +1,28 @@
+"""When something may be written: the first time at once, then at most once in a period. Pure: clocks are handed in."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+#: A period is longer by up to this share of it, so that nodes that began together do not go on together.
+JITTER = 0.2
+
+
+class Pace:
+    """At most one write in ``period_s`` seconds; what changes in between is written together at its end."""
+
+    def __init__(self, period_s: float) -> None:
+        self.period_s = period_s
+        self._next_s: Optional[float] = None
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a write is due; 0 = now."""
+        return 0.0 if self._next_s is None else max(0.0, self._next_s - now_s)
+
+    def wrote(self, now_s: float, random01: float) -> None:
+        """A write was tried: whether it came through makes no difference to the server's load."""
+        self._next_s = now_s + self.period_s * (1 + JITTER * random01)
+
+    def wait_longer(self, now_s: float, delay_s: float) -> None:
+        """The server is in trouble, or has asked for patience: nothing before that."""
+        self._next_s = max(self._next_s or 0.0, now_s + delay_s)

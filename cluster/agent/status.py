@@ -1,0 +1,209 @@
+"""What the reporting half writes: a daemon's ``report`` as the status of the node's NodePlacement. Pure.
+
+Fields are taken by name: what a newer daemon tells besides is left out, and what an older one does not tell is absent.
+Numbers that move by themselves are held (``steady``), and lists have an order of their own, so that two reports of a
+node on which nothing happened make equal documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from cluster.agent.conditions import FALSE, TRUE, UNKNOWN, Condition, shortened, written
+from cluster.agent.steady import steady_memory, steady_rate
+from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY
+
+#: Characters of a line that explains a placement, and of any other text.
+MOST_WHY, MOST_TEXT = 200, 400
+
+#: A container's id, as crictl shows it.
+ID_DIGITS = 13
+
+_HEAD = ("version", "instance", "mode", "mode_wanted", "front_end")
+_MACHINE = {
+    "sockets": ("id", "cpus"),
+    "numa_nodes": ("id", "socket", "cpus", "memory_bytes", "distances"),
+    "l3s": ("id", "numa_node", "cpus", "size_bytes"),
+}
+_ZONE = (
+    "name",
+    "type",
+    "parent",
+    "cpus",
+    "capacity_milli_cpus",
+    "allocatable_milli_cpus",
+    "charged_milli_cpus",
+    "free_milli_cpus",
+    "exclusive_cpus",
+    "shared_cpus",
+    "memory_bytes",
+    "memory_allocatable_bytes",
+)
+#: Charges of containers without a limit follow what they hold.
+_ZONE_MOVING = ("memory_charged_bytes", "memory_free_bytes")
+_PLACEMENT = (
+    "namespace",
+    "pod",
+    "pod_uid",
+    "container",
+    "container_id",
+    "qos",
+    "milli_cpus",
+    "cpus",
+    "mems",
+    "level",
+    "state",
+    "exclusive",
+    "zone",
+    "demand",
+)
+_MEMBER = ("namespace", "pod", "container")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that the reporting half knows. ``report`` None = the daemon has not answered since this process began.
+
+    ``trouble``: why the daemon does not answer now, "" = it does. ``problems``: doctor's, None = not known.
+    ``is_report_only``: nothing on this node carries out a spec. ``asked``: whether there is one.
+    """
+
+    report: Optional[Mapping[str, Any]]
+    trouble: str = ""
+    problems: Optional[Sequence[Mapping[str, Any]]] = None
+    is_report_only: bool = False
+    asked: bool = False
+
+
+def camel(name: str) -> str:
+    """``milli_cpus`` as ``milliCpus``."""
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def status_of(seen: Seen, told: Mapping[str, Any], now: str) -> dict[str, Any]:
+    """The whole status that the reporting half owns, before ``fit``. ``now``: RFC 3339.
+
+    ``told``: what this function gave for the last write, {} = there was none. Equal to it where nothing is new.
+    """
+    status = {} if seen.report is None else _of_report(seen.report, told)
+    if seen.problems is not None:
+        status["doctor"] = _doctor(seen.problems)
+    return {**status, "conditions": written(_conditions(seen), told.get("conditions", ()), now)}
+
+
+def _of_report(report: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    status = {
+        **_taken(report, _HEAD),
+        "frozen": bool(report.get("cluster", {}).get("freeze", False)),
+        "warnings": sorted(shortened(text, MOST_TEXT) for text in report.get("warnings") or ()),
+        "zones": _zones(report.get("zones", ()), told.get("zones", ())),
+        "placements": [_placement(row) for row in report.get("placements", ())],
+        "affinityGroups": _groups(report.get("affinity_groups", ()), told.get("affinityGroups", ())),
+    }
+    if report.get("policy"):
+        status["activePolicy"] = report["policy"]
+    machine = report.get("machine")
+    if machine is not None:
+        status["machine"] = {
+            camel(kind): [_taken(part, keys) for part in machine.get(kind, ())]
+            for kind, keys in _MACHINE.items()
+        }
+    return status
+
+
+def _taken(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {camel(key): row[key] for key in keys if row.get(key) is not None}
+
+
+def _zones(zones: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    earlier = {zone.get("name"): zone for zone in told}
+    return [_zone(zone, earlier.get(zone.get("name"), {})) for zone in zones]
+
+
+def _zone(zone: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    moving = _taken(zone, _ZONE_MOVING)
+    return {**_taken(zone, _ZONE), **{key: steady_memory(moving[key], told.get(key)) for key in moving}}
+
+
+def _placement(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = _taken(row, _PLACEMENT)
+    found["containerId"] = found.get("containerId", "")[:ID_DIGITS]
+    found["why"] = shortened(row.get("why", ""), MOST_WHY)
+    return {key: value for key, value in found.items() if value not in ("", False)}
+
+
+def _groups(groups: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Heaviest first by what is told, so that a rate that is held holds its place as well."""
+    earlier = {_key(group): group.get("bytesPerSecond") for group in told}
+    found = [_group(group, earlier) for group in groups]
+    return sorted(found, key=lambda group: (-group["bytesPerSecond"], _key(group)))
+
+
+def _group(
+    group: Mapping[str, Any], earlier: Mapping[tuple[tuple[str, ...], ...], Optional[int]]
+) -> dict[str, Any]:
+    members = [_taken(member, _MEMBER) for member in group.get("members", ())]
+    members.sort(key=lambda member: tuple(member.values()))
+    return {
+        "members": members,
+        "bytesPerSecond": steady_rate(group.get("bytes_per_s", 0), earlier.get(_key({"members": members}))),
+        **_taken(group, ("together", "zone")),
+        "whyNot": shortened(group.get("why_not", ""), MOST_WHY),
+    }
+
+
+def _key(group: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(str(member.get(key, "")) for key in _MEMBER) for member in group["members"])
+
+
+def _doctor(problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rows = [
+        {
+            "severity": str(problem.get("severity", "")),
+            "check": str(problem.get("check", "")),
+            "message": shortened(str(problem.get("sentence", "")), MOST_TEXT),
+            "hint": shortened(str(problem.get("hint", "")), MOST_TEXT),
+        }
+        for problem in problems
+    ]
+    errors = sum(row["severity"] == "error" for row in rows)
+    rows.sort(key=lambda row: (row["severity"], row["check"], row["message"]))
+    return {"errors": errors, "warnings": len(rows) - errors, "problems": rows}
+
+
+# ---------------------------------------------------------------------- conditions
+
+
+def _conditions(seen: Seen) -> list[Condition]:
+    found = [ready(seen.report, seen.trouble), degraded(seen.report, seen.trouble)]
+    if seen.is_report_only and seen.asked:
+        sentence = (
+            "the agent of this node only reports: it has no control socket, so its spec is not carried out"
+        )
+        found.append(Condition(CONFIG_APPLIED, FALSE, "ReportsOnly", sentence))
+    return found
+
+
+def ready(report: Optional[Mapping[str, Any]], trouble: str) -> Condition:
+    """Whether the daemon answers and knows its machine, so that it can place containers."""
+    if trouble or report is None:
+        return Condition(READY, FALSE, "DaemonAway", trouble or "the daemon has not answered yet")
+    if report.get("machine") is None:
+        return Condition(
+            READY, FALSE, "NoMachine", "the daemon runs, but does not know the machine: it places nothing"
+        )
+    return Condition(READY, TRUE, "DaemonAnswers", f"the daemon answers, in mode {report.get('mode', '?')}")
+
+
+def degraded(report: Optional[Mapping[str, Any]], trouble: str) -> Condition:
+    """Every reason for which the daemon does less than it was asked for, in one message."""
+    if trouble or report is None:
+        return Condition(DEGRADED, UNKNOWN, "DaemonAway", trouble or "the daemon has not answered yet")
+    reasons = report.get("degraded") or {}
+    if not reasons:
+        return Condition(DEGRADED, FALSE, "NothingIsWrong")
+    message = "; ".join(f"{name}: {sentence}" for name, sentence in sorted(reasons.items()))
+    return Condition(DEGRADED, TRUE, "DaemonDegraded", message)

@@ -1,0 +1,155 @@
+"""A report becomes a status that differs from the one before only where something has happened."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import pytest
+
+from cluster.agent.status import Seen, status_of
+from cluster.api.node_placement import schema
+from tests.cluster.agent.reports import group, placement, report, zone
+
+THEN, NOW = "2026-11-22T10:00:00Z", "2026-11-22T10:00:10Z"
+
+
+def status(told: Optional[dict[str, Any]] = None, **changes: Any) -> dict[str, Any]:
+    return status_of(Seen(report(**changes)), told or {}, NOW)
+
+
+def conditions(seen: Seen) -> dict[str, dict[str, Any]]:
+    return {condition["type"]: condition for condition in status_of(seen, {}, NOW)["conditions"]}
+
+
+def test_every_field_of_a_status_is_one_of_the_schema() -> None:
+    problems = [{"severity": "error", "check": "kubelet", "sentence": "it is", "hint": "do"}]
+    seen = Seen(
+        report(affinity_groups=[group("a", "b", bytes_per_s=5e6)], warnings=["hot"]), "", problems, True, True
+    )
+    _within(status_of(seen, {}, NOW), schema()["properties"]["status"], "status")
+
+
+def _within(value: Any, allowed: dict[str, Any], where: str) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _within(item, allowed["items"], where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            known = allowed.get("properties", {}).get(key) or allowed.get("additionalProperties")
+            assert known, f"{where}.{key}"
+            _within(item, known, f"{where}.{key}")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("the same report", {}, {}),
+        (
+            "a rate within half of what was told",
+            {"affinity_groups": [group("a", "b", bytes_per_s=1000)]},
+            {"affinity_groups": [group("a", "b", bytes_per_s=1400)]},
+        ),
+        (
+            "members in another order",
+            {"affinity_groups": [group("a", "b", bytes_per_s=1000)]},
+            {"affinity_groups": [group("b", "a", bytes_per_s=1000)]},
+        ),
+        (
+            "groups in another order, as one overtakes the other by little",
+            {"affinity_groups": [group("a", "b", bytes_per_s=1000), group("c", "d", bytes_per_s=990)]},
+            {"affinity_groups": [group("c", "d", bytes_per_s=1001), group("a", "b", bytes_per_s=1000)]},
+        ),
+        (
+            "some megabytes more in use",
+            {"zones": [zone(memory_charged_bytes=1 << 30)]},
+            {"zones": [zone(memory_charged_bytes=(1 << 30) + (60 << 20))]},
+        ),
+        ("a field that only a newer daemon has", {}, {"weather": "fine"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_no_change(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    told = status(**before)
+    assert status(told, **after) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("another container", {"placements": [placement(), placement("db")]}),
+        ("a container on other CPUs", {"placements": [placement(cpus="0-3")]}),
+        ("a rate that has doubled", {"affinity_groups": [group("a", "b", bytes_per_s=2000)]}),
+        ("memory of a step more", {"zones": [zone(memory_charged_bytes=(1 << 30) + (64 << 20))]}),
+        ("another mode", {"mode": "observe"}),
+        ("another life of the daemon", {"instance": "b"}),
+        ("a reason to be degraded", {"degraded": {"runtime": "containerd does not answer"}}),
+    ],
+)
+def test_a_change(name: str, after: dict[str, Any]) -> None:
+    before: dict[str, Any] = {"affinity_groups": [group("a", "b", bytes_per_s=1000)]}
+    told = status(**before)
+    assert status(told, **{**before, **after}) != told
+
+
+def test_a_rate_that_creeps_is_told_once_it_has_grown_by_half() -> None:
+    told = status(affinity_groups=[group("a", "b", bytes_per_s=1000)])
+    seen = []
+    for rate in range(1000, 4000, 10):
+        told = status(told, affinity_groups=[group("a", "b", bytes_per_s=rate)])
+        seen.append(told["affinityGroups"][0]["bytesPerSecond"])
+    assert sorted(set(seen)) == [1000, 1500, 2300, 3500]
+
+
+def test_an_older_daemon_that_tells_less_makes_a_status_with_less() -> None:
+    old = report()
+    for key in ("cluster", "events", "warnings", "affinity_groups", "mode_wanted", "front_end"):
+        del old[key]
+    found = status_of(Seen(old), {}, NOW)
+    assert "frontEnd" not in found and found["affinityGroups"] == []
+
+
+def test_memory_that_is_not_known_is_left_out() -> None:
+    assert "memoryFreeBytes" not in status(zones=[zone(memory_free_bytes=None)])["zones"][0]
+
+
+def test_a_daemon_that_is_away_is_not_ready_and_what_was_known_stays() -> None:
+    told = status()
+    found = status_of(Seen(report(), "control.sock: no such file"), told, NOW)
+    assert found["placements"] == told["placements"]
+    ready = {condition["type"]: condition for condition in found["conditions"]}["Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "DaemonAway")
+    assert ready["message"] == "control.sock: no such file"
+
+
+def test_a_daemon_that_has_never_answered_is_not_ready_and_nothing_else_is_told() -> None:
+    assert set(status_of(Seen(None, "refused"), {}, NOW)) == {"conditions"}
+
+
+def test_degraded_names_every_reason() -> None:
+    found = conditions(Seen(report(degraded={"state": "disk full", "runtime": "away"})))
+    assert found["Degraded"]["message"] == "runtime: away; state: disk full"
+    assert found["Degraded"]["status"] == "True"
+
+
+def test_a_daemon_without_a_machine_is_not_ready() -> None:
+    found = conditions(Seen(report(machine=None, zones=[], placements=[])))
+    assert found["Ready"]["reason"] == "NoMachine"
+
+
+def test_a_condition_keeps_its_time_while_its_status_is_the_same() -> None:
+    told = status_of(Seen(report(degraded={"a": "x"})), {}, THEN)
+    found = status_of(Seen(report(degraded={"a": "y"})), told, NOW)
+    times = {condition["type"]: condition["lastTransitionTime"] for condition in found["conditions"]}
+    assert times == {"Ready": THEN, "Degraded": THEN}
+    found = status_of(Seen(report()), found, NOW)
+    assert [c["lastTransitionTime"] for c in found["conditions"]] == [THEN, NOW]
+
+
+@pytest.mark.parametrize(
+    ("is_report_only", "asked", "there"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_spec_on_a_node_that_only_reports_is_answered(
+    is_report_only: bool, asked: bool, there: bool
+) -> None:
+    found = conditions(Seen(report(), "", None, is_report_only, asked))
+    assert ("ConfigApplied" in found) is there
