@@ -20,7 +20,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,10 @@ demo: setup ## The main job in one look; RUNTIME=containerd: with a private real
 
 demo-affinity: setup ## Containers that talk come together: the graph, the plan, the placement after
 	@$(BIN)/python -m demo.affinity
+
+demo-cluster: setup ## nginx and wrk on a real cluster of one node, before and after; builds it (root)
+	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(TRAFFIC)
+	@$(BIN)/python -m demo.cluster
 
 test: setup ## All tests; as root also those on a real containerd
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
+from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import RegisteredNode
 from tests.cluster.real.programs import programs_of_a_cluster
 from tests.cri_client import CriClient
@@ -24,6 +25,8 @@ from tests.kubelet.conftest import direct as direct
 from tests.kubelet.host import RealKubeletHost
 from tests.kubelet.machine import MACHINE
 from tests.machines import machine
+
+PACKAGING = Path(__file__).parents[3] / "packaging" / "cluster"
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +55,21 @@ def api_server(cluster_programs: dict[str, Path]) -> Iterator[ControlPlane]:
             cluster_programs["kube-controller-manager"], cluster_programs["kube-scheduler"]
         )
         yield running
+
+
+@pytest.fixture(scope="session")
+def kubectl(api_server: ControlPlane, cluster_programs: dict[str, Path]) -> Kubectl:
+    return Kubectl(cluster_programs["kubectl"], api_server)
+
+
+@pytest.fixture(scope="session")
+def crds(api_server: ControlPlane, kubectl: Kubectl) -> ControlPlane:
+    """The control plane, with our kinds of objects in it, as docs/cluster.md has them applied."""
+    # Before 1.25 kubectl takes rules in CEL for mistakes.
+    validate = "--validate=false" if api_server.version() < (1, 25) else "--validate=true"
+    kubectl.run("apply", validate, "-k", str(PACKAGING / "crds"))
+    kubectl.run("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+    return api_server
 
 
 @pytest.fixture

@@ -106,7 +106,10 @@ class ControlPlane:
         :raises AssertionError: one of them ended, or it took too long; with the end of its log.
         """
         kubeconfig = self.kubeconfig(self.folder / "admin.kubeconfig", token=ADMIN_TOKEN)
+        # Before 1.23 there is a second, fixed port of the whole machine.
+        old = ("--port=0",) if self.version() < (1, 23) else ()
         common = (
+            *old,
             f"--kubeconfig={kubeconfig}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
@@ -234,6 +237,11 @@ class ControlPlane:
             except ValueError:
                 status = {"message": said.decode(errors="replace")}
             raise Refused(error.code, status) from None
+
+    def size(self, path: str) -> int:
+        """The bytes of an object as the server sends it, what it has added included."""
+        with self._open("GET", path, None, {}) as answer:
+            return len(answer.read())
 
     def _open(
         self,

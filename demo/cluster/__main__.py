@@ -1,0 +1,203 @@
+"""nginx and wrk on a real cluster of one node, before cri-resmgr and after: requests a second, latency, cpusets.
+
+kube-apiserver, its controllers, the scheduler, kubelet, etcd, containerd, nginx and wrk are real; the manifests are
+those beside this file. It needs root, and removes what it makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.cluster.report import Measured, measurements, table
+from policies.topology import TopologyData
+from tests.agent import Agent
+from tests.cluster.real.control_plane import ADMIN_TOKEN, ControlPlane
+from tests.cluster.real.node import PODS, RegisteredNode
+from tests.cluster.real.programs import programs_of_a_cluster
+from tests.cri_client import CriClient
+from tests.e2e.containerd import Containerd, missing
+from tests.e2e.node import ONE_NODE, REAL_CGROUPS, until
+from tests.e2e.traffic_images import TRAFFIC, make_traffic_image, missing_for_traffic
+from tests.kubelet.host import RealKubeletHost
+from tests.kubelet.machine import make_cgroup
+
+HERE = Path(__file__).parent
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
+#: Measurements of ten seconds each, before and after.
+ROUNDS = 3
+WAIT_S = 180.0
+LOGS = Path("/var/log/pods"), Path("/var/log/containers")
+
+
+class Case:
+    """The case on one node: its manifests applied, and what came of it."""
+
+    def __init__(self, node: RegisteredNode) -> None:
+        self._node = node
+
+    async def measure(self) -> tuple[str, str, list[Measured]]:
+        """Apply the manifests, measure, delete them: CPUs of nginx, CPUs of wrk, what wrk said."""
+        await self._apply("nginx-deployment.yaml")
+        await self._apply("nginx-service.yaml")
+        nginx, status = await self._running("nginx")
+        await self._apply("wrk-deployment.yaml", url=f"http://{status['podIP']}:80/")
+        wrk, _ = await self._running("wrk")
+        measured = await until(lambda: self._measurements("wrk"), lambda found: len(found) >= ROUNDS, WAIT_S)
+        cpus = [self._node.containerd.allowed_of(container)[0] for container in (nginx, wrk)]
+        for path in (
+            f"{DEPLOYMENTS}/nginx",
+            f"{DEPLOYMENTS}/wrk",
+            "/api/v1/namespaces/default/services/nginx",
+        ):
+            await self._ask("DELETE", path)
+        await until(self._pods, lambda pods: not pods, WAIT_S)
+        return cpus[0], cpus[1], measured[:ROUNDS]
+
+    async def _apply(self, file: str, *, url: str = "") -> None:
+        manifest = yaml.safe_load((HERE / file).read_text())
+        path = "/api/v1/namespaces/default/services" if manifest["kind"] == "Service" else DEPLOYMENTS
+        if url:
+            manifest["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "URL", "value": url}]
+        await self._ask("POST", path, manifest)
+
+    async def _running(self, app: str) -> tuple[str, Any]:
+        """The id of the container of the pod of this app, once it runs, and its pod's status."""
+
+        async def status() -> Any:
+            pods = [pod for pod in await self._pods() if pod["metadata"]["labels"].get("app") == app]
+            return pods[0].get("status", {}) if pods else {}
+
+        def runs(status: Any) -> bool:
+            return "running" in (status.get("containerStatuses") or [{}])[0].get("state", {})
+
+        found = await until(status, runs, WAIT_S)
+        return str(found["containerStatuses"][0]["containerID"]).partition("://")[2], found
+
+    async def _measurements(self, app: str) -> list[Measured]:
+        logs = Path("/var/log/pods").glob(f"default_{app}-*/{app}/*.log")
+        # Each line begins with its time, its stream and F for a whole line.
+        lines = [line.split(" ", 3)[-1] for log in logs for line in log.read_text().splitlines()]
+        return measurements("\n".join(lines))
+
+    async def _pods(self) -> list[Any]:
+        return list((await self._ask("GET", PODS))["items"])
+
+    async def _ask(self, *words: Any) -> Any:
+        return await asyncio.to_thread(self._node.api.ask, *words)
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Path]]:
+    """A cluster of one node whose kubelet speaks to containerd; the daemon is not started. And kubectl."""
+    programs = await asyncio.to_thread(programs_of_a_cluster)
+    control_plane = ControlPlane(folder / "k", programs["etcd"], programs["kube-apiserver"])
+    containerd = Containerd(folder / "c", images=folder / "images")
+    host = None
+    try:
+        await asyncio.to_thread(control_plane.start)
+        await asyncio.to_thread(
+            control_plane.start_controllers, programs["kube-controller-manager"], programs["kube-scheduler"]
+        )
+        await asyncio.to_thread(containerd.start)
+        make_cgroup(containerd.cgroup_parent)
+        archive = await asyncio.to_thread(make_traffic_image, folder / "images")
+        await asyncio.to_thread(containerd.add_image, archive, TRAFFIC)
+        name = f"node-{os.getpid()}"
+        pair = control_plane.certificate(f"system:node:{name}", "system:nodes")
+        kubeconfig = control_plane.kubeconfig(folder / "kubeconfig", certificate=pair)
+        (folder / "n").mkdir()
+        host = RealKubeletHost(
+            folder / "n", programs["kubelet"], containerd.cgroup_parent,
+            name=name, sys=Path("/sys"), kubeconfig=kubeconfig,
+        )  # fmt: skip
+        host.point_at(str(containerd.socket))
+        agent = Agent(containerd.socket, machine_here(), REAL_CGROUPS)
+        try:
+            async with CriClient(str(containerd.socket)) as direct:
+                node = RegisteredNode(control_plane, containerd, agent, direct, host)
+                await node.start_kubelet()
+                await node.until_registered()
+                yield node, programs["kubectl"]
+        finally:
+            await agent.close()
+    finally:
+        if host is not None:
+            await asyncio.to_thread(host.close)
+            for logs in LOGS:
+                for path in logs.glob("*-*_default_*.log" if logs.name == "containers" else "default_*"):
+                    if any(app in path.name for app in ("nginx-", "wrk-")):
+                        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        await asyncio.to_thread(containerd.close)
+        await asyncio.to_thread(control_plane.close)
+
+
+def machine_here() -> Any:
+    """This machine; where it has one L3 only, its first two CPUs described as an L3 each."""
+    shared = Path("/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list")
+    online = Path("/sys/devices/system/cpu/online").read_text().strip()
+    if shared.exists() and shared.read_text().strip() != online:
+        return None
+    return ONE_NODE
+
+
+async def main() -> int:
+    if os.geteuid() != 0:
+        sys.exit("make demo-cluster needs root: it runs a kubelet and a containerd.")
+    if lacking := missing() or missing_for_traffic():
+        sys.exit(f"make demo-cluster cannot run here: {lacking}")
+    described = isinstance(machine_here(), TopologyData)
+    folder = Path(tempfile.mkdtemp(prefix="crd-"))
+    try:
+        async with cluster(folder) as (node, kubectl):
+            case = Case(node)
+            print(f"A cluster of one node: kubelet {version(node)}, containerd, {os.cpu_count()} CPUs.")
+            if described:
+                print("This machine has one L3: the daemon is told that CPU 0 and CPU 1 have one each.")
+            print(f"Before: kubelet speaks to containerd. {ROUNDS} measurements of 10 s ...", flush=True)
+            before = await case.measure()
+            await node.agent.start()
+            node.host.point_at(node.agent.socket)
+            await node.start_kubelet()
+            print(f"After: kubelet speaks to cri-resmgr. {ROUNDS} measurements of 10 s ...", flush=True)
+            after = await case.measure()
+            print()
+            print(table([("before", *before), ("after", *after)]))
+            print()
+            print(
+                "Of a machine with few L3s nothing follows for one with many: there the gain is that a pod's threads\n"
+                "share one L3. Here each pod is kept to its CPUs, and what one gains another may lose."
+            )
+            await show(node, kubectl, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def version(node: RegisteredNode) -> str:
+    said = node.api.ask("GET", f"/api/v1/nodes/{node.name}")
+    return str(said["status"]["nodeInfo"]["kubeletVersion"])
+
+
+async def show(node: RegisteredNode, kubectl: Path, folder: Path) -> None:
+    """What kubectl shows of the cluster."""
+    kubeconfig = node.api.kubeconfig(folder / "admin", token=ADMIN_TOKEN)
+    for words in (("get", "nodes"),):
+        print(f"\n$ kubectl {' '.join(words)}")
+        command = (str(kubectl), f"--kubeconfig={kubeconfig}", *words)
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        print((done.stdout + done.stderr).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,201 @@
+"""The cluster half as processes: the operator, agents, and nodes that are described and have daemon and agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from cluster.api.names import API_VERSION, NODE_PLACEMENTS, PLACEMENT_POLICIES, PLACEMENT_POLICY
+from tests.agent import ROOT, Agent
+from tests.cluster.real.control_plane import ControlPlane
+from tests.cluster.real.node import found
+from tests.e2e.node import until
+from tests.fake_runtime import FakeRuntime
+from tests.machines import machine
+
+PLACEMENTS = f"/apis/{API_VERSION}/{NODE_PLACEMENTS}"
+POLICIES = f"/apis/{API_VERSION}/{PLACEMENT_POLICIES}"
+#: For what agents and the operator do of themselves; against seconds.
+WAIT_S = 120.0
+ABORT_ON = ("Degraded", "NotReady", "ConfigRefused")
+
+
+class Part:
+    """One program of ours as a process. It may be killed and started again as often as a test wants."""
+
+    def __init__(self, folder: Path, name: str, *command: str, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        self._command = command
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        self.process: Optional[asyncio.subprocess.Process] = None
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", *self._command, stdout=log, stderr=log, env=self._environment
+            )
+
+    async def end(self, number: int = signal.SIGKILL) -> int:
+        """The exit code; what has ended already may be ended again."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), 30)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def resident_bytes(self) -> int:
+        assert self.process is not None
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024
+
+
+def node_agent(folder: Path, name: str, daemon: Agent, kubeconfig: Path, *more: str) -> Part:
+    """A node's agent with both sockets of its daemon, not started."""
+    return Part(
+        folder, f"agent-{name}", "cluster.agent", f"--kubeconfig={kubeconfig}",
+        f"--view-socket={view_socket(daemon)}", f"--control-socket={daemon.control}", *more,
+        environment={"NODE_NAME": name},
+    )  # fmt: skip
+
+
+def view_socket(daemon: Agent) -> Path:
+    """Where a daemon that is not told has it."""
+    return daemon.control.parent / "view" / "view.sock"
+
+
+def operator(folder: Path, kubeconfig: Path, *more: str) -> Part:
+    """An operator that is not started; it does not wait longer than it must."""
+    return Part(
+        folder,
+        "operator",
+        "cluster.operator",
+        f"--kubeconfig={kubeconfig}",
+        "--quiet=1",
+        *more,
+        environment={},
+    )
+
+
+class DescribedNode:
+    """A node without a kubelet: a daemon on a described machine, a runtime made for tests, an agent, a Node object."""
+
+    def __init__(self, api: ControlPlane, folder: Path, name: str, described: str) -> None:
+        self.api = api
+        self.name = name
+        folder.mkdir()
+        self.runtime = FakeRuntime(str(folder / "r.sock"))
+        self.daemon = Agent(folder / "r.sock", machine(described))
+        pair = api.certificate(f"system:node:{name}", "system:nodes")
+        kubeconfig = api.kubeconfig(folder / "kubeconfig", certificate=pair)
+        self.agent = node_agent(folder, name, self.daemon, kubeconfig, f"--state-directory={folder}")
+
+    async def start(self, **labels: str) -> None:
+        """Create the Node and start its processes."""
+        await create_node(self.api, self.name, labels)
+        await self.runtime.start()
+        await self.daemon.start()
+        await self.agent.start()
+
+    async def close(self) -> None:
+        """End what runs, delete the Node, and show what the agent has said if the test fails."""
+        if self.agent.process is not None:
+            await self.agent.end()
+        await self.daemon.close()
+        await self.runtime.stop()
+        print(f"--- {self.agent.name}", *self.agent.log().splitlines()[-40:], sep="\n")
+        await delete(self.api, f"/api/v1/nodes/{self.name}")
+        await delete(self.api, f"{PLACEMENTS}/{self.name}")
+
+
+async def create_node(api: ControlPlane, name: str, labels: Mapping[str, str]) -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    await asyncio.to_thread(api.ask, "POST", "/api/v1/nodes", node)
+
+
+async def delete(api: ControlPlane, path: str) -> None:
+    """Delete an object that may be gone already."""
+    if await found(api, path):
+        await asyncio.to_thread(api.ask, "DELETE", path)
+
+
+def policy(
+    name: str,
+    config: Mapping[str, Any],
+    *,
+    priority: int = 0,
+    selector: Optional[Mapping[str, Any]] = None,
+    **rollout: Any,
+) -> dict[str, Any]:
+    """A PlacementPolicy; without a selector it is every node's."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": PLACEMENT_POLICY,
+        "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": selector or {},
+            "priority": priority,
+            "config": config,
+            "rollout": {
+                "maxUnavailable": 1,
+                "pauseSeconds": 0,
+                "abortOn": ["Degraded", "NotReady", "ConfigRefused"],
+                **rollout,
+            },
+        },
+    }
+
+
+async def put_policy(api: ControlPlane, wanted: Mapping[str, Any]) -> None:
+    """Create a policy, or change it."""
+    path = f"{POLICIES}/{wanted['metadata']['name']}"
+    if await found(api, path):
+        change = {"spec": wanted["spec"]}
+        await asyncio.to_thread(
+            lambda: api.ask("PATCH", path, change, content_type="application/merge-patch+json")
+        )
+    else:
+        await asyncio.to_thread(api.ask, "POST", POLICIES, wanted)
+
+
+async def placement(api: ControlPlane, name: str) -> Mapping[str, Any]:
+    """A node's NodePlacement; {} if there is none."""
+    return await found(api, f"{PLACEMENTS}/{name}")
+
+
+def condition(of: Mapping[str, Any], type_: str) -> str:
+    """The status of a condition; "" if there is none of this type."""
+    conditions: Sequence[Mapping[str, Any]] = of.get("status", {}).get("conditions") or ()
+    return next((str(c["status"]) for c in conditions if c["type"] == type_), "")
+
+
+async def until_ready(api: ControlPlane, *names: str) -> None:
+    """Until the agents of these nodes say that they are ready."""
+    for name in names:
+        await until(
+            lambda name=name: placement(api, name), lambda of: condition(of, "Ready") == "True", WAIT_S
+        )
+
+
+async def until_applied(api: ControlPlane, policy_name: str, *names: str) -> None:
+    """Until these nodes have the policy; "": none."""
+
+    def has(of: Mapping[str, Any]) -> bool:
+        said = of.get("status", {}).get("policy") or {}
+        state = said.get("state", "None")
+        return (said.get("name", ""), state) == (policy_name, "Applied") if policy_name else state == "None"
+
+    for name in names:
+        await until(lambda name=name: placement(api, name), has, WAIT_S)
+
+
+async def policy_status(api: ControlPlane, name: str) -> Mapping[str, Any]:
+    return (await found(api, f"{POLICIES}/{name}")).get("status", {})
