@@ -19,8 +19,8 @@ pytestmark = pytest.mark.containerd
 
 LIFTING = (sys.executable, "-m", "tests.lifting")
 LOOP = ("sh", "-c", "while :; do :; done")
-#: Half a CPU.
-MILLI, QUOTA_US = 500, CPU_PERIOD_US // 2
+#: A tenth of a CPU: a loop has that on a busy machine too.
+MILLI, QUOTA_US = 100, CPU_PERIOD_US // 10
 #: CPU time after which a loop with that quota has been throttled many times, in clock ticks of 10 ms.
 LONG_TICKS = 100
 
