@@ -25,6 +25,8 @@ Object = Mapping[str, Any]
 
 #: The reasons for which a rollout is stopped and taken back, in the order in which they are told.
 ABORT_REASONS = ("ConfigRefused", "NotReady", "Degraded", "DoctorErrors")
+#: Seconds that a node has to be well before the next one, where a policy does not say: one round of its agent.
+PAUSE_S = 10
 #: The operator's notes on a NodePlacement: JSON, written together with ``spec.policy``.
 ROLLOUT_ANNOTATION = "cri-resmgr.io/rollout"
 #: The same on a Node where the installer failed: the image and the installer's sentence.
@@ -65,7 +67,6 @@ class NodeState(NamedTuple):
 
     name: str
     uid: str
-    resource_version: str
     given: Optional[Given]
     answer: Optional[Answer]
     #: None: the agent has not said yet.
@@ -113,7 +114,7 @@ class Rollout:
 
     #: A count, or a percentage of the nodes ("10%").
     max_unavailable: Union[int, str] = 1
-    pause_s: float = 0.0
+    pause_s: float = PAUSE_S
     abort_on: tuple[str, ...] = ABORT_REASONS
 
     def most(self, nodes: int) -> int:
@@ -220,7 +221,6 @@ def read_node_placement(found: Object) -> NodeState:
     return NodeState(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
-        resource_version=metadata.get("resourceVersion", ""),
         given=_given((found.get("spec") or {}).get("policy")),
         answer=_answer(status.get("policy")),
         ready=ready["status"] == "True" if "status" in ready else None,
@@ -329,7 +329,7 @@ def _rollout(found: Any, faults: list[str]) -> Rollout:
         faults.append(f"spec.rollout: {_shown(found)} is not a map")
         return Rollout()
     most = _max_unavailable(found.get("maxUnavailable", 1), faults)
-    pause_s = _integer(found, "pauseSeconds", 0, "spec.rollout.pauseSeconds", faults, least=0)
+    pause_s = _integer(found, "pauseSeconds", PAUSE_S, "spec.rollout.pauseSeconds", faults, least=0)
     abort_on = found.get("abortOn", list(ABORT_REASONS))
     unknown = (
         [each for each in abort_on if each not in ABORT_REASONS] if isinstance(abort_on, list) else [abort_on]

@@ -8,11 +8,9 @@ from typing import Any, Callable, Optional
 
 from cluster.api.names import API_VERSION
 from cluster.operator import rollout
-from cluster.operator.collect import collect
 from cluster.operator.objects import Policy, read_node, read_node_placement, read_policy
-from cluster.operator.resolve import resolve
+from cluster.operator.plan import Plan, plan
 from cluster.operator.rollout import Change
-from cluster.operator.summary import View, policy_status
 from cluster.operator.writes import changed, new_node_placement
 
 
@@ -23,7 +21,11 @@ def policy(
         "apiVersion": API_VERSION,
         "kind": "PlacementPolicy",
         "metadata": {"name": name, "uid": f"uid-{name}", "generation": generation},
-        "spec": {"config": config if config is not None else {"policy": {"Active": "hygon"}}, **spec},
+        "spec": {
+            "config": config if config is not None else {"policy": {"Active": "hygon"}},
+            **spec,
+            "rollout": {"pauseSeconds": 0, **spec.get("rollout", {})},
+        },
     }
 
 
@@ -49,50 +51,30 @@ class Simulated:
         self.policies: dict[str, dict[str, Any]] = {}
         #: (node, config) to what the agent makes of it: "" = well, "refuse", "degrade".
         self.bad = bad
-        self.missing: dict[str, float] = {}
         #: Node and kind of each write of spec.policy.
         self.written: list[tuple[str, str]] = []
         self._versions = itertools.count(1)
 
-    def plan(
-        self,
-    ) -> tuple[list[tuple[Policy, dict[str, Any]]], list[tuple[Optional[Policy], Change]], list[str]]:
-        """Statuses to write, changes behind them, NodePlacements to create."""
-        policies = [read_policy(each) for each in self.policies.values()]
-        states = {name: read_node_placement(each) for name, each in self.placements.items()}
-        nodes = [read_node(each) for each in self.nodes.values()]
-        ready = {each.name: each.ready for each in nodes}
-        resolution = resolve(policies, nodes, states)
-        statuses, changes = [], []
-        for each in policies:
-            names = [name for name, wanted in resolution.wanted.items() if wanted == each.name]
-            targets = [states[name] for name in names if name in states]
-            step = rollout.step(each, targets, ready, self.now)
-            view = View(each, targets, len(names), resolution.conflicts.get(each.name, ()), ready, step)
-            status = policy_status(view, self.now)
-            if status != each.status:
-                statuses.append((each, status))
-            changes += [(each, change) for change in step.changes]
-        free = [
-            each
-            for each in states.values()
-            if each.name not in resolution.wanted | dict.fromkeys(resolution.held)
-        ]
-        changes += [(None, change) for change in rollout.removal(free, len(nodes), self.now).changes]
-        made = collect(set(self.nodes), states.values(), self.missing, self.now).create
-        return statuses, changes, list(made)
+    def plan(self) -> Plan:
+        return plan(
+            {name: read_policy(each) for name, each in self.policies.items()},
+            {name: read_node(each) for name, each in self.nodes.items()},
+            {name: read_node_placement(each) for name, each in self.placements.items()},
+            {},
+            self.now,
+        )
 
     def write_one(self) -> bool:
         """The first write of a plan; False where there is none."""
-        statuses, changes, made = self.plan()
-        if made:
-            self._store(new_node_placement(made[0]))
-        elif statuses:
-            found, status = statuses[0]
-            self.policies[found.name]["status"] = copy.deepcopy(status)
-        elif changes:
-            self._change(*changes[0])
-        return bool(made or statuses or changes)
+        found = self.plan()
+        if found.create:
+            self._store(new_node_placement(found.create[0]))
+        elif found.statuses:
+            first = found.statuses[0]
+            self.policies[first.policy]["status"] = copy.deepcopy(first.status)
+        elif found.changes:
+            self._change(*found.changes[0])
+        return bool(found.create or found.statuses or found.changes)
 
     def _change(self, by: Optional[Policy], change: Change) -> None:
         found = self.placements[change.seen.name]

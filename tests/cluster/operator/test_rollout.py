@@ -49,7 +49,8 @@ def edit(cluster: Simulated, config: Any, name: str = "p", **spec: Any) -> None:
     """A person writes another config: a new generation, the status stays until the operator writes it."""
     found = cluster.policies[name]
     found["metadata"]["generation"] += 1
-    found["spec"] = {**found["spec"], "config": config, **spec}
+    rollout = {**found["spec"]["rollout"], **spec.pop("rollout", {})}
+    found["spec"] = {**found["spec"], "config": config, **spec, "rollout": rollout}
 
 
 def test_every_node_gets_the_policy_and_the_status_says_so() -> None:

@@ -1,0 +1,104 @@
+"""``python -m cluster.operator``: NodePlacements for nodes, policies to nodes, advice; one replica writes, by a Lease.
+
+In a pod it finds the API server by itself; elsewhere ``--kubeconfig`` says where it is. It ends with SIGTERM, and gives
+its Lease back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.api.allowed import refused
+from cluster.api.names import NAMESPACE, OPERATOR
+from cluster.kube.io.access import Access, NoAccess
+from cluster.kube.io.client import Client
+from cluster.operator.io.clock import Clock
+from cluster.operator.io.leader import LeaseLost
+from cluster.operator.io.operator import QUIET_S, Operator, Settings
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    settings = Settings(
+        me=options.identity,
+        namespace=options.namespace,
+        installer_image=options.installer_image,
+        pull_secrets=tuple(options.pull_secret),
+        quiet_s=options.quiet,
+    )
+    try:
+        access = Access.kubeconfig(options.kubeconfig) if options.kubeconfig else Access.in_cluster()
+    except NoAccess as error:
+        print(f"cluster.operator: {error}", file=sys.stderr)
+        return 2
+    return asyncio.run(_until_asked(access, settings))
+
+
+async def _until_asked(access: Access, settings: Settings) -> int:
+    working = asyncio.ensure_future(_work(access, settings))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, working.cancel)
+    try:
+        await working
+    except asyncio.CancelledError:
+        return 0
+    return 1
+
+
+async def _work(access: Access, settings: Settings) -> None:
+    """An operator, and another one with nothing in memory where the Lease was lost."""
+    client, lease_client = Client(access, user_agent=OPERATOR), Client(access, user_agent=OPERATOR)
+    try:
+        while True:
+            try:
+                await Operator(client, settings, Clock(), _log, refused, lease_client).run()
+            except LeaseLost as lost:
+                _log(f"{lost}; waiting for it")
+    finally:
+        await client.close()
+        await lease_client.close()
+
+
+def _log(line: str) -> None:
+    print(line, flush=True)
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="cluster.operator", description=__doc__)
+    parser.add_argument("--kubeconfig", type=Path, help="a file; without it, the service account of the pod")
+    parser.add_argument("--namespace", default=NAMESPACE, help="where Lease and Jobs are (%(default)s)")
+    parser.add_argument(
+        "--identity", default=_identity(), help="the Lease's holder (the pod's name and a random part)"
+    )
+    parser.add_argument(
+        "--installer-image", default="", help="image of the installer's Jobs; without it nothing is installed"
+    )
+    parser.add_argument(
+        "--pull-secret", action="append", default=[], help="for that image; may be given again"
+    )
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=QUIET_S,
+        metavar="SECONDS",
+        help="news are collected for so long (%(default)s)",
+    )
+    return parser.parse_args(arguments)
+
+
+def _identity() -> str:
+    """Not the pod's name alone: a container that was restarted must not take its former self's Lease for its own."""
+    return f"{os.environ.get('POD_NAME') or socket.gethostname()}-{secrets.token_hex(4)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

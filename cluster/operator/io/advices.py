@@ -1,0 +1,99 @@
+"""AffinityAdvice objects, once a minute: what they should say, held against what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cluster.api.names import AFFINITY_ADVICES, GROUP, OPERATOR_MANAGER, VERSION
+from cluster.kube.errors import ApiError, Unreachable
+from cluster.kube.io.access import NoAccess
+from cluster.kube.requests import Resource
+from cluster.operator.advice import NodeTraffic, Owner, advise, owners_wanted
+from cluster.operator.io.clock import Clock
+
+ADVICES = Resource(GROUP, VERSION, AFFINITY_ADVICES)
+KINDS = {
+    "Deployment": Resource("apps", "v1", "deployments", namespaced=True),
+    "StatefulSet": Resource("apps", "v1", "statefulsets", namespaced=True),
+}
+EVERY_S = 60.0
+#: Seconds that an owner's selector is believed; it cannot be changed but by making the owner again.
+SELECTOR_S = 600.0
+
+
+class Advices:
+    """Advice is no more than that: what goes wrong here is logged and tried again a minute later."""
+
+    def __init__(
+        self, client: Any, clock: Clock, check: Callable[[], None], log: Callable[[str], None]
+    ) -> None:
+        """``check`` raises where nothing may be written any more."""
+        self._client, self._clock, self._check, self._log = client, clock, check, log
+        #: Selector of an owner, "" of one that there is not, and when it was read.
+        self._selectors: dict[Owner, tuple[str, float]] = {}
+        self._said = ""
+
+    async def run(self, traffic: Mapping[str, NodeTraffic]) -> None:
+        """For ever, from what each node's agent has said last."""
+        while True:
+            try:
+                await self._round(list(traffic.values()))
+                self._said = ""
+            except (ApiError, Unreachable, NoAccess) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    self._log(f"AffinityAdvice: {error}")
+            await self._clock.sleep(EVERY_S * (0.9 + self._clock.jitter() / 5))
+
+    async def _round(self, traffic: list[NodeTraffic]) -> None:
+        listed = await self._client.list(ADVICES)
+        present = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
+        wanted = owners_wanted(traffic)
+        selectors = {}
+        for owner in sorted(wanted):
+            selector = await self._selector(owner)
+            if selector:
+                selectors[owner] = selector
+        self._selectors = {owner: kept for owner, kept in self._selectors.items() if owner in wanted}
+        published = {
+            name: int((each.get("status") or {}).get("bytesPerSecond") or 0) for name, each in present.items()
+        }
+        advices = advise(traffic, selectors, published)
+        for name, advice in advices.items():
+            if (present.get(name) or {}).get("status") != advice["status"]:
+                self._check()
+                await self._write(name, advice, name in present)
+        for name in sorted(present.keys() - advices.keys()):
+            self._check()
+            await self._delete(name)
+
+    async def _selector(self, owner: Owner) -> str:
+        now = self._clock.monotonic()
+        kept = self._selectors.get(owner)
+        if kept and now < kept[1] + SELECTOR_S:
+            return kept[0]
+        selector = ""
+        try:
+            scale = await self._client.get(
+                KINDS[owner.kind], owner.name, owner.namespace, subresource="scale"
+            )
+            selector = str((scale.get("status") or {}).get("selector") or "")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        self._selectors[owner] = (selector, now)
+        return selector
+
+    async def _write(self, name: str, advice: dict[str, Any], there: bool) -> None:
+        if not there:
+            without = {key: value for key, value in advice.items() if key != "status"}
+            await self._client.apply(ADVICES, name, without, manager=OPERATOR_MANAGER)
+        await self._client.apply(ADVICES, name, advice, manager=OPERATOR_MANAGER, subresource="status")
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._client.delete(ADVICES, name)
+        except ApiError as error:
+            if error.status != 404:
+                raise

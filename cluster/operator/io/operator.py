@@ -1,0 +1,258 @@
+"""The operator's process: watches in, one plan at a time, its writes out.
+
+It remembers nothing that matters. Before each write the Lease is checked; before a node is changed the node is read
+once more, and the write fails if it has changed since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from cluster.api.names import (
+    GROUP,
+    NAMESPACE,
+    NODE_PLACEMENTS,
+    OPERATOR,
+    OPERATOR_MANAGER,
+    PLACEMENT_POLICIES,
+    VERSION,
+)
+from cluster.kube.errors import ApiError, Unreachable
+from cluster.kube.io.access import NoAccess
+from cluster.kube.requests import Resource
+from cluster.operator.advice import observed
+from cluster.operator.io.advices import Advices
+from cluster.operator.io.cache import Cache
+from cluster.operator.io.clock import Clock
+from cluster.operator.io.installs import Installs
+from cluster.operator.io.leader import Leader
+from cluster.operator.io.node_access import NodeAccess
+from cluster.operator.objects import Node, NodeState, Policy, read_node, read_node_placement, read_policy
+from cluster.operator.plan import NewStatus, NodeChange, Plan, plan
+from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, still, well
+from cluster.operator.summary import status_document
+from cluster.operator.writes import changed, new_node_placement
+
+NODES = Resource("", "v1", "nodes")
+PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
+POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
+
+#: NodePlacements in one page of a list: one has up to 256 KiB, and a page is in memory as a whole.
+PAGE = 20
+#: Seconds that news are collected before the next plan: with 5,000 agents there is always some.
+QUIET_S = 0.5
+#: Seconds after a write that failed, at first and at most.
+RETRY_S, RETRY_MOST_S = 1.0, 60.0
+
+_DONE = {GIVE: "is given", TAKE_BACK: "is taken back from", REMOVE: "loses"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    me: str
+    namespace: str = NAMESPACE
+    #: "" = nothing is installed.
+    installer_image: str = ""
+    pull_secrets: tuple[str, ...] = ()
+    quiet_s: float = QUIET_S
+
+
+class Operator:
+    """``run`` until it is cancelled or the Lease is lost."""
+
+    def __init__(
+        self,
+        client: Any,
+        settings: Settings,
+        clock: Clock,
+        log: Callable[[str], None],
+        refused: Optional[Callable[[Any], list[str]]] = None,
+        lease_client: Any = None,
+    ) -> None:
+        """``lease_client``: for the Lease alone, so that its renewal does not wait behind a large answer."""
+        self._client, self._settings, self._clock, self._log = client, settings, clock, log
+        self._changed = asyncio.Event()
+        self._leader = Leader(lease_client or client, settings.namespace, OPERATOR, settings.me, clock, log)
+        self.nodes: Cache[Node] = Cache(read_node, self._changed)
+        self.placements: Cache[NodeState] = Cache(read_node_placement, self._changed, observed)
+        self.policies: Cache[Policy] = Cache(lambda found: read_policy(found, refused), self._changed)
+        self._installs: Optional[Installs] = None
+        if settings.installer_image:
+            self._installs = Installs(
+                client,
+                settings.installer_image,
+                settings.namespace,
+                settings.pull_secrets,
+                self._changed,
+                log,
+            )
+        self._advices = Advices(client, clock, self._leader.check, log)
+        self._access = NodeAccess(client, clock, self._leader.check, log)
+        self._missing_since: Any = {}
+        self._failures = 0
+
+    async def run(self) -> None:
+        """:raises LeaseLost: another operator may have begun; end the process."""
+        await self._leader.acquire()
+        work = [self._leader.keep(), self._plans(), self._beside(), *self._follow()]
+        tasks = [asyncio.ensure_future(each) for each in work]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._leader.release()
+
+    def _follow(self) -> list[Any]:
+        watches: list[tuple[Resource, Cache[Any], int]] = [
+            (NODES, self.nodes, 500),
+            (PLACEMENTS, self.placements, PAGE),
+            (POLICIES, self.policies, 100),
+        ]
+        follows: list[Any] = []
+        for resource, cache, limit in watches:
+            follows.append(cache.follow(self._client.watch(resource, keep=cache.keep, limit=limit)))
+        return follows + ([self._installs.follow()] if self._installs else [])
+
+    async def _plans(self) -> None:
+        for synced in (self.nodes.synced, self.placements.synced, self.policies.synced):
+            await synced.wait()
+        if self._installs:
+            await self._installs.jobs.synced.wait()
+        while True:
+            self._changed.clear()
+            wait_s = await self._pass()
+            if wait_s != 0.0:
+                await self._news(wait_s)
+
+    async def _beside(self) -> None:
+        """What no rollout waits for."""
+        await self.placements.synced.wait()
+        advices = self._advices.run(self.placements.beside)
+        await asyncio.gather(advices, self._access.run(self.placements.values))
+
+    async def _pass(self) -> Optional[float]:
+        """One plan and its writes; seconds until the next without news, 0 where it has to be made at once."""
+        now = self._clock.wall()
+        made = plan(self.policies.values, self.nodes.values, self.placements.values, self._missing_since, now)
+        self._missing_since = made.missing_since
+        try:
+            whole = await self._write(made)
+            self._failures = 0
+        except ApiError as error:
+            return self._again(f"the API server says {error}")
+        except (Unreachable, NoAccess) as error:
+            return self._again(f"the API server does not answer: {error}")
+        if not whole:
+            return 0.0
+        return None if made.wake_at is None else max(QUIET_S, made.wake_at - now)
+
+    def _again(self, why: str) -> float:
+        wait_s: float = min(RETRY_MOST_S, RETRY_S * 2.0**self._failures) * (0.5 + self._clock.jitter() / 2)
+        self._failures = min(self._failures + 1, 10)
+        self._log(f"{why}; again in {wait_s:.0f} s")
+        return wait_s
+
+    async def _news(self, wait_s: Optional[float]) -> None:
+        """Until something has changed or the time has come, and a little more, so that news come together."""
+        if not self._failures:
+            changed = asyncio.ensure_future(self._changed.wait())
+            timer = asyncio.ensure_future(self._clock.sleep(wait_s)) if wait_s is not None else None
+            waiting = [changed] if timer is None else [changed, timer]
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waiting:
+                    each.cancel()
+            await self._clock.sleep(self._settings.quiet_s * (0.5 + self._clock.jitter() / 2))
+        else:
+            await self._clock.sleep(wait_s or 0.0)
+
+    async def _write(self, made: Plan) -> bool:
+        """False: there is more to write, and another plan is to be made before."""
+        for name in made.create:
+            self._leader.check()
+            await self._create(name)
+        for status in made.statuses:
+            self._leader.check()
+            await self._status(status)
+        for change in made.changes:
+            # A status that has changed, or a node that has failed meanwhile, may end a rollout: plan again first.
+            if made.statuses or self._changed.is_set():
+                return False
+            self._leader.check()
+            await self._change(change)
+        for state in made.delete:
+            self._leader.check()
+            await self._delete(state)
+        if self._installs:
+            self._leader.check()
+            await self._installs.next(self.nodes, self.placements.values)
+        return True
+
+    async def _create(self, node: str) -> None:
+        try:
+            self.placements.put(await self._client.create(PLACEMENTS, new_node_placement(node)))
+        except ApiError as error:
+            # It is there, and the watch has not told yet.
+            if error.status != 409:
+                raise
+
+    async def _status(self, new: NewStatus) -> None:
+        try:
+            document = status_document(new.policy, new.status)
+            answer = await self._client.apply(
+                POLICIES, new.policy, document, manager=OPERATOR_MANAGER, subresource="status"
+            )
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self.policies.drop(new.policy)
+            return
+        self.policies.put(answer)
+        if new.news:
+            self._log(new.news)
+
+    async def _change(self, wanted: NodeChange) -> None:
+        policy, change = wanted
+        name = change.seen.name
+        try:
+            found = await self._client.get(PLACEMENTS, name)
+            fresh = self.placements.put(found)
+            node = self.nodes.values.get(name)
+            ready = node is not None and node.ready
+            if not still(change, policy, fresh, ready):
+                self._changed.set()
+                return
+            self._leader.check()
+            document = changed(change, policy, found, self._clock.wall(), well(fresh, ready))
+            answer = await self._client.apply(PLACEMENTS, name, document, manager=OPERATOR_MANAGER)
+        except ApiError as error:
+            if error.status == 404:
+                self.placements.drop(name)
+            elif error.status == 409:
+                # The agent has written between the read and the write: the next plan reads again.
+                self._changed.set()
+            else:
+                raise
+            return
+        self.placements.put(answer)
+        if change.kind in _DONE:
+            given = change.seen.given if change.kind != GIVE else None
+            which = policy.name if policy else given.name if given else ""
+            self._log(f"node {name} {_DONE[change.kind]} policy {which}")
+
+    async def _delete(self, state: NodeState) -> None:
+        try:
+            await self._client.delete(PLACEMENTS, state.name, uid=state.uid)
+            self._log(f"NodePlacement {state.name} is deleted: its Node is gone")
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+        self.placements.drop(state.name)

@@ -1,0 +1,89 @@
+"""All that is to be written now, from all that is known: one function, called again after every change.
+
+The order is the order of the writes: NodePlacements that are missing, statuses (an abort is recorded there before a
+node is taken back), changes of nodes, NodePlacements of nodes that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+from cluster.operator import rollout
+from cluster.operator.collect import collect
+from cluster.operator.objects import Node, NodeState, Policy
+from cluster.operator.resolve import resolve
+from cluster.operator.rollout import Change
+from cluster.operator.summary import View, policy_status
+
+
+class NewStatus(NamedTuple):
+    policy: str
+    status: Mapping[str, Any]
+    #: What it says for people, where its phase is another than before.
+    news: str
+
+
+class NodeChange(NamedTuple):
+    #: None: no policy wants the node.
+    policy: Optional[Policy]
+    change: Change
+
+
+@dataclass(frozen=True)
+class Plan:
+    create: tuple[str, ...]
+    statuses: tuple[NewStatus, ...]
+    changes: tuple[NodeChange, ...]
+    delete: tuple[NodeState, ...]
+    #: For the next call.
+    missing_since: Mapping[str, float]
+    #: When to look again without news, in seconds since 1970; None: never.
+    wake_at: Optional[float]
+
+
+def plan(
+    policies: Mapping[str, Policy],
+    nodes: Mapping[str, Node],
+    placements: Mapping[str, NodeState],
+    missing_since: Mapping[str, float],
+    now: float,
+) -> Plan:
+    """What to write, from nothing but the objects (``missing_since`` only delays what is deleted)."""
+    resolution = resolve(policies.values(), nodes.values(), placements)
+    ready = {node.name: node.ready for node in nodes.values()}
+    targets: dict[str, list[NodeState]] = {name: [] for name in policies}
+    desired = dict.fromkeys(policies, 0)
+    for name, wanted in resolution.wanted.items():
+        desired[wanted] += 1
+        if name in placements:
+            targets[wanted].append(placements[name])
+    statuses, changes, waking = [], [], []
+    for name, policy in sorted(policies.items()):
+        step = rollout.step(policy, targets[name], ready, now)
+        conflicts = resolution.conflicts.get(name, ())
+        status = policy_status(View(policy, targets[name], desired[name], conflicts, ready, step), now)
+        if status != policy.status:
+            statuses.append(NewStatus(name, status, _news(policy, status)))
+        changes += [NodeChange(policy, change) for change in step.changes]
+        waking.append(step.wake_at)
+    unwanted = [
+        state
+        for state in placements.values()
+        if state.name in nodes and state.name not in resolution.wanted and state.name not in resolution.held
+    ]
+    leaving = rollout.removal(unwanted, len(nodes), now)
+    changes += [NodeChange(None, change) for change in leaving.changes]
+    kept = collect(nodes.keys(), placements.values(), missing_since, now)
+    waking += [leaving.wake_at, kept.wake_at]
+    wake_at = min((each for each in waking if each is not None), default=None)
+    return Plan(kept.create, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at)
+
+
+def _news(policy: Policy, status: Mapping[str, Any]) -> str:
+    before = (policy.status or {}).get("phase")
+    if status["phase"] == before:
+        return ""
+    message = f": {status['message']}" if status["message"] else ""
+    return f"policy {policy.name}, generation {policy.generation}: {status['phase']}{message}"
