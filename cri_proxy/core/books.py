@@ -84,7 +84,9 @@ class Books:
         #: What people ask of this node, and why containers are not where an override wants them, by key.
         self.orders: Orders = NO_ORDERS
         self.unpinned: dict[str, str] = {}
-        self._pins: dict[tuple[str, str], list[Override]] = {}
+        #: Overrides with their ranks: by all three names, and those for beginnings of pods' names by the other two.
+        self._pins: dict[tuple[str, str, str], tuple[int, Override]] = {}
+        self._pins_by_beginning: dict[tuple[str, str], list[tuple[int, Override]]] = {}
         self._zones: tuple[Optional[Topology], tuple[Zone, ...], dict[str, frozenset[int]]] = (None, (), {})
         #: What owners of containers should hear of; the daemon's own, which outlives this engine.
         self.notable = NotableEvents()
@@ -106,14 +108,26 @@ class Books:
 
     def set_orders(self, orders: Orders) -> None:
         """Decide by these from now on. No container is moved by it."""
-        self.orders, self.unpinned, self._pins = orders, {}, {}
-        for override in orders.overrides:
-            self._pins.setdefault((override.namespace, override.container), []).append(override)
+        self.orders, self.unpinned, self._pins, self._pins_by_beginning = orders, {}, {}, {}
+        for rank, override in enumerate(orders.overrides):
+            namespace, pod, name = override.namespace, override.pod, override.container
+            if pod.endswith("*"):
+                self._pins_by_beginning.setdefault((namespace, name), []).append((rank, override))
+            else:
+                self._pins.setdefault((namespace, pod, name), (rank, override))
 
     def pin_of(self, container: Container) -> Optional[Override]:
         """The override that counts for a container; None = there is none."""
-        known = self._pins.get((container.pod.namespace, container.name), ()) if self._pins else ()
-        return next((override for override in known if override.matches(container)), None)
+        if not self.orders.overrides:
+            return None
+        pod = container.pod
+        exact = self._pins.get((pod.namespace, pod.name, container.name))
+        for rank, override in self._pins_by_beginning.get((pod.namespace, container.name), ()):
+            if exact is not None and exact[0] < rank:
+                break
+            if override.matches(container):
+                return override
+        return None if exact is None else exact[1]
 
     @property
     def zones(self) -> tuple[Zone, ...]:
@@ -229,6 +243,7 @@ class Books:
         self.change("grant", self.grants, key, None)
         self._unbook(key)
         self.lifting.discard(key)
+        self.unpinned.pop(key, None)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)
         discard(self.replicas, owner_of_container(container), key)

@@ -16,7 +16,7 @@ from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.make_room import make_room, relieved
 from cri_proxy.core.orders import Override
 from cri_proxy.core.peers import with_peers
-from cri_proxy.core.pins import DoesNotFit, check_fit, inside_of, is_inside, pinned_text
+from cri_proxy.core.pins import PINNED_BY, DoesNotFit, check_fit, inside_of, is_inside, pinned_text
 from cri_proxy.core.settle import effective, keep_memory, memory_for
 from policies.cpus import NO_CPUS, format_cpus
 from policies.model import (
@@ -145,7 +145,7 @@ def _decide_pinned(
         decision = _inside(books, container, override, inside_of(books, override, container, fence))
     except DoesNotFit as reason:
         decision, given_up = _decide_anew(books, container, fence)
-        why = f"{decision.why}; not in {override.zone}, where an override pins it: {reason}"
+        why = f"{decision.why}; not in {override.zone}{PINNED_BY}{reason}"
         return with_peers(books, container, replace(decision, why=why)), given_up
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
 

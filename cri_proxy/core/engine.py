@@ -148,9 +148,13 @@ class Engine:
         """
         self.books.set_orders(orders)
 
-    def pinning_plan(self, now_s: float) -> Plan:
-        """The moves by which containers get into the zones that overrides pin them to, as things are now."""
-        return pins.plan_of_pins(self.books, now_s)
+    def pinned_outside(self) -> tuple[str, ...]:
+        """The containers that are not in the zones that overrides pin them to."""
+        return pins.outside(self.books)
+
+    def pinning_plan(self, keys: Iterable[str], now_s: float) -> Plan:
+        """The moves by which some of them get there, as things are now. Each costs about as much as a create."""
+        return pins.plan_of_pins(self.books, keys, now_s)
 
     @property
     def notable(self) -> NotableEvents:

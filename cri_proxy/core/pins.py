@@ -24,6 +24,10 @@ APPLIED, WAITING, REFUSED = "applied", "waiting", "refused"
 FROZEN = "containers are frozen by command (cri-resmgr freeze off)"
 
 
+#: Between a place outside of the zone that a container is pinned to, and the reason.
+PINNED_BY = ", where an override pins it: "
+
+
 class DoesNotFit(Exception):
     """A container cannot be placed in the zone it is pinned to. The message is a sentence."""
 
@@ -71,26 +75,38 @@ def is_inside(place: Placement, cpus: frozenset[int]) -> bool:
     return place.cpus <= cpus and place.exclusive <= cpus
 
 
-def plan_of_pins(books: Books, now_s: float) -> Plan:
-    """The moves that bring pinned containers into their zones; why others stay is in ``books.unpinned`` afterwards."""
+def outside(books: Books) -> tuple[str, ...]:
+    """The containers that are not in the zones they are pinned to, in the order of their names."""
+    return tuple(
+        grant.key
+        for grant, override in _pinned(books)
+        if not grant.cpus <= books.zone_cpus.get(override.zone, NO_CPUS)
+    )
+
+
+def plan_of_pins(books: Books, keys: Iterable[str], now_s: float) -> Plan:
+    """The moves that bring some pinned containers into their zones; why others stay is in ``books.unpinned`` then."""
     moves = []
     resized = being_resized(books)
-    books.unpinned = {}
-    for grant, override in _pinned(books):
-        cpus = books.zone_cpus.get(override.zone)
-        if cpus is not None and grant.cpus <= cpus:
+    for key in keys:
+        books.unpinned.pop(key, None)
+        grant = books.grants.get(key)
+        override = None if grant is None else books.pin_of(grant.container)
+        if grant is None or override is None or grant.life not in (Life.CREATED, Life.RUNNING):
             continue
         try:
-            if grant.key in resized:
+            if key in resized:
                 raise DoesNotFit(f"{grant.container.path} is being resized")
             moves.append(_move(books, grant, override))
         except DoesNotFit as reason:
-            books.unpinned[grant.key] = str(reason)
+            books.unpinned[key] = str(reason)
     return Plan(books.version, tuple(moves), at_s=now_s, move_exclusive=True, is_order=True)
 
 
 def _pinned(books: Books) -> Iterator[tuple[Grant, Override]]:
     """The containers there are that overrides are about, in the order of their names."""
+    if not books.orders.overrides:
+        return
     for grant in sorted(books.grants.values(), key=lambda g: (g.container.path, g.key)):
         if grant.life in (Life.CREATED, Life.RUNNING):
             override = books.pin_of(grant.container)
@@ -118,6 +134,11 @@ def _move(books: Books, grant: Grant, override: Override) -> Move:
     return Move(grant.key, place.home, place.level, pinned_text(override), grant.placement)
 
 
+def _why_outside(books: Books, grant: Grant) -> str:
+    """Why a container is not in its zone, as it was found out last: by a try to move it, or at its create."""
+    return books.unpinned.get(grant.key, "") or grant.why.partition(PINNED_BY)[2]
+
+
 def pinned_text(override: Override) -> str:
     """How a place says that it is an override's."""
     return f"pinned to {override.zone} by an override"
@@ -142,13 +163,13 @@ def _state(books: Books, override: Override, grants: Iterable[Grant], still: str
             "sentence": f"this machine has no zone {override.zone}, expected one of {names_text(books.zones)}",
         }
     matching = list(grants)
-    outside = [grant for grant in matching if not grant.cpus <= cpus]
+    away = [grant for grant in matching if not grant.cpus <= cpus]
     if not matching:
         return {"state": WAITING, "sentence": "no container of that name runs here"}
-    if not outside:
+    if not away:
         return {"state": APPLIED, "sentence": ""}
-    refused = next((books.unpinned[g.key] for g in outside if g.key in books.unpinned), "")
+    refused = next(filter(None, (_why_outside(books, grant) for grant in away)), "")
     if refused:
         return {"state": REFUSED, "sentence": refused}
-    paths = ", ".join(grant.container.path for grant in outside[:3])
+    paths = ", ".join(grant.container.path for grant in away[:3])
     return {"state": WAITING, "sentence": still or f"{paths} is to be moved"}

@@ -16,6 +16,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.notable import NotableEvents
 from cri_proxy.core.orders import Orders, Override, read_orders, write_orders
 from cri_proxy.core.pins import FROZEN, override_states
+from cri_proxy.shell.carrying import AT_ONCE
 from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.parts import Parts
 
@@ -94,13 +95,21 @@ class StandingOrders:
             engine = self.parts.keeper.active()
             if engine is None or not self.orders.overrides or self.still():
                 return
-            plan = engine.pinning_plan(self.parts.keeper.clock())
-            if not plan.moves:
-                return
+            keys = engine.pinned_outside()
+            for start in range(0, len(keys), AT_ONCE):
+                await self._move(engine, keys[start : start + AT_ONCE])
+                if self.still() or engine is not self.parts.keeper.active():
+                    return
+
+    async def _move(self, engine: Engine, keys: tuple[str, ...]) -> None:
+        """Move some containers into their zones, as far as they fit; calls are relayed afterwards."""
+        plan = engine.pinning_plan(keys, self.parts.keeper.clock())
+        if plan.moves:
             outcome = await self.mover.make(engine, plan)
             for failed in outcome.failed:
                 engine.books.unpinned[failed.id] = f"{failed.path} was moved, and is back: {failed.error}"
             self.parts.log.info("overrides carried out", moved=len(outcome.made), refused=len(outcome.failed))
+        await asyncio.sleep(0)
 
     async def run(self) -> None:
         """Try what could not be done before, until cancelled."""

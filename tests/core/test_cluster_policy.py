@@ -77,7 +77,7 @@ def test_whatever_else_there_is_is_refused_by_its_key(option: Any) -> None:
 )
 def test_every_other_option_is_taken_as_a_file_would_have_it(option: Any) -> None:
     text = option.check.write(option.default)
-    value = text[1:-1].split(", ") if text.startswith("[") else text.strip('"')
+    value = [word for word in text[1:-1].split(", ") if word] if text.startswith("[") else text.strip('"')
     policy = policy_of(nested(option.key, value))
     loaded = read_config([policy.source]).config
     assert set_keys(loaded, policy) == (option.key,)

@@ -45,7 +45,7 @@ def zone_of(engine: Engine, key: str) -> str:
 
 def carry_out(engine: Engine) -> list[str]:
     """The containers that are told of other CPUs."""
-    return [update.id for update in engine.apply(engine.pinning_plan(10.0))]
+    return [update.id for update in engine.apply(engine.pinning_plan(engine.pinned_outside(), 10.0))]
 
 
 def states(engine: Engine, still: str = "") -> list[tuple[str, str]]:
@@ -78,6 +78,20 @@ def test_of_several_overrides_about_a_container_the_first_counts() -> None:
     run(engine, make_container("app", limit=1, pod=make_pod("web-1")), "b")
     nodes = [zone_of(engine, key) for key in "ab"]
     assert nodes == ["l3-2", "l3-4"]
+
+
+def test_the_first_counts_also_where_it_names_the_beginning_only() -> None:
+    first, exact, later = (
+        pin("web-*", "app", "node-2"),
+        pin("web-0", "app", "node-1"),
+        pin("*", "app", "node-3"),
+    )
+    engine = pinned(first, exact, later)
+    for pod, override in (("web-0", first), ("web-1", first), ("db-0", later)):
+        assert engine.books.pin_of(make_container("app", pod=make_pod(pod))) == override
+    engine = pinned(exact, first)
+    assert engine.books.pin_of(make_container("app", pod=make_pod("web-0"))) == exact
+    assert engine.books.pin_of(make_container("sidecar", pod=make_pod("web-0"))) is None
 
 
 @pytest.mark.parametrize("orders", [NO_ORDERS, Orders(True, (pin("web-*", "app", "l3-5"),))])
@@ -139,6 +153,13 @@ def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinn
     grants = [run(each, container, "a", within=allowed) for each in (engine, plain)]
     assert grants[0].placement == grants[1].placement
     assert f"not in {zone}, where an override pins it: {why}" in grants[0].why
+
+
+def test_a_create_that_did_not_fit_is_told_without_another_try() -> None:
+    engine = pinned(pin("web", "app", "l3-5"))
+    run(engine, make_container("app", limit=12, pod=make_pod("web")), "a")
+    [(state, sentence)] = states(engine)
+    assert (state, sentence.startswith("default/web/app asks for 0m and may use 12000m")) == ("refused", True)
 
 
 def test_a_zone_that_is_full_does_not_fit() -> None:

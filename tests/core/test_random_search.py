@@ -167,7 +167,7 @@ class Searched(Node_):
     def carry_out(self) -> None:
         """Containers are moved into the zones they are pinned to, unless they are frozen."""
         homes = {key: grant.placement.home for key, grant in self.engine.grants.items()}
-        plan = self.engine.pinning_plan(self.now_s)
+        plan = self.engine.pinning_plan(self.engine.pinned_outside(), self.now_s)
         self._send(self.engine.apply(plan))
         moved = {k for k, g in self.engine.grants.items() if k in homes and g.placement.home != homes[k]}
         assert not (moved and self.engine.books.orders.freeze)

@@ -109,6 +109,15 @@ async def test_containers_that_talk_are_moved_together_by_themselves(
         await runtime.wait_until(lambda: cpus_of(runtime, web) == cpus_of(runtime, db))
         status = await until(agent, lambda s: counter(s, "moves_total{result=made}") == 1)
         assert status["affinity"]["last_plan"]["moves"] == 1
+        # What follows the node hears of the move and of the group.
+        report = await ask(agent, "report")
+        [event] = report["events"]
+        assert (event["reason"], event["type"], event["container"]) == ("MovedNearPeer", "Normal", "app")
+        assert event["message"] and "\n" not in event["message"]
+        [group] = report["affinity_groups"]
+        assert sorted(member["pod"] for member in group["members"]) == ["db", "web"]
+        assert (group["together"], group["why_not"]) == (True, "")
+        assert group["bytes_per_s"] > 0
 
 
 async def test_a_frozen_daemon_moves_nobody_until_it_is_unfrozen(
