@@ -11,6 +11,7 @@ from cluster.installer.job import install_job, uninstall_job
 from tests.cluster.manifests.rendered import pod_of, workloads
 
 RUN, VIEW, STATE = "/run/cri-resmgr", "/run/cri-resmgr/view", "/var/lib/cri-resmgr"
+AGENT = "/var/lib/cri-resmgr-agent"
 RUNTIME, CGROUP, KUBELET, NRI = "/run/containerd", "/sys/fs/cgroup", "/var/lib/kubelet", "/run/nri"
 OBSERVER_MAY = ["DAC_READ_SEARCH", "SYS_PTRACE", "SYS_ADMIN", "NET_ADMIN", "SYS_RESOURCE", "SETPCAP"]
 
@@ -37,7 +38,7 @@ PODS = [
     Pod("base/observer", "cri-resmgr-observer", "cri-resmgr-node",
         {"observer": {RUNTIME, RUN, STATE, CGROUP}}, host_pid=True, adds=tuple(OBSERVER_MAY)),
     Pod("base/agent", "cri-resmgr-agent", "cri-resmgr-agent",
-        {"report": {VIEW}, "command": {RUN}}, has_token=True),
+        {"report": {VIEW}, "command": {RUN, AGENT}}, has_token=True),
     Pod("base/operator", "cri-resmgr-operator", "cri-resmgr-operator", {"operator": set()}, has_token=True, user=65532),
     Pod("base/proxy", "cri-resmgr-operator", "cri-resmgr-operator", {"operator": set()}, has_token=True, user=65532),
 ]  # fmt: skip
