@@ -1,0 +1,58 @@
+"""Helm's templates, as far as the chart uses them: values, conditions that are not nested, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_ACTION = re.compile(r"(?P<trim>\s*)\{\{(?P<dash>-?)\s*(?P<words>.*?)\s*\}\}", re.DOTALL)
+_COMPARED = re.compile(r'(?P<how>eq|ne) (?P<value>\.[\w.]+) "(?P<text>[^"]*)"')
+_HAS = re.compile(r'\.Capabilities\.APIVersions\.Has "(?P<api>[^"]+)"')
+
+
+class NotPlain(Exception):
+    """The template has what this evaluator does not know: the chart is to stay plain."""
+
+
+def render(text: str, values: Mapping[str, Any], apis: frozenset[str] = frozenset()) -> str:
+    """What `helm template` would print for one file.
+
+    :raises NotPlain: see there.
+    """
+    out, shown, position, is_open = [], True, 0, False
+    for match in _ACTION.finditer(text):
+        before = text[position : match.start()] + ("" if match["dash"] else match["trim"])
+        out.append(before if shown else "")
+        position = match.end()
+        words = match["words"]
+        if words.startswith("if "):
+            if is_open:
+                raise NotPlain(f"a condition in a condition: {words}")
+            is_open, shown = True, truth(words[3:], values, apis)
+        elif words == "end":
+            is_open, shown = False, True
+        else:
+            out.append(str(value(words, values)) if shown else "")
+    if is_open:
+        raise NotPlain("a condition has no end")
+    return "".join([*out, text[position:]])
+
+
+def truth(words: str, values: Mapping[str, Any], apis: frozenset[str]) -> bool:
+    if match := _COMPARED.fullmatch(words):
+        return (str(value(match["value"], values)) == match["text"]) is (match["how"] == "eq")
+    if match := _HAS.fullmatch(words):
+        return match["api"] in apis
+    return bool(value(words, values))
+
+
+def value(words: str, values: Mapping[str, Any]) -> Any:
+    if not re.fullmatch(r"\.Values(\.\w+)+", words):
+        raise NotPlain(words)
+    found: Any = values
+    for name in words.split(".")[2:]:
+        if name not in found:
+            raise NotPlain(f"{words} is not in values.yaml")
+        found = found[name]
+    return found
