@@ -47,6 +47,8 @@ class Cgroups:
         # Of a hybrid machine the memory controller may be on v2, and its path is the same.
         is_hybrid = self.is_v1 and (root / "unified").is_dir()
         self._memory = self._memory_v1 or (root / "unified" if is_hybrid else root)
+        #: Our own cgroup from the mount; None: not looked for; "": not found.
+        self._home: Optional[str] = None
 
     def effective(self, path: str) -> Optional[Cpusets]:
         """What a cgroup may really use, or else its nearest ancestor that exists. None without cpusets."""
@@ -83,8 +85,20 @@ class Cgroups:
         for line in lines:
             _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if path and ("cpuset" in controllers.split(",")) if self.is_v1 else controllers == "":
-                return path
+                return self._from_mount(path) if path.startswith("/..") else path
         return None
+
+    def _from_mount(self, path: str) -> Optional[str]:
+        """A path that the kernel tells from the root of our cgroup namespace (cgroup_namespaces(7)), from the mount.
+
+        In a pod on v2 the namespace is the pod's own, and the mount is the host's. None if our own cgroup is not found.
+        """
+        if self._home is None:
+            own = str(os.getpid()).encode()
+            found = (file for file in self.base.rglob("cgroup.procs") if own in _lines(file))
+            home = next(found, None)
+            self._home = "" if home is None else f"/{home.parent.relative_to(self.base)}"
+        return os.path.normpath(f"{self._home}{path}") if self._home else None
 
     def of_container(self, pid: int, container_id: str) -> Optional[str]:
         """The cgroup that belongs to a container, from its first process. None if that is in none with its id.
@@ -217,3 +231,10 @@ def _numbers(path: Path) -> list[int]:
         return [-1 if word == "max" else read_number(word) for word in words] or [0]
     except (OSError, ValueError):
         return [0]
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().split()
+    except OSError:  # it is gone, or of a threaded cgroup
+        return []

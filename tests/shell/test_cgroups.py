@@ -311,3 +311,25 @@ def test_of_a_process_that_is_gone_nothing_is_said(kind: str, tmp_path: Path) ->
 
 def test_a_process_that_is_gone_has_no_cgroup(tmp_path: Path) -> None:
     assert make_tree("v2", tmp_path, {}).of_process(7) is None
+
+
+@pytest.mark.parametrize(
+    ("home", "told", "expected"),
+    [
+        ("/kubepods/podA/ours", "/../../podB/theirs", "/kubepods/podB/theirs"),
+        ("/kubepods/podA/ours", "/../theirs", "/kubepods/podA/theirs"),
+        ("/kubepods/podA/ours", "/../../../system.slice/x", "/system.slice/x"),
+        ("", "/../theirs", None),
+    ],
+)
+def test_in_a_cgroup_namespace_of_our_own_paths_are_told_from_the_mount(
+    home: str, told: str, expected: Optional[str], tmp_path: Path
+) -> None:
+    tree = make_tree("v2", tmp_path, {"/kubepods/podA/ours": ("0", "0"), "/kubepods/podB/theirs": ("0", "0")})
+    for path in tmp_path.rglob("kubepods/**/"):
+        (path / "cgroup.procs").write_text("1\n")
+    if home:
+        (tmp_path / home.lstrip("/") / "cgroup.procs").write_text(f"12\n{os.getpid()}\n")
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cgroup").write_text(f"0::{told}\n")
+    assert tree.of_process(7) == expected
