@@ -27,17 +27,12 @@ CONDITIONS = {
     "base/standalone": 'eq .Values.frontEnd "standalone"',
     "base/node": 'ne .Values.frontEnd "proxy"',
     "base/observer": ".Values.observer",
+    "rbac-installs": 'eq .Values.frontEnd "proxy"',
     "admission": '.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"',
 }
 FOLDERS = (
-    "base/node",
-    "base/nri",
-    "base/standalone",
-    "base/observer",
-    "base/agent",
-    "base/operator",
-    "rbac",
-    "admission",
+    *("base/node", "base/nri", "base/standalone", "base/observer", "base/agent", "base/operator"),
+    *("rbac", "rbac-installs", "admission"),
 )
 #: The operator's command, to which base/proxy adds its argument by a patch.
 OPERATOR_COMMAND = "        command: [/usr/lib/cri-resmgr/bin/python, -I, -m, cluster.operator]\n"

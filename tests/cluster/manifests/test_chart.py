@@ -42,7 +42,7 @@ def test_the_chart_is_written_from_what_kustomize_applies() -> None:
 @pytest.mark.parametrize("front_end", ["nri", "standalone", "proxy"])
 def test_the_chart_has_the_objects_of_the_front_ends_folder(front_end: str) -> None:
     ours = by_identity(kustomized(front_end))
-    assert by_identity(helm(frontEnd=front_end)) == ours
+    assert by_identity(helm(ADMISSION, frontEnd=front_end)) == ours
 
 
 def test_the_observer_is_an_option_of_its_own() -> None:
