@@ -23,10 +23,14 @@ def schema() -> dict[str, Any]:
         "The advice. The operator writes it, and nothing carries it out.",
         {
             "owners": rows("Owners whose pods send much to each other.", owner),
-            "bytesPerSecond": number("What they send to each other, rounded."),
+            "bytesPerSecond": number("What they send to each other where they share a node, rounded."),
             "nodes": rows("Nodes they share, 16 at most.", text("A node's name.")),
-            "target": record("The owner that podAffinity is for.", _OWNER),
-            "podAffinity": text("What to put into the target's pod template under spec.affinity, as YAML."),
+            "target": record(
+                "The owner that the others are to come near; podAffinity selects its pods.", _OWNER
+            ),
+            "podAffinity": text(
+                "What to put under spec.template.spec of the owners that reason names, as YAML."
+            ),
             "reason": text("One sentence: what would be gained."),
         },
     )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Optional
 
 POLICY, SCOPE, OPTIONS = "topologyManagerPolicy", "topologyManagerScope", "topologyManagerPolicyOptions"
 MOST_NODES = "max-allowable-numa-nodes"
 
-_FLAGS = ("--topology-manager-policy", "--topology-manager-scope")
 _TOP_LEVEL = re.compile(r"^(?P<key>[A-Za-z]+)\s*:\s*(?P<value>[^#\n]*?)\s*(?:#.*)?$", re.MULTILINE)
 _MOST_NODES = re.compile(rf"^\s+['\"]?{MOST_NODES}['\"]?\s*:\s*['\"]?(\d+)", re.MULTILINE)
 
@@ -29,11 +28,8 @@ class TopologyManager:
     most_numa_nodes: int = 0
 
 
-def read_topology_manager(config: str, arguments: Sequence[str] = ()) -> TopologyManager:
-    """What a KubeletConfiguration (YAML or JSON) and kubelet's command line say; flags win over the file.
-
-    ``arguments``: those of the running kubelet, or of its unit. What is not written there has kubelet's default.
-    """
+def read_topology_manager(config: str) -> TopologyManager:
+    """What a KubeletConfiguration (YAML or JSON) says. What is not written there has kubelet's default."""
     values = _json(config)
     if values is None:
         values = {match["key"]: match["value"].strip("'\"") for match in _TOP_LEVEL.finditer(config)}
@@ -41,12 +37,11 @@ def read_topology_manager(config: str, arguments: Sequence[str] = ()) -> Topolog
         values[OPTIONS] = {MOST_NODES: most[1]} if most and OPTIONS in values else {}
     options = values.get(OPTIONS) or {}
     most_nodes = str(options.get(MOST_NODES, "")) if isinstance(options, Mapping) else ""
-    found = TopologyManager(
+    return TopologyManager(
         str(values.get(POLICY) or "none"),
         str(values.get(SCOPE) or "container"),
         int(most_nodes) if most_nodes.isdecimal() else 0,
     )
-    return _with_flags(found, arguments)
 
 
 def _json(config: str) -> Optional[dict[str, Any]]:
@@ -56,12 +51,3 @@ def _json(config: str) -> Optional[dict[str, Any]]:
     except ValueError:
         return None
     return document if isinstance(document, dict) else None
-
-
-def _with_flags(found: TopologyManager, arguments: Sequence[str]) -> TopologyManager:
-    for position, word in enumerate(arguments):
-        flag, equals, value = word.partition("=")
-        if flag in _FLAGS:
-            value = value if equals else "".join(arguments[position + 1 : position + 2])
-            found = replace(found, policy=value) if flag == _FLAGS[0] else replace(found, scope=value)
-    return found

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import pytest
 import yaml
 
+from cluster.agent.status import Seen, status_of
 from cluster.operator.advice import (
     Owner,
     advise,
@@ -258,3 +259,18 @@ def test_labels_stay_text_in_yaml() -> None:
     text = pod_affinity({"matchLabels": {"on": "true", "number": "1"}}, [])
     terms = yaml.safe_load(text)["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert terms[0]["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"on": "true", "number": "1"}
+
+
+# ---------------------------------------------------------------------- what agents write
+
+
+def test_groups_and_placements_are_read_as_agents_write_them() -> None:
+    rows = [{**pod(owner, 0), "container": "app", "state": "managed"} for owner in (WEB, CACHE)]
+    members = [{**pod(owner, 0), "container": "app"} for owner in (WEB, CACHE)]
+    group = {"members": members, "bytes_per_s": 30_000_000, "together": True, "zone": "node-0", "why_not": ""}
+    report = {"placements": rows, "affinity_groups": [group], "machine": None, "degraded": {}}
+    status = status_of(Seen(report), {}, "2026-01-01T00:00:00Z")
+    found = observed({"metadata": {"name": "n1"}, "status": status})
+    assert dict(found.pods) == {WEB: 1, CACHE: 1}
+    [(owners, rate)] = found.groups
+    assert owners == {WEB, CACHE} and rate > 20_000_000

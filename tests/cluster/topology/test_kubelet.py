@@ -1,4 +1,4 @@
-"""Kubelet's topology manager is read from its file and its flags, in its own words."""
+"""Kubelet's topology manager is read from its file, in its own words."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ JSON = '{"kind": "KubeletConfiguration", "topologyManagerPolicy": "restricted", 
 
 
 @pytest.mark.parametrize(
-    ("config", "arguments", "found"),
+    ("config", "found"),
     [
-        ("", [], TopologyManager("none", "container", 0)),
-        (YAML, [], TopologyManager("single-numa-node", "pod", 16)),
-        (NESTED, [], TopologyManager("none", "container", 0)),
-        (JSON, [], TopologyManager("restricted", "container", 0)),
-        (YAML, ["--topology-manager-policy=best-effort"], TopologyManager("best-effort", "pod", 16)),
+        ("", TopologyManager("none", "container", 0)),
+        (YAML, TopologyManager("single-numa-node", "pod", 16)),
+        (NESTED, TopologyManager("none", "container", 0)),
+        (JSON, TopologyManager("restricted", "container", 0)),
         (
             YAML,
-            ["--topology-manager-scope", "container"],
             TopologyManager("single-numa-node", "container", 16),
         ),
     ],
@@ -47,7 +45,5 @@ JSON = '{"kind": "KubeletConfiguration", "topologyManagerPolicy": "restricted", 
         "a flag with its value apart",
     ],
 )
-def test_what_kubelet_says_and_else_its_defaults(
-    config: str, arguments: list[str], found: TopologyManager
-) -> None:
-    assert read_topology_manager(config, arguments) == found
+def test_what_kubelet_says_and_else_its_defaults(config: str, found: TopologyManager) -> None:
+    assert read_topology_manager(config) == found
