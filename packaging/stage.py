@@ -15,6 +15,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "packaging" / "files"
 PRIVATE = "usr/lib/cri-resmgr"
+PROGRAMS = ("cri-resmgr", "kubectl-cri_resmgr")
 #: What a container runtime launches, below it.
 NRI_PLUGIN = "nri/10-cri-resmgr"
 DOCS = "usr/share/doc/cri-resmgr"
@@ -78,7 +79,8 @@ def _program(prepared: Path, python: str, root: Path) -> None:
     (private / "bin" / "python").symlink_to(f"../../../bin/python{python}")
     for path in (private / "maintain", private / NRI_PLUGIN):
         _put(path, (FILES / path.name).read_bytes())
-    _put(root / "usr/bin/cri-resmgr", (FILES / "cri-resmgr").read_bytes())
+    for name in PROGRAMS:
+        _put(root / "usr/bin" / name, (FILES / name).read_bytes())
 
 
 def _configuration(prepared: Path, root: Path) -> None:
@@ -112,7 +114,7 @@ def _put(path: Path, data: bytes) -> None:
 def _modes(root: Path) -> None:
     """The same everywhere, whatever the builder's umask."""
     private = root / PRIVATE
-    programs = {root / "usr/bin/cri-resmgr", private / "maintain", private / NRI_PLUGIN}
+    programs = {*(root / "usr/bin" / name for name in PROGRAMS), private / "maintain", private / NRI_PLUGIN}
     for folder, _, names in os.walk(root):
         Path(folder).chmod(0o755)
         for path in (Path(folder, name) for name in names):

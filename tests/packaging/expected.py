@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 PROGRAMS = (
     "/usr/bin/cri-resmgr",
+    "/usr/bin/kubectl-cri_resmgr",
     "/usr/lib/cri-resmgr/bin/python",
     "/usr/lib/cri-resmgr/pyvenv.cfg",
     "/usr/lib/cri-resmgr/maintain",
@@ -38,6 +39,7 @@ STATE = "/var/lib/cri-resmgr"
 #: Nothing lies elsewhere.
 FOLDERS = (
     "/usr/bin/cri-resmgr/",
+    "/usr/bin/kubectl-cri_resmgr/",
     "/usr/lib/cri-resmgr/",
     "/usr/lib/systemd/system/",
     "/etc/cri-resmgr/",

@@ -104,10 +104,11 @@ class Client:
         field_selector: str = "",
         label_selector: str = "",
         limit: int = 500,
+        keep: Keep = _whole,
     ) -> dict[str, Any]:
-        """The list with all its items, asked for in pages of ``limit``."""
+        """The list with what ``keep`` makes of each item, asked for in pages of ``limit``."""
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
-        return await self._pages(path(resource, "", namespace), query, limit, _whole, False)
+        return await self._pages(path(resource, "", namespace), query, limit, keep, False)
 
     async def create(self, resource: Resource, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         return await self._request("POST", path(resource, "", namespace), body, _JSON)
@@ -176,7 +177,7 @@ class Client:
         keep: Keep = _whole,
         limit: int = 500,
         metadata_only: bool = False,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """What there is, and what becomes of it. It never ends and raises nothing: ``problem`` says why it is silent.
 
         After SYNC the caller must forget what is not in its list: news may have been lost before it. Only what ``keep``
