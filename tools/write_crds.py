@@ -18,6 +18,8 @@ import yaml
 PROJECT = Path(__file__).parents[1]
 ALLOWED = "cluster/api/allowed_options.py"
 CRDS = "packaging/cluster/crds"
+#: The same without rules in CEL.
+OLD_CRDS = "packaging/cluster/crds-before-1.25"
 ADMISSION = "packaging/cluster/admission/config.yaml"
 
 _ALLOWED = '''\
@@ -65,12 +67,12 @@ def _described(option: Any) -> str:
     return option.help + unit + default + quoted
 
 
-def crds() -> dict[str, str]:
+def crds(*, with_rules: bool) -> dict[str, str]:
     """The definitions as YAML, by the names of their files."""
     from cluster.api.crds import definitions
 
     found = {}
-    for definition in definitions():
+    for definition in definitions(with_rules=with_rules):
         text = yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
         found[f"{definition['spec']['names']['plural']}.yaml"] = _HEADER + text
     names = "".join(f"- {name}\n" for name in found)
@@ -141,10 +143,10 @@ def main(root: Path) -> None:
     if root == PROJECT and "--crds" not in sys.argv:
         subprocess.run([sys.executable, __file__, "--crds"], check=True)
         return
-    folder = root / CRDS
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in crds().items():
-        (folder / name).write_text(text)
+    for folder, with_rules in ((root / CRDS, True), (root / OLD_CRDS, False)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in crds(with_rules=with_rules).items():
+            (folder / name).write_text(text)
     (root / ADMISSION).parent.mkdir(parents=True, exist_ok=True)
     (root / ADMISSION).write_text(admission())
 

@@ -16,26 +16,30 @@ from cluster.api.names import (
     PLACEMENT_POLICY,
     VERSION,
 )
-from cluster.api.schema import Schema, published
+from cluster.api.schema import published
 
 Column = tuple[str, str, str, int]
 
 
-def definitions() -> tuple[dict[str, Any], ...]:
-    """One object for each kind, all of them cluster-scoped and with a status of its own."""
-    return (
-        _definition(NODE_PLACEMENT, NODE_PLACEMENTS, "np", node_placement.schema(), node_placement.COLUMNS),
-        _definition(
-            PLACEMENT_POLICY, PLACEMENT_POLICIES, "ppol", placement_policy.schema(), placement_policy.COLUMNS
-        ),
-        _definition(
-            AFFINITY_ADVICE, AFFINITY_ADVICES, "aadv", affinity_advice.schema(), affinity_advice.COLUMNS
-        ),
+def definitions(*, with_rules: bool = True) -> tuple[dict[str, Any], ...]:
+    """One object for each kind, all of them cluster-scoped and with a status of its own.
+
+    ``with_rules``: with rules in CEL. Servers before 1.25 drop them where an object is created, and refuse the object
+    where it is applied (kubectl's check and server-side apply), so there it is written without.
+    """
+    kinds = (
+        (NODE_PLACEMENT, NODE_PLACEMENTS, "np", node_placement.schema(), node_placement.COLUMNS),
+        (PLACEMENT_POLICY, PLACEMENT_POLICIES, "ppol", placement_policy.schema(), placement_policy.COLUMNS),
+        (AFFINITY_ADVICE, AFFINITY_ADVICES, "aadv", affinity_advice.schema(), affinity_advice.COLUMNS),
+    )
+    return tuple(
+        _definition(kind, plural, short, published(schema, with_rules=with_rules), columns)
+        for kind, plural, short, schema, columns in kinds
     )
 
 
 def _definition(
-    kind: str, plural: str, short: str, schema: Schema, columns: Sequence[Column]
+    kind: str, plural: str, short: str, schema: dict[str, Any], columns: Sequence[Column]
 ) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -59,7 +63,7 @@ def _definition(
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [_column(*column) for column in columns],
-                    "schema": {"openAPIV3Schema": _with_head(published(schema))},
+                    "schema": {"openAPIV3Schema": _with_head(schema)},
                 }
             ],
         },

@@ -84,18 +84,21 @@ def keyed(description: str, items: Schema, *keys: str, **more: Any) -> dict[str,
 
 
 def rule(expression: str, message: str) -> dict[str, str]:
-    """A rule in CEL, which servers of 1.25 and later check; older ones ignore it."""
+    """A rule in CEL, which servers of 1.25 and later check."""
     return {"rule": expression, "message": message}
 
 
-def published(schema: Schema) -> dict[str, Any]:
-    """A schema as the server takes it."""
-    found = {key: value for key, value in schema.items() if key != "expected"}
+def published(schema: Schema, *, with_rules: bool = True) -> dict[str, Any]:
+    """A schema as the server takes it. ``with_rules``: with those in CEL, which servers before 1.25 do not know."""
+    left_out = ("expected",) if with_rules else ("expected", "x-kubernetes-validations")
+    found = {key: value for key, value in schema.items() if key not in left_out}
     for key in ("items", "additionalProperties"):
         if isinstance(found.get(key), Mapping):
-            found[key] = published(found[key])
+            found[key] = published(found[key], with_rules=with_rules)
     if "properties" in found:
-        found["properties"] = {name: published(inner) for name, inner in found["properties"].items()}
+        found["properties"] = {
+            name: published(inner, with_rules=with_rules) for name, inner in found["properties"].items()
+        }
     return found
 
 

@@ -15,14 +15,14 @@ from tests.core.configs import read
 
 
 def nested(key: str, value: Any) -> Any:
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value
+    name, _, rest = key.partition(".")
+    return {name: nested(rest, value) if rest else value}
 
 
 @pytest.mark.parametrize("key", [option.key for option in OPTIONS if not option.cluster])
 def test_an_option_of_the_node_is_refused_by_its_name(key: str) -> None:
-    for value in ("", "/x", 1, True, [], {}, None):
+    values: tuple[Any, ...] = ("", "/x", 1, True, [], {}, None)
+    for value in values:
         sentence = next(iter(refused(nested(key, value))))
         assert sentence.startswith((key, key.rpartition(".")[0]))
         assert "is not among the options that a policy of the cluster may set" in sentence

@@ -40,9 +40,21 @@ EVERYTHING = [found for kind in DEFINITIONS for found in walk(schema_of(kind), k
 def test_the_files_are_what_the_tables_say(folder: Path) -> None:
     subprocess.run([sys.executable, PROJECT / "tools/write_crds.py", folder], check=True, cwd=PROJECT)
     made = {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert len(made) == 6
+    assert len(made) == 10
     for name, text in made.items():
         assert (PROJECT / name).read_text() == text, f"{name}: run make docs"
+
+
+def test_without_rules_a_definition_is_the_same_and_has_none() -> None:
+    for plain, whole in zip(definitions(with_rules=False), definitions()):
+        assert "x-kubernetes-validations" not in str(plain)
+        assert _without_rules(whole) == plain
+
+
+def _without_rules(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_rules(inner) for k, inner in value.items() if k != "x-kubernetes-validations"}
+    return [_without_rules(inner) for inner in value] if isinstance(value, list) else value
 
 
 def test_the_allow_list_is_what_the_options_table_marks() -> None:
