@@ -1,0 +1,261 @@
+"""The operator's process on objects in memory and a clock that jumps: what it writes beside rollouts, and when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable
+from typing import Any, Callable
+
+from cluster.api.names import FRONT_END_LABEL, INSTALLED_LABEL, INSTALLING_LABEL
+from cluster.kube.errors import ApiError, Unreachable
+from cluster.operator.io.clock import Clock
+from cluster.operator.io.leader import LeaseLost
+from cluster.operator.io.operator import Operator, Settings
+from cluster.operator.lease import DURATION_S
+from cluster.operator.objects import INSTALL_ANNOTATION
+from tests.cluster.operator.api import Api, Key, run_jumping
+from tests.cluster.operator.cluster import node, policy, well_status
+
+IMAGE = "cri-resmgr-installer:0.1.0"
+
+
+def clock() -> Clock:
+    loop = asyncio.get_running_loop()
+    return Clock(loop.time, lambda: 1_000_000.0 + loop.time(), asyncio.sleep, lambda: 0.5)
+
+
+class Running:
+    """An operator on an API; ``ended`` has what ``run`` raised."""
+
+    def __init__(self, api: Api, **settings: Any) -> None:
+        self.lines: list[str] = []
+        me = settings.pop("me", "a")
+        self.operator = Operator(api, Settings(me, **settings), clock(), self.lines.append)
+        self.task = asyncio.ensure_future(self.operator.run())
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def in_time(scenario: Callable[[Api], Awaitable[None]]) -> None:
+    run_jumping(scenario(Api()))
+
+
+def answer_all(api: Api) -> None:
+    for found in api.all("nodeplacements").values():
+        api.put("nodeplacements", {**found, "status": well_status()})
+
+
+def test_a_nodeplacement_follows_its_node_in_and_a_minute_later_out() -> None:
+    async def scenario(api: Api) -> None:
+        api.put("nodes", node("n0"))
+        api.put("nodes", node("n1"))
+        running = Running(api)
+        await asyncio.sleep(5)
+        assert set(api.all("nodeplacements")) == {"n0", "n1"}
+        api.remove(("nodes", "n1"))
+        await asyncio.sleep(50)
+        assert set(api.all("nodeplacements")) == {"n0", "n1"}
+        await asyncio.sleep(20)
+        assert set(api.all("nodeplacements")) == {"n0"}
+        await running.close()
+
+    in_time(scenario)
+
+
+def test_each_node_has_a_role_and_a_binding_with_its_own_name() -> None:
+    async def scenario(api: Api) -> None:
+        api.put("nodes", node("n0"))
+        running = Running(api)
+        await asyncio.sleep(15)
+        (role,) = api.all("clusterroles").values()
+        (binding,) = api.all("clusterrolebindings").values()
+        named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
+        assert named and all(names == ["n0"] for names in named)
+        uid = api.all("nodeplacements")["n0"]["metadata"]["uid"]
+        assert [each["uid"] for each in binding["metadata"]["ownerReferences"]] == [uid]
+        await running.close()
+
+    in_time(scenario)
+
+
+def test_two_operators_write_one_after_the_other_and_an_orderly_end_hands_over_at_once() -> None:
+    async def scenario(api: Api) -> None:
+        first = Running(api, me="a")
+        await asyncio.sleep(5)
+        second = Running(api, me="b")
+        await asyncio.sleep(60)
+        assert api.all("leases")["cri-resmgr-operator"]["spec"]["holderIdentity"] == "a"
+        await first.close()
+        await asyncio.sleep(3)
+        assert api.all("leases")["cri-resmgr-operator"]["spec"]["holderIdentity"] == "b"
+        await second.close()
+
+    in_time(scenario)
+
+
+def test_an_operator_that_cannot_renew_writes_nothing_after_its_time_and_ends() -> None:
+    async def scenario(api: Api) -> None:
+        api.put("nodes", node("n0"))
+        running = Running(api)
+        await asyncio.sleep(5)
+        renewed_at = asyncio.get_running_loop().time()
+        replace = api.replace
+
+        async def away(*_: Any, **__: Any) -> Any:
+            raise Unreachable("no route")
+
+        api.replace = away  # type: ignore[method-assign]
+        await asyncio.wait([running.task])
+        assert isinstance(running.task.exception(), LeaseLost)
+        assert asyncio.get_running_loop().time() - renewed_at < DURATION_S
+        api.replace = replace  # type: ignore[method-assign]
+
+    in_time(scenario)
+
+
+def test_an_api_server_that_refuses_a_write_is_asked_again_later_and_later() -> None:
+    async def scenario(api: Api) -> None:
+        asked: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        def refuse(verb: str, key: Key) -> None:
+            if key[0] == "nodeplacements":
+                asked.append(loop.time())
+                raise ApiError(500, "InternalError", "etcd is not there")
+
+        api.before = refuse
+        api.put("nodes", node("n0"))
+        running = Running(api)
+        await asyncio.sleep(100)
+        waits = [later - before for before, later in zip(asked, asked[1:])]
+        assert 4 < len(asked) < 12
+        assert waits[-1] > 4 * waits[0]
+        assert any("etcd is not there" in line for line in running.lines)
+        api.before = lambda verb, key: None
+        await asyncio.sleep(60)
+        assert set(api.all("nodeplacements")) == {"n0"}
+        await running.close()
+
+    in_time(scenario)
+
+
+def test_a_policy_that_no_node_can_have_is_told_and_nothing_is_written_to_nodes() -> None:
+    async def scenario(api: Api) -> None:
+        api.put("nodes", node("n0"))
+        api.put("placementpolicies", policy(nodeSelector={"labels": {}}))
+        running = Running(api)
+        await asyncio.sleep(5)
+        answer_all(api)
+        await asyncio.sleep(30)
+        status = api.all("placementpolicies")["p"]["status"]
+        assert status["phase"] == "Invalid"
+        assert status["message"].startswith("spec.nodeSelector.labels: no such key")
+        assert "policy" not in api.all("nodeplacements")["n0"]["spec"]
+        await running.close()
+
+    in_time(scenario)
+
+
+class Installing:
+    """Three nodes that ask for the proxy, a Job controller, and an agent where the package is."""
+
+    def __init__(self, api: Api, fails: str = "") -> None:
+        self.api, self.fails = api, fails
+        for name in ("n0", "n1", "n2"):
+            api.put("nodes", node(name, **{FRONT_END_LABEL: "proxy"}))
+        self.order: list[str] = []
+        self.most = 0
+
+    async def jobs(self) -> None:
+        while True:
+            await asyncio.sleep(3)
+            running = [each for each in self.api.all("jobs").values() if "status" not in each]
+            self.most = max(self.most, len(running))
+            for job in running:
+                name = job["metadata"]["annotations"]["cri-resmgr.io/node"]
+                self.order.append(name)
+                kind = "Failed" if name == self.fails else "Complete"
+                self._end(copy.deepcopy(job), kind)
+                if kind == "Complete":
+                    await asyncio.sleep(4)
+                    found = self.api.all("nodeplacements")[name]
+                    self.api.put("nodeplacements", {**found, "status": well_status()})
+
+    def _end(self, job: dict[str, Any], kind: str) -> None:
+        said = {"terminated": {"message": "kubelet did not come back"}}
+        pod = {"metadata": {"name": "pod"}, "status": {"containerStatuses": [{"state": said}]}}
+        self.api.put("pods", pod)
+        self.api.put("jobs", {**job, "status": {"conditions": [{"type": kind, "status": "True"}]}})
+
+    def labels(self, name: str) -> dict[str, str]:
+        found = self.api.all("nodes")[name]["metadata"]["labels"]
+        return {key: value for key, value in found.items() if key in (INSTALLED_LABEL, INSTALLING_LABEL)}
+
+
+def test_the_package_is_installed_on_one_node_after_the_other() -> None:
+    async def scenario(api: Api) -> None:
+        installing = Installing(api)
+        jobs = asyncio.ensure_future(installing.jobs())
+        running = Running(api, installer_image=IMAGE)
+        await asyncio.sleep(100)
+        assert installing.order == ["n0", "n1", "n2"]
+        assert installing.most == 1
+        assert all(installing.labels(name) == {INSTALLED_LABEL: "0.1.0"} for name in installing.order)
+        await running.close()
+        jobs.cancel()
+
+    in_time(scenario)
+
+
+def test_an_installation_that_fails_is_told_on_the_node_and_goes_on_when_people_have_seen_to_it() -> None:
+    async def scenario(api: Api) -> None:
+        installing = Installing(api, fails="n1")
+        jobs = asyncio.ensure_future(installing.jobs())
+        running = Running(api, installer_image=IMAGE)
+        await asyncio.sleep(100)
+        assert installing.order == ["n0", "n1"]
+        found = api.all("nodes")["n1"]
+        assert found["metadata"]["annotations"][INSTALL_ANNOTATION] == f"{IMAGE}: kubelet did not come back"
+        assert installing.labels("n1") == {}
+        installing.fails = ""
+        without = {**found["metadata"], "annotations": {}}
+        api.put("nodes", {**found, "metadata": without})
+        await asyncio.sleep(100)
+        assert installing.order == ["n0", "n1", "n1", "n2"]
+        assert installing.labels("n1") == {INSTALLED_LABEL: "0.1.0"}
+        await running.close()
+        jobs.cancel()
+
+    in_time(scenario)
+
+
+def test_owners_that_would_gain_from_one_node_are_advised_and_no_longer_when_they_do_not_talk() -> None:
+    async def scenario(api: Api) -> None:
+        def pod(name: str) -> dict[str, str]:
+            return {"namespace": "shop", "pod": name, "container": "c"}
+
+        web, base = "web-7d9f8b6c5d-bcdfg", "db-0"
+        group = {"members": [pod(web), pod(base)], "bytesPerSecond": 50_000_000, "together": True}
+        for name, pods in (("n0", [web, base]), ("n1", ["web-7d9f8b6c5d-xxxxx"])):
+            api.put("nodes", node(name))
+            status = well_status(
+                placements=[pod(each) for each in pods], affinityGroups=[group] if name == "n0" else []
+            )
+            api.put("nodeplacements", {"metadata": {"name": name, "uid": name}, "spec": {}, "status": status})
+        for plural, name in (("deployments", "web"), ("statefulsets", "db")):
+            api.put(plural, {"metadata": {"name": name}, "status": {"selector": f"app={name}"}})
+        running = Running(api)
+        await asyncio.sleep(100)
+        (advice,) = api.all("affinityadvices").values()
+        assert "podAffinity" in advice["status"]
+        assert advice["status"]["bytesPerSecond"] == 50_000_000
+        found = api.all("nodeplacements")["n0"]
+        api.put("nodeplacements", {**found, "status": {**found["status"], "affinityGroups": []}})
+        await asyncio.sleep(100)
+        assert api.all("affinityadvices") == {}
+        await running.close()
+
+    in_time(scenario)
