@@ -31,19 +31,8 @@ JSON = '{"kind": "KubeletConfiguration", "topologyManagerPolicy": "restricted", 
         (YAML, TopologyManager("single-numa-node", "pod", 16)),
         (NESTED, TopologyManager("none", "container", 0)),
         (JSON, TopologyManager("restricted", "container", 0)),
-        (
-            YAML,
-            TopologyManager("single-numa-node", "container", 16),
-        ),
     ],
-    ids=[
-        "nothing said",
-        "block YAML",
-        "keys of others",
-        "JSON",
-        "a flag wins",
-        "a flag with its value apart",
-    ],
+    ids=["nothing said", "block YAML", "keys of others", "JSON"],
 )
 def test_what_kubelet_says_and_else_its_defaults(config: str, found: TopologyManager) -> None:
     assert read_topology_manager(config) == found
