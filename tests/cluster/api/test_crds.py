@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,3 +118,19 @@ def test_lists_of_a_status_are_atomic_but_conditions() -> None:
             if schema.get("type") == "array":
                 expected = "map" if place.endswith(".conditions") else "atomic"
                 assert schema["x-kubernetes-list-type"] == expected, place
+
+
+def test_the_fields_that_the_page_for_users_of_others_names_exist() -> None:
+    page = (PROJECT / "docs/migration.md").read_text()
+    _, _, section = page.partition("## Custom resources of openEuler's pod affinity plugin")
+    right = "".join(
+        line.split("|")[2] for line in section.partition("\n## ")[0].splitlines() if line.count("|") == 3
+    )
+    paths = re.findall(r"`(?:NodePlacement\.)?((?:status|spec)\.[A-Za-z.\[\]]+)`", right)
+    assert len(paths) > 10
+    for path in paths:
+        where = schema_of(names.NODE_PLACEMENT)
+        for name in path.replace("[]", ".[]").split("."):
+            where = where["items"] if name == "[]" else where["properties"][name]
+    for key in re.findall(r"`((?:placement|affinity)\.[a-z_]+)`", right):
+        assert key in ALLOWED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,7 @@ import yaml
 
 from cluster.api.fit import OBJECT_BYTES, fit
 from cluster.api.names import AGENT, GROUP, NODE_PLACEMENTS, OPERATOR, PLACEMENT_POLICIES, VERSION
-from cluster.api.rbac import node_access
+from cluster.api.rbac import node_access, node_user
 from cluster.kube.errors import ApiError
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
@@ -71,10 +72,16 @@ def server(api_server: ControlPlane) -> Iterator[ControlPlane]:
         apply(api_server, definition)
     for definition in definitions:
         until_established(api_server, definition["metadata"]["name"])
-    replaced = {("ClusterRole", AGENT), ("ClusterRoleBinding", AGENT)}
+    shared = {("ClusterRole", AGENT), ("ClusterRoleBinding", AGENT)}
     for manifest in [*manifests("rbac"), *manifests("rbac-per-node")]:
-        if (manifest["kind"], manifest["metadata"]["name"]) not in replaced:
+        if (manifest["kind"], manifest["metadata"]["name"]) not in shared:
             apply(api_server, manifest)
+    for kind, name in shared:  # other tests' server may have it
+        with contextlib.suppress(Refused):
+            api_server.ask("DELETE", f"{_PATHS[kind]}/{name}")
+    may(api_server, "system:node:any", "any", False)
+    # It has both of its roles.
+    may(api_server, f"system:serviceaccount:cri-resmgr:{OPERATOR}", "any", True)
     yield api_server
     for plural in (NODE_PLACEMENTS, PLACEMENT_POLICIES):
         api_server.ask("DELETE", f"{OBJECTS}/{plural}")
@@ -82,6 +89,28 @@ def server(api_server: ControlPlane) -> Iterator[ControlPlane]:
 
 def until_established(server: ControlPlane, name: str) -> None:
     server.wait("kube-apiserver", lambda: _holds(server, name, "Established"))
+
+
+def may(server: ControlPlane, user: str, node: str, expected: bool) -> None:
+    """Return when the server's copy of the rights has come so far: it is told of changes a moment later."""
+    resource = {
+        "group": GROUP,
+        "resource": NODE_PLACEMENTS,
+        "subresource": "status",
+        "verb": "patch",
+        "name": node,
+    }
+    asked = {"user": user, "groups": ["system:nodes", "system:authenticated"], "resourceAttributes": resource}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": asked}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    server.wait("kube-apiserver", lambda: server.ask("POST", path, review)["status"]["allowed"] is expected)
+
+
+def grant(server: ControlPlane, node: str, user: str = "", **more: Any) -> None:
+    """A node's own rights, in force when it returns; ``user``: another than the node's."""
+    for manifest in node_access(node, **more):
+        apply(server, manifest)
+    may(server, user or node_user(node), node, True)
 
 
 def _holds(server: ControlPlane, name: str, condition: str) -> bool:
@@ -175,6 +204,7 @@ async def test_an_agent_writes_the_objects_of_its_node_and_no_others(
         # By the operator itself: it may grant what it has.
         for manifest in node_access(node):
             apply(server, manifest, token=operator)
+        may(server, node_user(node), node, True)
     pair = server.certificate("system:node:n1", "system:nodes")
     async with client(server.kubeconfig(folder / "n1", certificate=pair)) as agent:
         written = await report(agent, "n1", {"version": "1"})
@@ -221,8 +251,7 @@ async def test_a_certificate_that_is_replaced_is_shown_from_then_on(
     server: ControlPlane, folder: Path
 ) -> None:
     make(server, NODE_PLACEMENTS, "NodePlacement", "r1", spec={})
-    for manifest in node_access("r1"):
-        apply(server, manifest)
+    grant(server, "r1")
     pairs = [server.certificate(f"system:node:{name}", "system:nodes") for name in ("before", "r1")]
     # As kubelet keeps them: one file with both, behind a symbolic link that is replaced.
     files = [folder / "first.pem", folder / "second.pem"]
@@ -245,8 +274,7 @@ async def test_a_token_file_that_is_replaced_is_shown_from_then_on(
     account = {"kind": "ServiceAccount", "name": "agent-t1", "namespace": "cri-resmgr"}
     apply(server, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "agent-t1"}})
     make(server, NODE_PLACEMENTS, "NodePlacement", "t1", spec={})
-    for manifest in node_access("t1", subject=account):
-        apply(server, manifest)
+    grant(server, "t1", "system:serviceaccount:cri-resmgr:agent-t1", subject=account)
     token = folder / "token"
     token.write_text(server.account_token("default", "default"))
     config = json.loads(server.kubeconfig(folder / "kubeconfig", token="-").read_text())
