@@ -24,6 +24,7 @@ class Options:
 
     ``runtime_sockets``: the first that answers names the containers. ``state_file``: where the graph is kept.
     ``python``: the interpreter that has bcc. ``reload``: a command that prints these options anew.
+    ``watch``: a file whose change has them read anew, as SIGHUP has: the cluster's policy, which may not be there.
     """
 
     socket: str = "/var/run/cri-resmgr/affinity.sock"
@@ -48,6 +49,7 @@ class Options:
     state_file: str = "/var/lib/cri-resmgr/observer/graph.json"
     python: str = SYSTEM_PYTHON
     reload: tuple[str, ...] = ()
+    watch: str = "/var/lib/cri-resmgr/cluster-policy.json"
 
     @property
     def graph(self) -> GraphSettings:

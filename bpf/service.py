@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import os
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +66,8 @@ class Observer:
         self._saved_s = boot_time_s()
         self._late_s = time.monotonic() + LONGEST_LOOK_S
         self._problem = ""
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._watched = _signature(options.watch)
         self._stop = asyncio.Event()
 
     async def run(self, listener: Listener) -> None:
@@ -72,8 +75,7 @@ class Observer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        reloads: set[asyncio.Task[None]] = set()
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._start_reload(reloads))
+        loop.add_signal_handler(signal.SIGHUP, self._start_reload)
         complaint = self._file.restore(self._graph, boot_time_s())
         if complaint:
             log("warning", "state set aside", reason=complaint)
@@ -86,7 +88,7 @@ class Observer:
         finally:
             notify("STOPPING=1")
             watchdog.cancel()
-            for task in reloads:
+            for task in self._reloads:
                 task.cancel()
             await listener.close()
             await asyncio.to_thread(self._ladder.close)
@@ -107,6 +109,7 @@ class Observer:
                 await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - boot_time_s()))
                 return
             await self._take_sample()
+            self._follow_watched()
 
     async def _take_sample(self) -> None:
         at_s = boot_time_s()
@@ -220,10 +223,17 @@ class Observer:
 
     # ------------------------------------------------------------------ reload
 
-    def _start_reload(self, reloads: set[asyncio.Task[None]]) -> None:
+    def _start_reload(self) -> None:
         task = asyncio.get_running_loop().create_task(self._reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    def _follow_watched(self) -> None:
+        """Read the options again if the file that is watched is another one than at the last look."""
+        now = _signature(self._options.watch)
+        if now != self._watched:
+            self._watched = now
+            self._start_reload()
 
     async def _reload(self) -> None:
         """Read the options again; what cannot change while running is named."""
@@ -245,7 +255,17 @@ class Observer:
             return read_options(self._argument)
         if not self._options.reload:
             raise BadOptions("the options were given as text, not as @FILE: there is nothing to read again")
-        return parse_options(await _output_of(self._options.reload), self._options.reload[0])
+        newer = parse_options(await _output_of(self._options.reload), self._options.reload[0])
+        return replace(newer, reload=self._options.reload)  # it does not print itself
+
+
+def _signature(path: str) -> tuple[int, int]:
+    """What changes when a file is replaced; (0, 0) = there is none, or none is watched."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        found = None
+    return (0, 0) if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 async def _output_of(command: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from cri_proxy.arguments import configured
 from cri_proxy.core.affinity_settings import graph_settings
 from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.shell import settings
+from cri_proxy.shell.policy_file import FILE as POLICY_FILE
 from cri_proxy.shell.runtime import WELL_KNOWN
 
 #: Options of the observer by ours; those of its graph beside them.
@@ -119,4 +120,5 @@ def observer_options(config: Config) -> dict[str, Any]:
         **asdict(graph_settings(config)),
         "runtime_sockets": [path] if path else list(WELL_KNOWN),
         "state_file": str(Path(config["state.directory"]) / "observer" / "graph.json"),
+        "watch": str(Path(config["state.directory"]) / POLICY_FILE),
     }

@@ -16,8 +16,10 @@ from click.testing import CliRunner
 
 from bpf.options import Options, parse_options
 from cri_proxy.cli_observer import observer, observer_options
+from cri_proxy.core.cluster_policy import read_policy
 from cri_proxy.core.config import Source, read_config
 from cri_proxy.core.options_affinity import AFFINITY_OPTIONS, OBSERVERS
+from cri_proxy.shell.policy_file import Kept, write_kept
 from tests.bpf.observer import ObserverProcess, watch, write_recording
 
 
@@ -60,6 +62,9 @@ def test_a_configuration_that_is_wrong_is_a_sentence(folder: Path) -> None:
     assert "Traceback" not in shown.output
 
 
+SLOWER = {"name": "slower", "generation": 1, "config": {"affinity": {"half_life": "3s"}}}
+
+
 def test_run_becomes_the_observer_and_reads_its_configuration_again(folder: Path) -> None:
     config = folder / "config.yaml"
     settings = (
@@ -79,6 +84,11 @@ def test_run_becomes_the_observer_and_reads_its_configuration_again(folder: Path
         with client.channel() as channel:
             deltas = watch(channel)
             assert any(delta.status.half_life_s == 2.0 for delta in deltas)
+            deltas.cancel()
+            # A policy of the cluster needs no signal.
+            deltas = watch(channel)
+            write_kept(folder, Kept(read_policy(SLOWER)))
+            assert any(delta.status.half_life_s == 3.0 for delta in deltas)
             deltas.cancel()
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0

@@ -157,5 +157,9 @@ def _misfit_of_cpus(wanted: CpuConstraint, online: frozenset[int]) -> str:
 
 
 def waits_for(keys: Iterable[str], restart: Iterable[str]) -> list[str]:
-    """Those of the keys that do not count at once: the observer reads them, or a restart does. In their order."""
-    return [key for key in keys if key in OBSERVERS or key in restart]
+    """Those of the keys that a restart of the daemon or of the observer applies, in their order.
+
+    What the observer applies by a reload it has with its next sample: it watches the policy's file.
+    """
+    waiting = {*restart, *(key for key, by_reload in OBSERVERS.items() if not by_reload)}
+    return [key for key in keys if key in waiting]

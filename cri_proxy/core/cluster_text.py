@@ -17,9 +17,7 @@ def policy_text(document: Mapping[str, Any]) -> str:
         lines = [f"policy {policy['name']}, generation {policy['generation']} ({policy['hash']})"]
         lines += [f"  {key}: {value}" for key, value in _flat(document["config"])]
     if document["needs_restart"]:
-        lines.append(
-            f"waits for a reload of the observer or a restart: {', '.join(document['needs_restart'])}"
-        )
+        lines.append(f"waits for a restart: {', '.join(document['needs_restart'])}")
     if document["sentence"]:
         lines.append(_sentence(document))
     return "\n".join(lines)
@@ -63,7 +61,7 @@ def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
     if policy is not None:
         lines.append(f"  cluster    policy {policy['name']}, generation {policy['generation']}")
     if cluster["needs_restart"]:
-        lines.append(f"  cluster    waits for a reload or restart: {', '.join(cluster['needs_restart'])}")
+        lines.append(f"  cluster    waits for a restart: {', '.join(cluster['needs_restart'])}")
     if cluster["sentence"]:
         lines.append(f"  cluster    {_sentence(cluster)}")
     if cluster["freeze"]:

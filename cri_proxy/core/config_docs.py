@@ -50,7 +50,7 @@ key is refused as a whole, and so is one whose values do not fit this node (more
 nothing changes, and `cri-resmgr status` has the sentence. The policy counts after `config.yaml`, whose lines are the
 same on all nodes of a package, and before `--force-config`, by which a node is kept as it is. It stays over restarts.
 `config show` names it as the origin of a value; `cri-resmgr config cluster-policy` shows all of it, `--clear` takes it
-off and lets no other in until `--accept`.
+off and lets no other in until `--accept`. The observer has its part of a policy with its next sample.
 
 **Sockets and directories** belong into `config.yaml`. Flags of the service (`CONFIG_OPTIONS`: `--relay-socket`,
 `--state-dir`, `--force-config`, ...) are not seen by commands, nor by the observer, nor while a package is removed.

@@ -27,7 +27,7 @@ class ClusterLayer:
         self.kept: Kept = NOTHING
         #: Why the last policy that was handed over is not in force; "" = it is, or was taken back.
         self._refused = ""
-        #: What of it does not count yet: the observer's, until its reload.
+        #: What of it does not count until a restart.
         self._waiting: list[str] = []
 
     def loaded(self, kept: Kept) -> None:

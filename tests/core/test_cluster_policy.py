@@ -167,9 +167,9 @@ def test_what_the_nodes_own_file_has_is_not_held_against_a_policy() -> None:
     assert misfit(config, policy, host) == ""
 
 
-def test_what_the_observer_reads_and_what_a_restart_applies_is_waited_for() -> None:
-    keys = ("placement.ladder", "affinity.half_life", "relay.socket")
-    assert waits_for(keys, ("relay.socket",)) == ["affinity.half_life", "relay.socket"]
+def test_what_a_restart_applies_is_waited_for_and_what_the_observer_watches_is_not() -> None:
+    keys = ("placement.ladder", "affinity.half_life", "affinity.listen", "relay.socket")
+    assert waits_for(keys, ("relay.socket",)) == ["affinity.listen", "relay.socket"]
     assert {key for key in OBSERVERS if next(o for o in OPTIONS if o.key == key).cluster} == {
         "affinity.half_life",
         "affinity.message_lines",

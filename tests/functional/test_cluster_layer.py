@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -210,11 +211,17 @@ async def test_a_kept_policy_that_this_version_does_not_take_costs_nothing_but_i
         assert "unknown key placement.of_a_later_version" in cluster["sentence"]
 
 
-async def test_what_the_observer_reads_waits_for_its_reload(agent: Agent) -> None:
+async def test_what_the_observer_reads_is_printed_for_it_with_the_policy(agent: Agent) -> None:
     config = {"affinity": {"half_life": "30s", "hysteresis": 0.2}}
     answer = await ask(agent, "cluster-policy", **{**GOLD, "config": config})
     assert answer["changed"] == ["affinity.half_life", "affinity.hysteresis"]
-    assert answer["needs_restart"] == ["affinity.half_life"]
+    assert answer["needs_restart"] == []
+    code, out, err = await agent.cli("observer", "options", "--config", str(agent.config_file))
+    assert code == 0, err
+    printed = json.loads(out)
+    assert printed["half_life_s"] == 30
+    assert printed["watch"] == str(agent.state / "cluster-policy.json")
+    assert (agent.state / "cluster-policy.json").exists()
 
 
 # ---------------------------------------------------------------------- overrides
