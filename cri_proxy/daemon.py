@@ -456,7 +456,7 @@ def view_socket(config: Config) -> Optional[Path]:
     """Where the view socket is, as ``control.view_socket`` says; None = there is none."""
     key = "control.view_socket"
     if config.origins[key] == "default":
-        return Path(config["control.socket"]).with_name(Path(config[key]).name)
+        return Path(config["control.socket"]).parent / "view" / "view.sock"
     return Path(config[key]) if config[key] else None
 
 

@@ -119,9 +119,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "control.view_socket",
         endpoint("none"),
-        "/var/run/cri-resmgr/view.sock",
-        "A second socket, which answers questions and changes nothing: for what reports on this node. As long as only"
-        " control.socket is set it is view.sock in that folder.",
+        "/var/run/cri-resmgr/view/view.sock",
+        "A second socket, which answers questions and changes nothing: for what reports on this node. It has a"
+        " folder of its own, so that a container may see that and not the other. As long as only control.socket is set it"
+        " is view/view.sock in that folder.",
         live=False,
     ),
     Option(

@@ -22,7 +22,7 @@ QUESTIONS = {"status", "topology", "placements", "explain", "affinity", "metrics
 
 
 def view_of(agent: Agent) -> Path:
-    return agent.control.with_name("view.sock")
+    return agent.control.parent / "view" / "view.sock"
 
 
 async def look(agent: Agent, command: str, **arguments: Any) -> Any:
@@ -100,6 +100,7 @@ async def test_a_view_socket_that_cannot_be_had_is_a_warning_and_degrades_nothin
     runtime: FakeRuntime,
 ) -> None:
     async with new_agent(runtime) as agent:
+        view_of(agent).parent.mkdir()
         view_of(agent).write_text("in the way")
         await agent.start()
         status = await ask(agent, "status")
