@@ -15,6 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 #: Commands with a module of their own: it is loaded when one is asked for, which a start of the daemon does not wait for.
 ELSEWHERE = {
     "affinity": "cri_proxy.cli_affinity",
+    "agent": "cri_proxy.cli_agent",
     "doctor": "cri_proxy.cli_doctor",
     "freeze": "cri_proxy.cli_cluster",
     "kubelet": "cri_proxy.cli_kubelet",

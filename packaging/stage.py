@@ -23,6 +23,7 @@ UNITS = (
     "cri-resource-manager.service",
     "cri-resource-manager.socket",
     "cri-resmgr-observer.service",
+    "cri-resmgr-agent.service",
     "cri-resmgr-nri@.service",
     "cri-resmgr-nri.service",
 )

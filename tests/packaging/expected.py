@@ -23,6 +23,7 @@ UNITS = (
     "/usr/lib/systemd/system/cri-resource-manager.service",
     "/usr/lib/systemd/system/cri-resource-manager.socket",
     "/usr/lib/systemd/system/cri-resmgr-observer.service",
+    "/usr/lib/systemd/system/cri-resmgr-agent.service",
     "/usr/lib/systemd/system/cri-resmgr-nri@.service",
     "/usr/lib/systemd/system/cri-resmgr-nri.service",
 )

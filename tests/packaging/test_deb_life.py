@@ -62,10 +62,13 @@ def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: 
     assert root.files() == before
     if systemd:
         asked = root.asked_of_systemd()
-        assert f"stop {SOCKET_AND_SERVICE} cri-resmgr-observer.service cri-resmgr-nri.service" in asked
         assert (
-            f"--no-reload disable {SOCKET_AND_SERVICE} cri-resmgr-observer.service cri-resmgr-nri.service"
+            f"stop {SOCKET_AND_SERVICE} cri-resmgr-observer.service cri-resmgr-agent.service cri-resmgr-nri.service"
             in asked
+        )
+        assert (
+            f"--no-reload disable {SOCKET_AND_SERVICE} cri-resmgr-observer.service cri-resmgr-agent.service"
+            " cri-resmgr-nri.service" in asked
         )
 
 

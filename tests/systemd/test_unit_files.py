@@ -13,7 +13,7 @@ from bpf.capabilities import NEEDED
 from cri_proxy.core.config import read_config
 from cri_proxy.nri_launcher import unit_name
 from cri_proxy.shell.serving import longest_stop_us
-from tests.systemd.units import FOLDER, NRI, OBSERVER, PLUGIN, SERVICE, SOCKET, settings_of, words_of
+from tests.systemd.units import AGENT, FOLDER, NRI, OBSERVER, PLUGIN, SERVICE, SOCKET, settings_of, words_of
 
 DEFAULTS = read_config([]).config
 _ANALYZE = shutil.which("systemd-analyze")
@@ -41,14 +41,14 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
-    units = [SERVICE, SOCKET, OBSERVER, PLUGIN, NRI]
+    units = [SERVICE, SOCKET, OBSERVER, AGENT, PLUGIN, NRI]
     command = [str(_ANALYZE), "verify", f"--root={tmp_path}", "--man=no", *units]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @has_analyze
-@pytest.mark.parametrize(("name", "most"), [(SERVICE, 3.0), (OBSERVER, 3.9), (NRI, 2.6)])
+@pytest.mark.parametrize(("name", "most"), [(SERVICE, 3.0), (OBSERVER, 3.9), (AGENT, 2.0), (NRI, 2.6)])
 def test_the_exposure_is_no_more_than_the_docs_say(name: str, most: float) -> None:
     command = [str(_ANALYZE), "security", "--offline=true", "--no-pager", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -188,3 +188,12 @@ def test_the_plugin_of_a_runtime_may_do_no_more_than_the_proxy_and_stops_nobody(
         assert plugin[f"Service.{key}"] == service[f"Service.{key}"]
     most_s = longest_stop_us(DEFAULTS["relay.drain"]) / 1e6
     assert float(plugin["Service.TimeoutStopSec"][0]) >= most_s
+
+
+def test_the_agent_has_no_capability_and_neither_waits_for_the_daemon_nor_is_waited_for() -> None:
+    agent = settings_of(AGENT)
+    assert words_of(AGENT, "Service.CapabilityBoundingSet") == []
+    assert not {"Unit.Requires", "Unit.BindsTo", "Unit.Before"} & set(agent)
+    assert (agent["Service.Restart"], agent["Service.Type"]) == (["always"], ["notify"])
+    assert settings_of(AGENT)["Service.RuntimeDirectoryPreserve"] == ["yes"]
+    assert agent["Service.StateDirectoryMode"] == ["0700"]

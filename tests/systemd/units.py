@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
-SERVICE, SOCKET, OBSERVER, PLUGIN = (
+SERVICE, SOCKET, OBSERVER, AGENT, PLUGIN = (
     "cri-resource-manager.service",
     "cri-resource-manager.socket",
     "cri-resmgr-observer.service",
+    "cri-resmgr-agent.service",
     "cri-resmgr-nri@.service",
 )
 #: Ourselves as a plugin; PLUGIN is one that we host.
