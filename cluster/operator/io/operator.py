@@ -44,6 +44,8 @@ POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
 PAGE = 20
 #: Seconds that news are collected before the next plan: with 5,000 agents there is always some.
 QUIET_S = 0.5
+#: Seconds after which it is told why the first lists have not come.
+SILENCE_S = 5.0
 #: Seconds after a write that failed, at first and at most.
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
 
@@ -121,15 +123,30 @@ class Operator:
         return follows + ([self._installs.follow()] if self._installs else [])
 
     async def _plans(self) -> None:
-        for synced in (self.nodes.synced, self.placements.synced, self.policies.synced):
-            await synced.wait()
-        if self._installs:
-            await self._installs.jobs.synced.wait()
+        caches = [self.nodes.synced, self.placements.synced, self.policies.synced]
+        for synced in [*caches, *([self._installs.jobs.synced] if self._installs else [])]:
+            await self._until(synced)
         while True:
             self._changed.clear()
             wait_s = await self._pass()
             if wait_s != 0.0:
                 await self._news(wait_s)
+
+    async def _until(self, synced: asyncio.Event) -> None:
+        """A list that cannot be had (no CRD, no right) is told: the watch itself only tries again."""
+        said = ""
+        while not synced.is_set():
+            waiting = asyncio.ensure_future(synced.wait())
+            timer = asyncio.ensure_future(self._clock.sleep(SILENCE_S))
+            try:
+                await asyncio.wait([waiting, timer], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+                timer.cancel()
+            why = str(getattr(self._client, "problem", ""))
+            if not synced.is_set() and why and why != said:
+                said = why
+                self._log(f"what there is cannot be listed: {why}")
 
     async def _beside(self) -> None:
         """What no rollout waits for."""

@@ -259,3 +259,20 @@ def test_owners_that_would_gain_from_one_node_are_advised_and_no_longer_when_the
         await running.close()
 
     in_time(scenario)
+
+
+def test_kinds_that_the_server_does_not_have_are_told() -> None:
+    async def scenario(api: Api) -> None:
+        async def silent(*_: Any, **__: Any) -> Any:
+            await asyncio.sleep(1e6)
+            yield None
+
+        api.watch = silent  # type: ignore[method-assign,assignment]
+        api.problem = "404 NotFound: the server could not find the requested resource"  # type: ignore[attr-defined]
+        running = Running(api)
+        await asyncio.sleep(30)
+        told = [line for line in running.lines if "cannot be listed: 404 NotFound" in line]
+        assert len(told) == 1
+        await running.close()
+
+    in_time(scenario)
