@@ -32,7 +32,7 @@ CONDITIONS = {
 }
 FOLDERS = (
     *("base/node", "base/nri", "base/standalone", "base/observer", "base/agent", "base/operator"),
-    *("rbac", "rbac-installs", "admission"),
+    *("rbac-common", "rbac", "rbac-installs", "admission"),
 )
 #: The operator's command, to which base/proxy adds its argument by a patch.
 OPERATOR_COMMAND = "        command: [/usr/lib/cri-resmgr/bin/python, -I, -m, cluster.operator]\n"
