@@ -20,7 +20,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,7 +45,8 @@ demo-cluster: setup ## nginx and wrk on a real cluster of one node, before and a
 	@$(BIN)/python -m demo.cluster
 
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING) mmdebstrap
+	@command -v kubectl >/dev/null || tools/debian-packages kubernetes-client
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
@@ -137,6 +138,9 @@ rpm: setup ## The rpm; PYTHON=3.9 as well
 image: setup ## The images, as one OCI layout with its SBOMs, in dist/; CARRIES=deb:3.11: packages for hosts (root)
 	@tools/debian-packages mmdebstrap dpkg rpm
 	@$(BIN)/python packaging/cluster/image.py $(addprefix --packages=,$(CARRIES)) --release $(RELEASE)
+
+chart: setup ## The Helm chart's templates, from what Kustomize applies
+	$(BIN)/python packaging/cluster/chart.py
 
 run: setup ## The daemon in the foreground, with /etc/cri-resmgr (root)
 	$(BIN)/cri-resmgr run
