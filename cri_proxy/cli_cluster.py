@@ -48,7 +48,7 @@ def _override(text: str) -> dict[str, str]:
 @click.command("cluster-policy")
 @click.option("--clear", is_flag=True, help="Take it off, and let no other in until --accept.")
 @click.option(
-    "--accept", is_flag=True, help="Let policies in again; the node's agent hands over the one there is."
+    "--accept", is_flag=True, help="Let policies in again, and the one that was handed over meanwhile."
 )
 @json_option
 def cluster_policy(clear: bool, accept: bool, as_json: bool) -> None:

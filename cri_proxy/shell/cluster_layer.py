@@ -25,6 +25,8 @@ class ClusterLayer:
     def __init__(self, daemon: Any) -> None:
         self._daemon = daemon
         self.kept: Kept = NOTHING
+        #: What was handed over while the node takes none: its agent does not ask again.
+        self._offered: Optional[ClusterPolicy] = None
         #: Why the last policy that was handed over is not in force; "" = it is, or was taken back.
         self._refused = ""
         #: What of it does not count until a restart.
@@ -55,6 +57,7 @@ class ClusterLayer:
         """
         async with self._daemon.reloading:
             if self.kept.held_off:
+                self._offered = policy
                 raise self._refuse(BadPolicy(HELD_OFF))
             if policy == self.kept.policy:
                 self._refused = ""
@@ -74,6 +77,15 @@ class ClusterLayer:
         self._refused = str(error)
         self._daemon.log.warning("a policy of the cluster is refused", why=str(error))
         return error
+
+    async def let_in(self) -> dict[str, Any]:
+        """Take policies again; the one that was handed over meanwhile is put in force.
+
+        :raises BadPolicy: as ``take``, and ``take_back``.
+        """
+        answer = await self.take_back(held_off=False) if self.kept.held_off else {"state": "none"}
+        offered, self._offered = self._offered, None
+        return answer if offered is None else await self.take(offered)
 
     async def take_back(self, held_off: Optional[bool] = None) -> dict[str, Any]:
         """Go on without a policy. ``held_off``: whether another one is let in; None = as it is.

@@ -32,7 +32,8 @@ class ClusterCommands:
             return {**layer.document(), "config": None if policy is None else policy.values}
         try:
             if arguments.get("name") is None:
-                return await layer.take_back(_flag_or_none(arguments, "held_off"))
+                held_off = _flag_or_none(arguments, "held_off")
+                return await (layer.let_in() if held_off is False else layer.take_back(held_off))
             return await layer.take(self._read(arguments))
         except BadPolicy as error:
             raise ControlError(str(error)) from None

@@ -115,9 +115,10 @@ async def test_a_person_on_the_node_takes_it_off_with_one_command_and_no_other_c
     assert "this node takes no policy of the cluster" in await refusal(agent, "cluster-policy", **GOLD)
     await restart(agent)
     assert "this node takes no policy of the cluster" in await refusal(agent, "cluster-policy", **GOLD)
-    code, _, err = await agent.cli("config", "cluster-policy", "--accept")
-    assert code == 0, err
-    assert (await ask(agent, "cluster-policy", **GOLD))["state"] == "applied"
+    code, out, err = await agent.cli("config", "cluster-policy", "--accept")
+    # The agent has handed it over, was refused, and does not ask again.
+    assert (code, "policy gold, generation 3" in out) == (0, True), err
+    assert (await origin(agent, "placement.unlimited"))[0] == "socket"
 
 
 @pytest.mark.parametrize(
