@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.installer.job import install_job, uninstall_job
-from tests.cluster.manifests.rendered import pod_of, workloads
+from tests.cluster.manifests.rendered import identity, kustomized, pod_of, workloads
 
 RUN, VIEW, STATE = "/run/cri-resmgr", "/run/cri-resmgr/view", "/var/lib/cri-resmgr"
 AGENT = "/var/lib/cri-resmgr-agent"
@@ -150,3 +150,26 @@ def test_the_daemon_in_a_pod_is_started_and_restarted_by_probes(folder: str) -> 
     (container,) = spec_of(next(pod for pod in PODS if pod.folder == f"base/{folder}"))["containers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["exec"]["command"][-1] == "/run/cri-resmgr/view/view.sock"
+
+
+def test_an_agent_that_shows_kubelets_certificate_has_that_and_no_token() -> None:
+    (agent,) = workloads("base/agent-as-node").values()
+    spec = pod_of(agent)
+    credential = {"ro:/etc/kubernetes/kubelet.conf", "ro:/var/lib/kubelet/pki"}
+    assert {one["name"]: seen(spec, one) for one in spec["containers"]} == {
+        "report": {VIEW, *credential},
+        "command": {RUN, AGENT, *credential},
+    }
+    assert spec["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("front_end", ["nri", "standalone", "proxy"])
+def test_before_admission_policies_the_same_runs_and_no_role_is_all_agents(front_end: str) -> None:
+    old, new = kustomized(f"before-1.30/{front_end}"), kustomized(front_end)
+    same = {"DaemonSet", "Deployment", "ConfigMap", "CustomResourceDefinition"}
+    assert {identity(one) for one in old if one["kind"] in same} == {
+        identity(one) for one in new if one["kind"] in same
+    }
+    roles = {one["metadata"]["name"] for one in old if one["kind"] == "ClusterRole"}
+    assert "cri-resmgr-agent" not in roles and "cri-resmgr-operator-per-node" in roles
+    assert not any(one["kind"].startswith("ValidatingAdmission") for one in old)
