@@ -21,7 +21,7 @@ def objects(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}
 
 
-RBAC = objects("rbac")
+RBAC = {**objects("rbac-common"), **objects("rbac")}
 
 
 def test_the_shared_role_of_agents_has_the_rights_that_a_nodes_own_role_has() -> None:
@@ -65,7 +65,7 @@ def test_an_operator_that_makes_nodes_roles_has_what_it_gives_and_cannot_give_mo
 
 
 def test_no_role_has_a_wildcard_or_reads_secrets() -> None:
-    for folder in ("rbac", "rbac-installs", "rbac-per-node"):
+    for folder in ("rbac", "rbac-common", "rbac-installs", "rbac-per-node"):
         for (kind, name), found in objects(folder).items():
             for r in found.get("rules", ()):
                 assert "*" not in [*r["apiGroups"], *r["resources"], *r["verbs"]], (kind, name)

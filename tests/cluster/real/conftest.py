@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -11,10 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from cluster.api.names import NAMESPACE, OPERATOR
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import RegisteredNode
+from tests.cluster.real.parts import (
+    PLACEMENTS,
+    DescribedNode,
+    Part,
+    delete,
+    node_agent,
+    operator,
+    until_ready,
+    with_view_socket,
+)
 from tests.cluster.real.programs import programs_of_a_cluster
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
@@ -24,7 +36,7 @@ from tests.kubelet.conftest import described as described
 from tests.kubelet.conftest import direct as direct
 from tests.kubelet.host import RealKubeletHost
 from tests.kubelet.machine import MACHINE
-from tests.machines import machine
+from tests.machines import EPYC_NPS4_1S, HYGON_7285_2S, machine
 
 PACKAGING = Path(__file__).parents[3] / "packaging" / "cluster"
 
@@ -72,6 +84,59 @@ def crds(api_server: ControlPlane, kubectl: Kubectl) -> ControlPlane:
     return api_server
 
 
+@pytest.fixture(scope="session")
+def rights(crds: ControlPlane, kubectl: Kubectl) -> ControlPlane:
+    """The control plane with the accounts and rights of our manifests; this server has no admission policies."""
+    kubectl.run("apply", "-k", str(PACKAGING / "base" / "namespace"))
+    kubectl.run("apply", "-k", str(PACKAGING / "rbac-per-node"))
+    return crds
+
+
+@pytest.fixture
+async def started_operator(rights: ControlPlane, folder: Path) -> AsyncIterator[Part]:
+    """An operator that runs, with the rights of its own account."""
+    kubeconfig = rights.kubeconfig(
+        folder / "operator.kubeconfig", token=rights.account_token(NAMESPACE, OPERATOR)
+    )
+    part = operator(folder, kubeconfig)
+    await part.start()
+    yield part
+    await part.end()
+    # Shown if the test fails.
+    print("--- operator", *part.log().splitlines()[-LINES:], sep="\n")
+
+
+@pytest.fixture
+async def described_nodes(
+    rights: ControlPlane, started_operator: Part, folder: Path
+) -> AsyncIterator[list[DescribedNode]]:
+    """Two nodes of different machines, with daemon and agent, ready."""
+    async with contextlib.AsyncExitStack() as stack:
+        nodes = []
+        for name, described in (("hygon", HYGON_7285_2S), ("small", EPYC_NPS4_1S)):
+            node = DescribedNode(rights, folder / name, f"{name}-{os.getpid()}", described)
+            stack.push_async_callback(node.close)
+            await node.start(kind=name)
+            nodes.append(node)
+        await until_ready(rights, *(node.name for node in nodes))
+        yield nodes
+
+
+@pytest.fixture
+async def nodes(
+    rights: ControlPlane, registered: RegisteredNode, described_nodes: list[DescribedNode], folder: Path
+) -> AsyncIterator[list[str]]:
+    """The names of three nodes that are ready: one has a kubelet, two are described."""
+    # Kubelet's own certificate is the agent's too.
+    agent = node_agent(folder, registered.name, registered.agent, folder / "kubelet.kubeconfig")
+    await agent.start()
+    await until_ready(rights, registered.name)
+    yield [registered.name, *(node.name for node in described_nodes)]
+    await agent.end()
+    await delete(rights, f"{PLACEMENTS}/{registered.name}")
+    print("--- agent", *agent.log().splitlines()[-LINES:], sep="\n")
+
+
 @pytest.fixture
 async def registered(
     api_server: ControlPlane,
@@ -86,7 +151,7 @@ async def registered(
         "topology": {"cgroup_root": str(described / "cgroup")},
         "reconcile": {"interval": "1s", "poll": "1s"},
     }
-    agent = Agent(containerd.socket, machine(MACHINE), config)
+    agent = with_view_socket(Agent(containerd.socket, machine(MACHINE), config))
     name = f"node-{os.getpid()}"
     pair = api_server.certificate(f"system:node:{name}", "system:nodes")
     kubeconfig = api_server.kubeconfig(folder / "kubelet.kubeconfig", certificate=pair)

@@ -62,14 +62,21 @@ def node_agent(folder: Path, name: str, daemon: Agent, kubeconfig: Path, *more: 
     """A node's agent with both sockets of its daemon, not started."""
     return Part(
         folder, f"agent-{name}", "cluster.agent", f"--kubeconfig={kubeconfig}",
-        f"--view-socket={view_socket(daemon)}", f"--control-socket={daemon.control}", *more,
+        f"--view-socket={view_socket(daemon)}", f"--control-socket={daemon.control}",
+        f"--state-dir={folder}", f"--kubelet-config={folder}/none", "--period=0.5", "--poll=0.2", *more,
         environment={"NODE_NAME": name},
     )  # fmt: skip
 
 
 def view_socket(daemon: Agent) -> Path:
-    """Where a daemon that is not told has it."""
-    return daemon.control.parent / "view" / "view.sock"
+    """Where `with_view_socket` has it."""
+    return daemon.folder / "v.sock"
+
+
+def with_view_socket(daemon: Agent) -> Agent:
+    """A daemon that is not started yet, and will have one."""
+    daemon.write_config({"control": {"view_socket": str(view_socket(daemon))}})
+    return daemon
 
 
 def operator(folder: Path, kubeconfig: Path, *more: str) -> Part:
@@ -93,10 +100,10 @@ class DescribedNode:
         self.name = name
         folder.mkdir()
         self.runtime = FakeRuntime(str(folder / "r.sock"))
-        self.daemon = Agent(folder / "r.sock", machine(described))
+        self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described)))
         pair = api.certificate(f"system:node:{name}", "system:nodes")
         kubeconfig = api.kubeconfig(folder / "kubeconfig", certificate=pair)
-        self.agent = node_agent(folder, name, self.daemon, kubeconfig, f"--state-directory={folder}")
+        self.agent = node_agent(folder, name, self.daemon, kubeconfig)
 
     async def start(self, **labels: str) -> None:
         """Create the Node and start its processes."""
