@@ -15,7 +15,7 @@ from cluster.api.names import API_VERSION, NODE_PLACEMENTS, PLACEMENT_POLICIES, 
 from tests.agent import ROOT, Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.node import found
-from tests.e2e.node import until
+from tests.e2e.node import REAL_CGROUPS, until
 from tests.fake_runtime import FakeRuntime
 from tests.machines import machine
 
@@ -23,6 +23,8 @@ PLACEMENTS = f"/apis/{API_VERSION}/{NODE_PLACEMENTS}"
 POLICIES = f"/apis/{API_VERSION}/{PLACEMENT_POLICIES}"
 #: For what agents and the operator do of themselves; against seconds.
 WAIT_S = 120.0
+#: Its doctor sees no kubelet of another node.
+ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 ABORT_ON = ("Degraded", "NotReady", "ConfigRefused")
 
 
@@ -100,7 +102,7 @@ class DescribedNode:
         self.name = name
         folder.mkdir()
         self.runtime = FakeRuntime(str(folder / "r.sock"))
-        self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described)))
+        self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described), REAL_CGROUPS))
         pair = api.certificate(f"system:node:{name}", "system:nodes")
         kubeconfig = api.kubeconfig(folder / "kubeconfig", certificate=pair)
         self.agent = node_agent(folder, name, self.daemon, kubeconfig)
@@ -109,7 +111,7 @@ class DescribedNode:
         """Create the Node and start its processes."""
         await create_node(self.api, self.name, labels)
         await self.runtime.start()
-        await self.daemon.start()
+        await self.daemon.start(command=(*ALONE, sys.executable, "-m", "cri_proxy"))
         await self.agent.start()
 
     async def close(self) -> None:

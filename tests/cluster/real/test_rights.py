@@ -73,7 +73,7 @@ def server(api_server: ControlPlane) -> Iterator[ControlPlane]:
     for definition in definitions:
         until_established(api_server, definition["metadata"]["name"])
     shared = {("ClusterRole", AGENT), ("ClusterRoleBinding", AGENT)}
-    for manifest in [*manifests("rbac"), *manifests("rbac-per-node")]:
+    for manifest in [*manifests("rbac-common"), *manifests("rbac-per-node")]:
         if (manifest["kind"], manifest["metadata"]["name"]) not in shared:
             apply(api_server, manifest)
     for kind, name in shared:  # other tests' server may have it
