@@ -13,6 +13,7 @@ from typing import Optional
 
 from cri_proxy.core.books import Books, Pools
 from cri_proxy.core.grants import Grant, Life, Stance, Update
+from cri_proxy.core.notable import UNPLACED
 from cri_proxy.core.updates import has_changed, update_of
 from policies.cpus import NO_CPUS
 from policies.memory import Memory, MemoryCharge, memory_of
@@ -232,6 +233,8 @@ def _leave_untouched(books: Books, grant: Grant, first: Placement) -> None:
     runs_on = (grant.cpus & books.host.topology.online) or books.host.parent_cpus
     if grant.stance is Stance.ADOPTED:  # also those that are offline are in its cpuset, as far as we know
         runs_on = grant.runs_on
+    if grant.life in (Life.CREATED, Life.RUNNING):
+        books.notable.add(UNPLACED, grant.container, why)
     books.put(
         replace(
             grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why

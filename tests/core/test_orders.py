@@ -341,6 +341,17 @@ def test_a_refused_create_is_an_event_and_leaves_no_other_trace() -> None:
     assert not engine.grants and not engine.history
 
 
+def test_a_container_that_loses_its_last_cpu_is_an_event_once() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("app", limit=1), "a", within=fence("0-3"))
+    gone = host_of(HYGON_7285_2S, usable="4-127")
+    engine.rehost(gone)
+    engine.rehost(gone)
+    [event] = engine.notable.since(None)["events"]
+    assert (event["reason"], event["container"]) == ("Unplaced", "app")
+    assert engine.grants["a"].stance is Stance.UNTOUCHED
+
+
 def test_a_container_that_cannot_be_placed_is_an_event() -> None:
     engine = engine_on(HYGON_7285_2S)
     run(engine, make_container("app", limit=1), "a", within=fence("500"))
