@@ -106,6 +106,10 @@ class Commander:
 
     # ------------------------------------------------------------------ the spec
 
+    def read_again(self) -> None:
+        """Read the spec with the next round, whatever the watch has told; it is there."""
+        self._is_there = self._to_read = True
+
     async def _follow(self) -> None:
         selector = f"metadata.name={self._node}"
         events = self._client.watch(
@@ -130,6 +134,8 @@ class Commander:
             return WATCHFUL_S * (1 + self._clock.random01())
         self._to_read = False
         spec = read_spec(found)
+        # Another spec is another try, for everything in it.
+        self._refusals, self._sent = Refusals(self._refusals.instance), {}
         # An answer that is younger than the news is one change of the spec, not two.
         self._generation = spec.generation
         self._memory = commands.with_spec(commands.recalled(self._memory, found), spec)

@@ -109,6 +109,10 @@ class Reporter:
         except ApiError as error:
             self._api_said.trouble(_sentence(error, self._reporting.node))
 
+    async def problems_known(self) -> None:
+        """Return once doctor has answered, if it is being asked."""
+        await self._doctor.answered()
+
     async def _begin(self) -> None:
         """What an earlier process wrote: its events are not written again, and conditions keep their times."""
         try:
@@ -259,6 +263,10 @@ class _Doctor:
         if about != self._about or now_s - self._asked_at_s >= DOCTOR_EVERY_S:
             self._about, self._asked_at_s = about, now_s
             self._task = asyncio.ensure_future(self._ask())
+
+    async def answered(self) -> None:
+        if self._task is not None:
+            await self._task
 
     def stop(self) -> None:
         if self._task is not None:
