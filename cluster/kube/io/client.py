@@ -16,6 +16,7 @@ from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError, Unreachable, of_status, refusal
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.connection import Answer, Connection
+from cluster.kube.io.within import within
 from cluster.kube.requests import Resource, path, target
 
 #: For a whole request, seconds.
@@ -235,9 +236,9 @@ class Client:
         try:
             accept = _METADATA.format("") if metadata_only else _JSON
             head = self._head("GET", target(where, asked), b"", "", self._access.token(), accept)
-            answer = await asyncio.wait_for(connection.ask(head, b""), REQUEST_S)
+            answer = await within(connection.ask(head, b""), REQUEST_S)
             if answer.status != 200:
-                self._refuse(answer, await asyncio.wait_for(_body(answer), REQUEST_S))
+                self._refuse(answer, await within(_body(answer), REQUEST_S))
             self._has_answered()
             async for line in _lines(answer, seconds + _SILENCE_S):
                 self._has_answered()
@@ -279,9 +280,7 @@ class Client:
         body = b"" if document is None else json.dumps(document, separators=(",", ":")).encode()
         async with self._turn:
             try:
-                answer, said = await asyncio.wait_for(
-                    self._exchange(method, where, body, kind, accept), REQUEST_S
-                )
+                answer, said = await within(self._exchange(method, where, body, kind, accept), REQUEST_S)
             except asyncio.TimeoutError:
                 self._drop()
                 self.problem = f"{self._access.server} has not answered within {REQUEST_S:.0f} s"
@@ -392,7 +391,7 @@ async def _lines(answer: Answer, silence_s: float) -> AsyncIterator[bytes]:
     begun = bytearray()
     while True:
         try:
-            piece = await asyncio.wait_for(pieces.__anext__(), silence_s)
+            piece = await within(pieces.__anext__(), silence_s)
         except StopAsyncIteration:
             return
         begun += piece

@@ -15,6 +15,7 @@ from typing import Callable
 
 from cluster.kube.errors import Unreachable
 from cluster.kube.io.access import Access
+from cluster.kube.io.within import within
 
 #: To connect, TLS included, seconds.
 CONNECT_S = 10.0
@@ -68,7 +69,7 @@ class Connection:
         """:raises Unreachable: it cannot be had. :raises NoAccess: the credentials cannot be read."""
         context = access.context()
         try:
-            reader, writer = await asyncio.wait_for(
+            reader, writer = await within(
                 asyncio.open_connection(
                     access.host,
                     access.port,
