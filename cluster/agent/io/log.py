@@ -26,16 +26,16 @@ def _quoted(text: str) -> str:
 class Said:
     """A trouble is logged when it begins, when it is another, and when it ends: not with each try."""
 
-    def __init__(self, about: str) -> None:
-        self._about = about
+    def __init__(self, about: str, end: str = "it answers again", level: str = "warning") -> None:
+        self._about, self._end, self._level = about, end, level
         self._said = ""
 
     def trouble(self, sentence: str) -> None:
         if sentence != self._said:
-            log("warning", self._about, reason=sentence)
+            log(self._level, self._about, reason=sentence)
         self._said = sentence
 
     def well(self) -> None:
         if self._said:
-            log("info", self._about, reason="it answers again")
+            log("info", self._about, reason=self._end)
         self._said = ""

@@ -35,12 +35,14 @@ EVENTS = Resource("", "v1", "events", namespaced=True)
 
 #: Doctor takes a second of CPU: asked rarely, and at once where the daemon or its policy is another.
 DOCTOR_EVERY_S = 300.0
-#: Without the CRD of NodeResourceTopology, or the right to it, it is tried again this rarely.
+#: Without the CRD of NodeResourceTopology it is tried again this rarely. Without the right to it, as after any failure:
+#: the operator gives a new node its rights while its agent is at work already.
 NO_TOPOLOGY_S = 600.0
 #: Events written between two looks at the daemon.
 EVENTS_A_ROUND = 20
 #: The server will not take it, however often it is sent.
 HOPELESS = (400, 403, 404, 405, 413, 422)
+FORBIDDEN = 403
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Reporter:
         self._doctor = _Doctor(daemon, clock)
         self._owner: Optional[dict[str, Any]] = None
         self._daemon_said, self._api_said = Said("daemon"), Said("api server")
+        self._topology_said = Said("node resource topology", "it is written", level="info")
         self._events_lost = 0
 
     async def run(self) -> None:
@@ -203,8 +206,11 @@ class Reporter:
             if error.status not in HOPELESS:
                 raise
             # No scheduler here looks for it; nothing else depends on it.
-            log("info", "no NodeResourceTopology", reason=error.message, again_s=NO_TOPOLOGY_S)
-            self._topology.pace.wait_longer(self._clock.monotonic(), NO_TOPOLOGY_S)
+            self._topology_said.trouble(error.message)
+            if error.status != FORBIDDEN:
+                self._topology.pace.wait_longer(self._clock.monotonic(), NO_TOPOLOGY_S)
+        else:
+            self._topology_said.well()
 
     def _kubelet(self) -> Optional[TopologyManager]:
         path = self._reporting.kubelet_config

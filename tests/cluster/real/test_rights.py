@@ -114,7 +114,7 @@ def grant(server: ControlPlane, node: str, user: str = "", **more: Any) -> None:
 
 
 def _holds(server: ControlPlane, name: str, condition: str) -> bool:
-    conditions = server.ask("GET", f"{CRDS}/{name}").get("status", {}).get("conditions", [])
+    conditions = server.ask("GET", f"{CRDS}/{name}").get("status", {}).get("conditions") or []
     return any(c["type"] == condition and c["status"] == "True" for c in conditions)
 
 
