@@ -32,6 +32,7 @@ from cluster.installer.job import UNINSTALL, job_name, termination_sentence, uni
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
+from cluster.kube.io.within import within
 from cluster.kube.requests import Resource
 from policies.cpus import parse_cpus
 
@@ -336,7 +337,7 @@ async def _uninstall_one(client: Client, node: str, image: str, namespace: str, 
             return ""
 
         try:
-            end = await asyncio.wait_for(ended(), timeout_s)
+            end = await within(ended(), timeout_s)
         except asyncio.TimeoutError:
             raise Failed(
                 f"{node}: the Job {name} in namespace {namespace} has not ended within {timeout_s:.0f} s; "

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from cluster.kube.io.within import within
 from cri_api.control import ControlError, read_reply, write_request
 
 #: A report of thousands of containers is one line.
@@ -33,7 +34,7 @@ class Daemon:
         :raises ControlError: the daemon's own sentence.
         """
         try:
-            line = await asyncio.wait_for(self._line(command, arguments), patience_s)
+            line = await within(self._line(command, arguments), patience_s)
         except asyncio.TimeoutError:
             raise DaemonAway(f"{self._socket} gave no answer within {patience_s:.0f} s") from None
         except (OSError, ValueError) as error:

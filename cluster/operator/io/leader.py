@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
+from cluster.kube.io.within import within
 from cluster.kube.requests import Resource
 from cluster.operator.io.clock import Clock
 from cluster.operator.lease import RENEW_WITHIN_S, RETRY_S, Election, released
@@ -44,7 +45,7 @@ class Leader:
         while True:
             await self._clock.sleep(RETRY_S)
             try:
-                await asyncio.wait_for(self._turn(), RENEW_WITHIN_S)
+                await within(self._turn(), RENEW_WITHIN_S)
             except asyncio.TimeoutError:
                 pass
             self.check()
