@@ -15,7 +15,7 @@ from tests.cluster.operator.cluster import node, outline, policy, well_status
 
 GOOD, BETTER = {"policy": {"Active": "hygon"}}, {"policy": {"Active": "topology-aware"}}
 #: Seconds (of a clock that jumps) after which all is at rest, three operators' waits for a Lease included.
-REST_S = 150.0
+REST_S = 80.0
 
 
 class Run:

@@ -254,6 +254,23 @@ def test_a_node_that_is_taken_back_and_stays_broken_does_not_keep_the_others() -
     assert status(cluster)["phase"] == "Aborted"
 
 
+def test_what_is_left_of_the_document_before_is_not_held_against_its_correction() -> None:
+    cluster = with_good_policy(
+        bad=lambda node, config: "degrade" if config == BAD else "", abortOn=["ConfigRefused"]
+    )
+    edit(cluster, BAD)
+    cluster.settle()
+    edit(cluster, BETTER, rollout={"abortOn": ["Degraded"]})
+    write_all(cluster)
+    # It has answered for the new document; what is degraded is seen to be over a moment later.
+    cluster.answer("n0")
+    cluster.placements["n0"]["status"]["conditions"][1] = {"type": "Degraded", "status": "True"}
+    write_all(cluster)
+    assert status(cluster)["phase"] == "Waiting"
+    cluster.settle()
+    assert status(cluster)["phase"] == "Complete"
+
+
 VERDICTS = st.sampled_from(["", "", "", "refuse", "degrade"])
 
 
