@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,11 @@ def build(dist: Path) -> dict[str, str]:
         "--packages=",
         f"--dist={dist}",
     ]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    # The date of the sources, which another commit would change while this runs.
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
     if "mmdebstrap" in done.stderr and done.returncode != 0:
         pytest.skip(f"Debian's packages cannot be had: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
