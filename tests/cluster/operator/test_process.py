@@ -1,0 +1,88 @@
+"""``python -m cluster.operator`` on an API server by HTTP: its start, a policy on a node, answers that are lost, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.kube.requests import Resource
+from tests.cluster.api_server import ApiServer, Fault
+from tests.cluster.operator.cluster import node, policy, well_status
+
+NODES = Resource("", "v1", "nodes")
+PLACEMENTS = Resource("cri-resmgr.io", "v1alpha1", "nodeplacements")
+POLICIES = Resource("cri-resmgr.io", "v1alpha1", "placementpolicies")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
+LEASE = ("cri-resmgr-operator", "cri-resmgr")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def process(server: ApiServer, tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        running = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cluster.operator", f"--kubeconfig={kubeconfig}", "--quiet=0.02"),
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+        # Shown if the test fails.
+        print(log.read_text())
+
+
+def answer(server: ApiServer, name: str) -> None:
+    """The agent of this node carries out what it finds."""
+    found = server.object(PLACEMENTS, name)
+    assert found is not None
+    given = found.get("spec", {}).get("policy")
+    status: dict[str, Any] = well_status()
+    if given:
+        status["policy"] = {"name": given["name"], "hash": given["hash"], "state": "Applied"}
+    server.put(PLACEMENTS, {**found, "status": status}, manager="cri-resmgr-agent")
+
+
+def given(server: ApiServer, name: str) -> Any:
+    found = server.object(PLACEMENTS, name) or {}
+    return (found.get("spec") or {}).get("policy")
+
+
+def phase(server: ApiServer) -> Any:
+    return ((server.object(POLICIES, "p") or {}).get("status") or {}).get("phase")
+
+
+@pytest.mark.parametrize("fault", ["", "lost", "reset"])
+async def test_a_policy_reaches_a_node_and_the_lease_is_given_back(
+    server: ApiServer, process: asyncio.subprocess.Process, fault: str
+) -> None:
+    server.put(NODES, {"apiVersion": "v1", "kind": "Node", **node("n0")})
+    server.put(POLICIES, policy())
+    await server.until(lambda: server.object(PLACEMENTS, "n0"))
+    if fault:
+        server.faults.append(Fault(fault, method="PATCH", path="nodeplacements/n0"))
+    answer(server, "n0")
+    await server.until(lambda: given(server, "n0"))
+    answer(server, "n0")
+    await server.until(lambda: phase(server) == "Complete")
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    lease = server.object(LEASES, *LEASE)
+    assert lease is not None
+    assert lease["spec"]["holderIdentity"] == ""
