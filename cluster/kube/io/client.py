@@ -258,12 +258,18 @@ class Client:
         self, where: str, query: dict[str, str], limit: int, keep: Keep, metadata_only: bool
     ) -> dict[str, Any]:
         items: list[Any] = []
-        token = ""
+        token, begins_anew = "", False
         accept = _METADATA.format("List") if metadata_only else _JSON
         while True:
-            found = await self._request(
-                "GET", target(where, {**query, "limit": str(limit), "continue": token}), accept=accept
-            )
+            page = {**query, "limit": str(limit), "continue": token}
+            try:
+                found = await self._request("GET", target(where, page), accept=accept)
+            except ApiError as error:
+                if error.status != _GONE or not token or begins_anew:
+                    raise
+                # The server has forgotten the version that the pages are of: once more from the first.
+                items, token, begins_anew = [], "", True
+                continue
             items += [keep(each) for each in found.pop("items", None) or ()]
             token = str(found.get("metadata", {}).get("continue") or "")
             if not token:

@@ -136,6 +136,22 @@ async def test_a_list_of_pages_is_whole(server: ApiServer, client: Client) -> No
     assert len(server.calls) == 3
 
 
+async def test_pages_of_a_version_that_is_gone_are_read_anew(server: ApiServer, client: Client) -> None:
+    for number in range(5):
+        server.put(NODES, placement(f"n{number}"))
+    read = []
+
+    def keep(found: dict[str, Any]) -> str:
+        read.append(found)
+        if len(read) == 3:
+            server.put(NODES, placement("late"))
+            server.compact()
+        return str(found["metadata"]["name"])
+
+    found = await client.list(NODES, limit=3, keep=keep)
+    assert found["items"] == ["late", "n0", "n1", "n2", "n3", "n4"]
+
+
 async def test_selectors_reach_the_server(server: ApiServer, client: Client) -> None:
     for name, zone in (("a", "1"), ("b", "2"), ("c", "3")):
         server.put(PODS, {"metadata": {"name": name, "namespace": "ns", "labels": {"zone": zone}}})
