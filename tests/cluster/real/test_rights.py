@@ -178,8 +178,10 @@ def test_a_policy_keeps_options_that_are_not_known_for_their_sentence_and_refuse
         ({"policy": {"ReservedResources": {"CPU": "cgroup:/x"}}}, "spec.config.policy.ReservedResources.CPU"),
         ({"placement": "x"}, "spec.config.placement"),
     ):
+        # Created: newer servers answer 500 where such a value is applied.
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "PlacementPolicy", "metadata": {"name": "bad"}}
         with pytest.raises(Refused, match=place) as refused:
-            make(server, PLACEMENT_POLICIES, "PlacementPolicy", "bad", spec={"config": bad})
+            server.ask("POST", f"{OBJECTS}/{PLACEMENT_POLICIES}", {**body, "spec": {"config": bad}})
         assert refused.value.code == 422
 
 
