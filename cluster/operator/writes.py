@@ -50,6 +50,29 @@ def changed(
     return _written(found, None, changed_at)
 
 
+def merge_patch(found: Object, document: Mapping[str, Any]) -> dict[str, Any]:
+    """What `changed` says, as a merge patch of ``found``: what a policy no longer has is taken away by name.
+
+    Servers of 1.20 leave ``config: null`` behind where a policy is given up by server-side apply, and refuse it then.
+    """
+    metadata = document["metadata"]
+    present = (found.get("spec") or {}).get("policy")
+    policy = document.get("spec", {}).get("policy")
+    annotations = {ROLLOUT_ANNOTATION: None, **metadata.get("annotations", {})}
+    return {
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": {"policy": _replaced(present, policy)},
+    }
+
+
+def _replaced(before: Any, after: Any) -> Any:
+    """A merge patch that makes ``before`` to ``after``."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return after
+    gone = {key: None for key in before if key not in after}
+    return {**gone, **{key: _replaced(before.get(key), value) for key, value in after.items()}}
+
+
 def node_labels(node: Node, installed: str, installing: str, failed: str = "") -> dict[str, Any]:
     """The operator's labels on a Node, all of them: what is empty goes."""
     labels = {INSTALLED_LABEL: installed, INSTALLING_LABEL: installing}
@@ -82,9 +105,6 @@ def _node_placement(
     if notes:
         kept = {key: value for key, value in notes.items() if value is not None}
         metadata["annotations"] = {ROLLOUT_ANNOTATION: json.dumps(kept, sort_keys=True)}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": NODE_PLACEMENT,
-        "metadata": metadata,
-        "spec": {"policy": policy} if policy else {},
-    }
+    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": NODE_PLACEMENT, "metadata": metadata}
+    # An empty spec would be its creator's for ever, and a policy in it could not be given up.
+    return {**document, "spec": {"policy": policy}} if policy else document

@@ -34,7 +34,7 @@ from cluster.operator.objects import Node, NodeState, Policy, read_node, read_no
 from cluster.operator.plan import NewStatus, NodeChange, Plan, plan
 from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, still, well
 from cluster.operator.summary import status_document
-from cluster.operator.writes import changed, new_node_placement
+from cluster.operator.writes import changed, merge_patch, new_node_placement
 
 NODES = Resource("", "v1", "nodes")
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
@@ -249,7 +249,7 @@ class Operator:
                 return
             self._leader.check()
             document = changed(change, policy, found, self._clock.wall(), well(fresh, ready))
-            answer = await self._client.apply(PLACEMENTS, name, document, manager=OPERATOR_MANAGER)
+            answer = await self._client.patch(PLACEMENTS, name, merge_patch(found, document))
         except ApiError as error:
             if error.status == 404:
                 self.placements.drop(name)

@@ -122,6 +122,14 @@ class Api:
         self.applied[own] = copy.deepcopy(body)
         return self._end("apply", key, found)
 
+    async def patch(self, resource: Resource, name: str, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+        key = (resource.plural, name)
+        await self._begin("patch", key)
+        self._same_version(key, body)
+        found = copy.deepcopy(self._found(key))
+        _merge_patch(found, body)
+        return self._end("patch", key, found)
+
     async def delete(
         self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = ""
     ) -> None:
@@ -199,5 +207,17 @@ def _merge(found: dict[str, Any], new: dict[str, Any]) -> None:
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(found.get(key), dict):
             _merge(found[key], value)
+        elif key != "resourceVersion":
+            found[key] = copy.deepcopy(value)
+
+
+def _merge_patch(found: dict[str, Any], change: dict[str, Any]) -> None:
+    for key, value in change.items():
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, dict):
+            if not isinstance(found.get(key), dict):
+                found[key] = {}
+            _merge_patch(found[key], value)
         elif key != "resourceVersion":
             found[key] = copy.deepcopy(value)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.api.names import API_VERSION, NODE_PLACEMENT
+from cluster.operator.writes import merge_patch, new_node_placement
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.parts import PLACEMENTS, POLICIES, policy
@@ -71,6 +72,24 @@ def test_a_node_of_500_containers_stays_below_256_kib_with_what_the_server_adds(
         assert crds.size(f"{PLACEMENTS}/full") < MOST_BYTES
     finally:
         crds.ask("DELETE", f"{PLACEMENTS}/full")
+
+
+def test_a_policy_that_is_applied_no_longer_is_gone(crds: ControlPlane) -> None:
+    crds.ask("POST", f"{PLACEMENTS}?fieldManager=cri-resmgr-operator", new_node_placement("given"))
+    try:
+        path = f"{PLACEMENTS}/given"
+        configs = ({"policy": {"Active": "hygon"}}, {"placement": {"smt": "whole"}}, None)
+        for config in configs:
+            wanted = {**new_node_placement("given")}
+            if config is not None:
+                wanted["spec"] = {
+                    "policy": {"name": "p", "generation": 1, "hash": "h", "config": config, "abortOn": []}
+                }
+            change = merge_patch(crds.ask("GET", path), wanted)
+            written = crds.ask("PATCH", path, change, content_type="application/merge-patch+json")
+            assert written.get("spec", {}).get("policy", {}).get("config") == config
+    finally:
+        crds.ask("DELETE", f"{PLACEMENTS}/given")
 
 
 def full() -> dict[str, Any]:
