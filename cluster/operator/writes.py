@@ -105,6 +105,9 @@ def _node_placement(
     if notes:
         kept = {key: value for key, value in notes.items() if value is not None}
         metadata["annotations"] = {ROLLOUT_ANNOTATION: json.dumps(kept, sort_keys=True)}
-    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": NODE_PLACEMENT, "metadata": metadata}
-    # An empty spec would be its creator's for ever, and a policy in it could not be given up.
-    return {**document, "spec": {"policy": policy}} if policy else document
+    return {
+        "apiVersion": API_VERSION,
+        "kind": NODE_PLACEMENT,
+        "metadata": metadata,
+        "spec": {"policy": policy} if policy else {},
+    }
