@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from cri_proxy.shell import control
-from policies.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.node import RegisteredNode
@@ -17,16 +14,13 @@ from tests.cluster.real.parts import (
     POLICIES,
     WAIT_S,
     DescribedNode,
-    Part,
     delete,
-    placement,
     policy,
     policy_status,
     put_policy,
     until_applied,
 )
 from tests.e2e.node import until
-from tests.kubelet.node import static_pod
 
 pytestmark = pytest.mark.cluster
 
@@ -76,49 +70,3 @@ async def test_a_policy_that_a_node_refuses_is_taken_back_everywhere(
     finally:
         await delete(rights, f"{POLICIES}/bad")
     await until_applied(rights, "", *nodes)
-
-
-async def test_an_operator_that_is_killed_again_and_again_brings_the_policy_to_all_nodes(
-    rights: ControlPlane, started_operator: Part, described_nodes: list[DescribedNode]
-) -> None:
-    names = [node.name for node in described_nodes]
-    await put_policy(rights, policy("resumed", GOOD))
-    try:
-        for name in names:
-            await started_operator.end()
-            await started_operator.start()
-            await until_applied(rights, "resumed", name)
-        assert [await active(node.daemon) for node in described_nodes] == ["topology-aware"] * len(names)
-    finally:
-        await delete(rights, f"{POLICIES}/resumed")
-    await until_applied(rights, "", *names)
-
-
-@pytest.mark.parametrize("away_s", [60, pytest.param(600, marks=pytest.mark.long)])
-async def test_without_the_api_server_pods_start_and_the_agent_reports_them_when_it_is_back(
-    rights: ControlPlane, registered: RegisteredNode, nodes: list[str], away_s: int
-) -> None:
-    await asyncio.to_thread(rights.stop_server)
-    try:
-        # A static pod: kubelet needs no API server for it.
-        registered.host.put(static_pod("alone", cpu="500m", limit="4"))
-
-        async def placed() -> list[str]:
-            rows = await registered.daemon.ask("placements")
-            return [
-                row["cpus"] for row in rows if row["pod"].startswith("alone-") and row["container"] == "main"
-            ]
-
-        cpus = await until(placed, timeout_s=WAIT_S)
-        assert len(parse_cpus(cpus[0])) == 8
-        # The length is the case itself: what backs off must come back by itself.
-        await asyncio.sleep(away_s)
-    finally:
-        await asyncio.to_thread(rights.start_server)
-
-    def is_told(of: Mapping[str, Any]) -> bool:
-        rows = of.get("status", {}).get("placements") or ()
-        return any(row["pod"].startswith("alone-") and row["cpus"] == cpus[0] for row in rows)
-
-    await until(lambda: placement(rights, registered.name), is_told, WAIT_S)
-    registered.host.take("alone")
