@@ -1,0 +1,149 @@
+"""Both halves on a clock of the test's, between a real daemon and an API server: what is not written, and when."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster.agent.abort import HOLD_S, LOST_S
+from cluster.agent.io.clock import Clock
+from cluster.agent.io.commander import Commander
+from cluster.agent.io.daemon import Daemon
+from cluster.agent.io.memory_file import MemoryFile
+from cluster.agent.io.reporter import Reporter, Reporting
+from cluster.kube.io.access import Access
+from cluster.kube.io.client import Client
+from tests.cluster.agent.io.node import NAME, NodeAgent, policy
+from tests.cluster.api_server import Fault
+from tests.cri_client import CriClient
+from tests.functional.conftest import ask
+from tests.functional.support import run_pod_with
+
+
+class Time:
+    """Seconds that go on when a test says so."""
+
+    def __init__(self) -> None:
+        self.at_s = 1000.0
+
+    def now(self) -> float:
+        return self.at_s
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("rounds are the test's")
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+async def api_client(node: NodeAgent) -> AsyncIterator[Client]:
+    made = Client(Access.kubeconfig(node.kubeconfig), user_agent="test")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def reporter(node: NodeAgent, api_client: Client, time: Time) -> Reporter:
+    return Reporter(Daemon(node.view), api_client, Reporting(NAME), _clock(time))
+
+
+@pytest.fixture
+def commander(node: NodeAgent, api_client: Client, time: Time, tmp_path: Path) -> Commander:
+    file = MemoryFile(tmp_path / "state")
+    return Commander(Daemon(node.daemon.control), api_client, NAME, file, _clock(time))
+
+
+def _clock(time: Time) -> Clock:
+    return Clock(time.now, time.now, time.sleep, lambda: 0.5)
+
+
+async def test_where_nothing_changes_nothing_is_written(
+    node: NodeAgent, reporter: Reporter, time: Time, client: CriClient
+) -> None:
+    node.create()
+    await run_pod_with(client, "web", cpu_limit=2000)
+    for _ in range(5):
+        await reporter.round()
+        await reporter.problems_known()
+        time.at_s += 20
+    calls = len(node.api.calls)
+    for _ in range(50):
+        time.at_s += 5
+        await reporter.round()
+    assert len(node.api.calls) == calls
+
+
+async def test_what_changes_without_end_is_written_once_in_a_period(
+    node: NodeAgent, reporter: Reporter, time: Time, client: CriClient
+) -> None:
+    node.create()
+    for number in range(60):
+        await run_pod_with(client, f"web-{number}", cpu_limit=100)
+        await reporter.round()
+        time.at_s += 1
+    # The first at once, then one in 10 s and its jitter.
+    assert node.writes == 1 + 59 // 11
+    assert len(node.status["placements"]) >= 50
+
+
+async def test_an_api_server_that_asks_for_patience_gets_it(
+    node: NodeAgent, reporter: Reporter, time: Time
+) -> None:
+    node.create()
+    node.api.faults.append(Fault("refuse", 1, "PATCH", "nodeplacements", 429, "120"))
+    await reporter.round()
+    time.at_s += 100
+    await reporter.round()
+    assert node.writes == 1
+    time.at_s += 60
+    await reporter.round()
+    assert node.writes == 2
+
+
+async def _applied(node: NodeAgent, commander: Commander) -> None:
+    node.create(policy=policy("bad", abortOn=["NotReady"]))
+    commander.read_again()
+    await commander.round()
+    assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "bad"
+
+
+async def test_a_policy_goes_back_where_the_node_fails_and_the_api_server_is_lost(
+    node: NodeAgent, commander: Commander, time: Time
+) -> None:
+    await _applied(node, commander)
+    await node.api.stop()
+    await node.daemon.kill()
+    for _ in range(int((HOLD_S + LOST_S) / 5) + 2):
+        time.at_s += 5
+        await commander.round()
+    # It is told as soon as the daemon is there again.
+    await node.daemon.start()
+    await commander.round()
+    assert (await ask(node.daemon, "cluster-policy"))["policy"] is None
+    # And is not given it again, by this process or the next, with the API server or without.
+    await node.api.start()
+    commander.read_again()
+    for _ in range(10):
+        time.at_s += 20
+        await commander.round()
+    assert (await ask(node.daemon, "cluster-policy"))["policy"] is None
+    assert (node.status["policy"]["hash"], node.status["policy"]["state"]) == ("bad", "TakenBack")
+    assert node.condition("ConfigApplied")["reason"] == "TakenBack"
+
+
+async def test_with_the_api_server_there_taking_back_is_the_operators(
+    node: NodeAgent, commander: Commander, time: Time
+) -> None:
+    await _applied(node, commander)
+    await node.daemon.kill()
+    for _ in range(20):
+        time.at_s += 5
+        await commander.round()
+    await node.daemon.start()
+    await commander.round()
+    assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "bad"
