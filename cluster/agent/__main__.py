@@ -141,10 +141,17 @@ async def _run(options: argparse.Namespace, access: Access) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled(tasks)
         await client.close()
+
+
+async def _cancelled(tasks: Sequence[asyncio.Future[object]]) -> None:
+    """Return once all have ended. Before Python 3.12 ``wait_for`` loses a cancellation that comes with its answer."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
 async def _figures(client: Client) -> None:
