@@ -31,7 +31,7 @@ def run(
     report_only: bool,
     options: tuple[str, ...],
 ) -> None:
-    """Run the agent in the foreground. OPTIONS are its own, such as --kubeconfig FILE; after -- also --help."""
+    """Run the agent in the foreground. OPTIONS are its own, such as --kubeconfig FILE."""
     try:
         loaded = settings.load(settings.Files(fallback_config, config_file, force_config, {}))
     except BadConfig as error:

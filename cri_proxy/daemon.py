@@ -354,7 +354,7 @@ class Daemon:
         """Get the engine to work, with a configuration if there was none. False: not yet."""
         if not self._own():
             return False
-        if self._unconfigured:
+        if self._unconfigured or self._loaded.cluster.is_unread:
             try:
                 loaded = await asyncio.to_thread(settings.load, self.options.files)
             except BadConfig as error:
@@ -397,8 +397,9 @@ class Daemon:
             # systemd's Type=notify-reload wants to know when it began.
             now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
+            running = self._loaded.cluster
             try:
-                loaded = await asyncio.to_thread(settings.load, self.options.files)
+                loaded = await asyncio.to_thread(settings.load, self.options.files, running=running)
             except BadConfig as error:
                 for sentence in error.errors:
                     self.log.error(sentence)

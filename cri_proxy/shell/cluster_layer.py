@@ -132,7 +132,11 @@ class ClusterLayer:
         old = self._daemon.parts.config
         folder = Path(old["state.directory"])
         try:
-            await asyncio.to_thread(write_kept, folder, loaded.cluster)
+            await asyncio.wait_for(asyncio.to_thread(write_kept, folder, loaded.cluster), settings.ANSWER_S)
+        except asyncio.TimeoutError:
+            raise BadPolicy(
+                f"{folder}: the policy cannot be kept over a restart: the disk does not answer"
+            ) from None
         except OSError as error:
             raise BadPolicy(
                 f"{folder}: the policy cannot be kept over a restart: {error.strerror or error}"

@@ -17,11 +17,15 @@ FILE = "cluster-policy.json"
 
 @dataclass(frozen=True)
 class Kept:
-    """What is on disk. ``problem``: why a policy that is there is not used. ``held_off``: the node takes none."""
+    """What is on disk. ``problem``: why a policy that is there is not used. ``held_off``: the node takes none.
+
+    ``is_unread``: the disk has not answered; ``policy`` is the one that was in force, and is to be read again.
+    """
 
     policy: Optional[ClusterPolicy] = None
     problem: str = ""
     held_off: bool = False
+    is_unread: bool = False
 
 
 NOTHING = Kept()

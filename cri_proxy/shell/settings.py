@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
@@ -14,7 +14,7 @@ from cri_proxy.core.cluster_policy import ClusterPolicy
 from cri_proxy.core.config import BadConfig, Config, Loaded, read_config
 from cri_proxy.core.config_text import MAX_CHARACTERS, BadText, Source, read_entries
 from cri_proxy.core.options import SECTIONS
-from cri_proxy.shell.bounded_files import read_bytes, within
+from cri_proxy.shell.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.shell.policy_file import NOTHING, Kept, read_kept
 
 Result = TypeVar("Result")
@@ -179,25 +179,32 @@ class Settings:
     cluster: Kept = NOTHING
 
 
-def load(files: Files, strict: bool = False) -> Settings:
-    """Read the files.
+def load(files: Files, strict: bool = False, running: Kept = NOTHING) -> Settings:
+    """Read the files. ``running``: the cluster's policy in force, which stays if the disk does not answer.
 
     :raises BadConfig: they make no configuration.
     """
     layers = _answered(files.layers)
     loaded: Loaded = read_config(layers.with_policy(None), strict=strict)
-    loaded, kept = with_kept_policy(layers, loaded)
+    loaded, kept = with_kept_policy(layers, loaded, running=running)
     return Settings(loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept)
 
 
-def with_kept_policy(layers: Layers, loaded: Loaded, kept: Optional[Kept] = None) -> tuple[Loaded, Kept]:
+def with_kept_policy(
+    layers: Layers, loaded: Loaded, kept: Optional[Kept] = None, running: Kept = NOTHING
+) -> tuple[Loaded, Kept]:
     """A configuration with the cluster's policy among its sources, if that can be; the policy never costs the rest.
 
-    ``loaded``: without it. ``kept``: the policy, in the place of the one on disk.
+    ``loaded``: without it. ``kept``: the policy, in the place of the one on disk. ``running``: what is used where the
+    disk does not answer.
     """
     if kept is None:
         folder = Path(loaded.config["state.directory"])
-        kept = _answered(lambda: read_kept(folder))
+        try:
+            kept = within(SMALL_FILE_S, lambda: read_kept(folder))
+        except TimeoutError:
+            problem = f"{folder}: the cluster's policy cannot be read: the disk has not answered in {SMALL_FILE_S:g} s"
+            kept = replace(running, problem=problem, is_unread=True)
     if kept.policy is None:
         return loaded, kept
     try:

@@ -422,7 +422,15 @@ async def test_the_log_has_one_line_for_a_create_that_says_what_plugins_did(
 ) -> None:
     async with plugin(agent, CreateContainer=adjust(env=env(A="1"))):
         container = await client.create(pod, "told-of", cpu_limit=1000)
-        lines = [line for line in agent.log().splitlines() if "told-of" in line and "CreateContainer" in line]
+
+        def told() -> list[str]:
+            return [
+                line for line in agent.log().splitlines() if "told-of" in line and "CreateContainer" in line
+            ]
+
+        # A thread writes the log.
+        await eventually(told, "a line of the create")
+        lines = told()
         assert len(lines) == 1
         assert "had it made anew" in lines[0] and container in lines[0]
         assert only(runtime).annotations[PLUGIN_ID] in lines[0]
