@@ -69,6 +69,7 @@ async def test_the_same_policy_again_does_nothing(agent: Agent) -> None:
         "changed": [],
         "needs_restart": [],
     }
+    assert await agent.terminate() == 0  # a thread writes the log, to its end
     assert agent.log().count("configuration loaded") == 1
 
 
