@@ -43,7 +43,7 @@ class Examiner:
         self._known: tuple[float, dict[str, Any]] = (float("-inf"), {})
 
     async def problems(self) -> dict[str, Any]:
-        """What is wrong, ``{"problems": [...]}``. Who asks while a process runs gets its answer.
+        """What is wrong, ``{"problems": [...]}``. A caller that asks while a process runs gets that one's answer.
 
         :raises ControlError: the process has failed, or takes too long.
         """
