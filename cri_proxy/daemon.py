@@ -433,6 +433,7 @@ class Daemon:
         self.affinity.reconfigured()
         if self.front is not None:
             self.front.reconfigured()
+        await parts.store.settled()  # a mode that was given by command does not come back
         self.log.info("configuration loaded", changed=list(changed))
         parts.look.set()
 

@@ -258,7 +258,10 @@ class Assembly:
         return "off" if keeper.engine is None else keeper.mode
 
     def set_mode(self, mode: str, by_command: bool = True) -> None:
-        """Change what is done with requests. By command: until another mode is configured."""
+        """Change what is done with requests. By command: until another mode is configured.
+
+        ``parts.store.settled()`` waits until it outlives the daemon.
+        """
         parts = self._parts
         parts.keeper.switch(mode)
         self._meta[MODE_KEY] = mode if by_command else ""
@@ -271,10 +274,13 @@ class Assembly:
 
     def _restore_mode(self, meta: Mapping[str, str]) -> None:
         mode, configured = meta.get(MODE_KEY, ""), self._parts.config["relay.mode"]
-        if MODE_KEY in self._meta or mode not in MODES or meta.get(CONFIGURED_KEY, configured) != configured:
+        if MODE_KEY in self._meta or mode not in MODES:
             return
-        self._meta.update({MODE_KEY: mode, CONFIGURED_KEY: configured})
-        self._parts.keeper.switch(mode)
+        is_over = meta.get(CONFIGURED_KEY, configured) != configured
+        # For good: also when the former one is configured again.
+        self._meta.update({MODE_KEY: "" if is_over else mode, CONFIGURED_KEY: configured})
+        if not is_over:
+            self._parts.keeper.switch(mode)
 
 
 def restore(engine: Engine, loaded: Loaded, store: StateWriter, boot_id: str) -> tuple[Update, ...]:

@@ -115,6 +115,18 @@ async def test_a_mode_by_command_survives_restarts_until_another_is_configured(r
         assert (await restart(agent))["mode"] == "enforce"
 
 
+async def test_a_mode_by_command_is_over_once_a_daemon_has_run_with_another_configured(
+    runtime: FakeRuntime,
+) -> None:
+    async with new_agent(runtime) as agent:
+        await start(agent)
+        await ask(agent, "mode", mode="observe")
+        for configured in ("off", "enforce"):
+            await agent.terminate()
+            agent.write_config({"relay": {"mode": configured}})
+            assert (await start(agent))["mode"] == configured
+
+
 async def test_a_mode_by_command_survives_reset_policy(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
         await start(agent)
