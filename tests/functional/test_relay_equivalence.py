@@ -1,6 +1,7 @@
 """The same calls past the frame relay and through it: what the runtime gets and what the client gets are the same.
 
-Everything is compared, ``user-agent`` included: the relay is no gRPC hop.
+Everything is compared, ``user-agent`` included: the relay is no gRPC hop. But for one thing: of events that are shared
+(``event_fan``) the runtime may see the headers of a call that is reset before its request.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ async def all_of(ways: Ways, client: CriClient, calls: list[dict[str, Any]], tog
     else:
         replies = [await one(runtime, client, n, call) for n, call in enumerate(calls)]
     await runtime.wait_until(lambda: all(call.finished for call in runtime.calls))
-    return replies, sorted(map(seen, runtime.calls), key=lambda call: call[1])
+    asked = [call for call in runtime.calls if not call.is_unasked]
+    return replies, sorted(map(seen, asked), key=lambda call: call[1])
 
 
 def seen(call: Call) -> tuple[Any, ...]:
