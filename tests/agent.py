@@ -153,7 +153,22 @@ class Agent:
                 return message
 
     def log(self) -> str:
+        """What is written by now. A thread writes it: it is whole once the daemon has ended in order."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    async def logged(self, text: str, count: int = 1) -> list[str]:
+        """The lines of the log that contain ``text``, once there are ``count``; those before them are written then too.
+
+        :raises AssertionError: they did not come in time; with the log.
+        """
+        deadline = asyncio.get_running_loop().time() + READY_TIMEOUT_S
+        while True:
+            whole, _, _ = self.log().rpartition("\n")
+            lines = [line for line in whole.splitlines() if text in line]
+            if len(lines) >= count:
+                return lines
+            assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in the log:\n{self.log()}"
+            await asyncio.sleep(0.01)
 
     async def terminate(self) -> int:
         """SIGTERM, and the exit code."""

@@ -54,15 +54,19 @@ class Health:
         self.tell()
 
     def tell(self, again: bool = False) -> None:
-        """Tell systemd and the metrics how things are; ``again``: also if systemd has been told the same."""
+        """Tell systemd and the metrics how things are.
+
+        ``again``: a reload is over, so READY is said, also if nothing is new. systemd takes it for the end of a reload: what
+        is noted during one is told without it.
+        """
         mode = self._mode()
         self._metrics.degraded.set(1 if self.reasons else 0)
         for name in MODES:
             self._metrics.mode.labels(name).set(1 if name == mode else 0)
-        message = f"READY=1\nSTATUS={one_line(self.sentence()) or mode + ', ' + self.doing}"
+        message = f"STATUS={one_line(self.sentence()) or mode + ', ' + self.doing}"
         if self._is_serving and (again or message != self._told):
+            notify(f"READY=1\n{message}" if again or not self._told else message)
             self._told = message
-            notify(message)
 
     def sentence(self) -> str:
         """All reasons in one; "" if there are none."""

@@ -40,7 +40,7 @@ async def test_containers_that_were_started_behind_our_back_are_placed(standalon
     assert sorted(places[:2]) == ["0", "1"]
     assert places[2] in ("0", "1")
     # What the container sees at its start is the whole machine: it is late, and the log says how late.
-    assert node.agent.log().count("late_ms=") == 3
+    assert len(await node.agent.logged("late_ms=", 3)) == 3
 
 
 async def test_what_it_was_not_asked_for_stays(stopped_node: Node) -> None:

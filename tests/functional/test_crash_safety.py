@@ -252,7 +252,7 @@ async def test_a_state_file_that_is_no_use_is_kept_aside_and_rebuilt(
         assert (topic, status["containers"]) == ("lost state", {"adopted": 3})
         assert "set aside as state.db.aside-1" in reason and "cri-resmgr acknowledge" in reason
         assert (agent.state / "state.db.aside-1").read_bytes() == damaged
-        assert "set aside as state.db.aside-1" in agent.log()
+        await agent.logged("set aside as state.db.aside-1")
         async with CriClient(agent.socket) as client:
             _, new = await run_pod_with(client, "d", cpu_limit=8000)
         status = await restart(agent)
@@ -313,7 +313,7 @@ async def test_a_state_file_of_a_later_version_keeps_what_is_placed(runtime: Fak
         _change(agent.state / "state.db", "UPDATE meta SET value = '99' WHERE key = 'format'")
         status = await start(agent)
         assert (status["degraded"], status["containers"]) == ({}, {"placed": 1})
-        assert "is of format 99" in agent.log()
+        await agent.logged("is of format 99")
 
 
 async def test_a_state_that_was_set_aside_by_command_is_not_lost(runtime: FakeRuntime) -> None:

@@ -311,6 +311,7 @@ async def test_a_service_whose_command_line_is_wrong_passes_bytes(
         _check_ready_said(agent, f"passing bytes only: the command line is wrong: {sentence}")
         assert "systemctl cat cri-resource-manager" in agent.last_status()
         await _check_a_pod_starts_untouched(agent, runtime)
+        assert await agent.terminate() == 0
         assert "Traceback" not in agent.log()
 
 

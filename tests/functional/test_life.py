@@ -10,7 +10,6 @@ import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,17 +219,13 @@ async def test_sockets_are_as_accessible_as_the_runtimes(runtime: FakeRuntime, d
         assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o620, 1, 12)
 
 
-def in_log(agent: Agent, sentence: str) -> bool:
-    return sentence in agent.log()
-
-
 async def test_a_signal_turns_debugging_on_and_off_and_ends_nothing(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
         await start(agent)
         assert agent.process is not None
         for sentence in ("debugging on", "debugging off"):
             agent.process.send_signal(signal.SIGUSR1)
-            await eventually(partial(in_log, agent, sentence), sentence)
+            await agent.logged(sentence)
         async with CriClient(agent.socket) as client:
             assert await client.list_containers() == []
 

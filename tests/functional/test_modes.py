@@ -47,7 +47,7 @@ async def test_observe_decides_logs_and_explains_but_changes_no_byte(runtime: Fa
         assert (row["stance"], row["level"], row["cpus"]) == ("observed", "ccx", "0-3,64-67")
         explained = await ask(agent, "explain", container="default/web/web")
         assert "8 CPUs wanted" in explained["history"][-1]["why"]
-        assert "cpus=0-3,64-67" in agent.log()
+        await agent.logged("cpus=0-3,64-67")
         async with CriClient(agent.socket) as client:
             await client.start(row["id"])
             await client.update(row["id"], cpu_quota=1_600_000, cpu_period=100_000)
@@ -72,6 +72,7 @@ async def test_off_decides_nothing(runtime: FakeRuntime) -> None:
         sent, got = await _create_bytes(agent, runtime, "web")
         assert got == sent
         assert await ask(agent, "placements") == []
+        assert await agent.terminate() == 0
         assert "CreateContainer" not in agent.log()
 
 

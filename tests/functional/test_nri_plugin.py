@@ -437,7 +437,7 @@ async def test_a_launch_that_was_missed_kills_the_shell_and_the_plugin_connects_
         await host.ready()
         status = await until(agent, lambda status: status["nri"]["connected"])
         assert (status["nri"]["plugin"], status["nri"]["connections"]) == ("42-cri-resmgr", 1)
-        assert "42-cri-resmgr: the launch was missed" in agent.log()
+        await agent.logged("42-cri-resmgr: the launch was missed")
     finally:
         os.kill(plugin, signal.SIGTERM)
         await eventually(lambda: not is_alive(plugin), lambda: "the plugin ends")

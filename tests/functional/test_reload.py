@@ -139,6 +139,20 @@ async def test_an_invalid_change_leaves_the_running_configuration_with_the_reaso
         assert agent.last_status() == "enforce, serving"
 
 
+async def test_ready_is_said_once_a_reload_at_its_end(runtime: FakeRuntime) -> None:
+    """systemd takes it for the end, whatever else is said meanwhile."""
+    async with new_agent(runtime, placement={"ladder": "fine"}) as agent:
+        await start(agent)
+        for ladder in ("rope", "manual"):  # a reason comes, and goes
+            agent.receive_all()
+            agent.messages.clear()
+            agent.write_config({"placement": {"ladder": ladder}})
+            await reloaded(agent)
+            agent.receive_all()
+            said = [message.partition("=")[0] for message in agent.messages]
+            assert said == ["RELOADING", "STATUS", "READY"]
+
+
 async def test_what_needs_a_restart_is_named_and_stays_as_it_is(runtime: FakeRuntime) -> None:
     async with new_agent(runtime) as agent:
         await start(agent)
@@ -161,7 +175,7 @@ async def test_warnings_of_a_configuration_are_in_the_status_until_they_are_mend
         status = await start(agent)
         warning = f"{agent.config_file}:1: unknown key placement.lader; did you mean placement.ladder?"
         assert status["warnings"] == [warning]
-        assert warning in agent.log()
+        await agent.logged(warning)
         agent.config["placement"] = {"ladder": "fine"}
         agent.write_config({})
         assert (await reloaded(agent))["warnings"] == []

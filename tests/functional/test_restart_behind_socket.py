@@ -137,7 +137,7 @@ async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime:
             call = asyncio.ensure_future(slow.call("ImageStatus", cri.ImageStatusRequest()))
             await runtime.wait_for_call("ImageStatus")
             restart = asyncio.ensure_future(units.restart())
-            await eventually(lambda: "stopping" in units.agent.log(), "the daemon is told to stop")
+            await units.agent.logged("stopping")
             # While an old call is awaited everybody is served, on new connections too.
             await asyncio.wait_for(other.list_containers(), 5)
             async with Kubelet(units.paths[0]) as new:

@@ -322,7 +322,7 @@ async def test_it_says_that_it_comes_late(runtime: FakeRuntime, agent: Agent) ->
     assert (status["front_end"], status["sockets"]) == ("standalone", [])
     assert status["how"] == f"{how}, found by its list, read every 500 ms"
     assert agent.last_status() == f"enforce, {how}"
-    assert how in agent.log()
+    await agent.logged(how)
     code, out, _ = await agent.cli("status")
     assert (code, f"  serving    {how}" in out) == (0, True)
     assert not Path(agent.socket).exists()

@@ -76,7 +76,7 @@ async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(
         status = await ask(agent, "status")
         assert status["mode"] == "enforce"
         assert str(agent.state) in status["degraded"]["state"]
-        assert "degraded" in agent.log()
+        await agent.logged("degraded")
         async with CriClient(agent.socket) as client:
             _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
             assert runtime.cpuset(container_id) != ""

@@ -30,9 +30,12 @@ async def shared_agent(shared_runtime: FakeRuntime) -> AsyncIterator[Agent]:
     settings = {"nri": hosting()}
     agent = await start_in_front_of(shared_runtime, machine(HYGON_7285_2S), settings)
     yield agent
-    assert agent.process is not None and agent.process.returncode is None, agent.log()
-    assert "Traceback" not in agent.log()
-    await agent.close()
+    try:
+        assert agent.process is not None and agent.process.returncode is None, agent.log()
+        assert await agent.terminate() == 0, agent.log()
+        assert "Traceback" not in agent.log()
+    finally:
+        await agent.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

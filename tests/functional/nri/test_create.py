@@ -176,7 +176,7 @@ async def test_what_is_only_warned_of_is_left_out(start_agent: StartAgent, runti
     async with CriClient(agent.socket) as client, plugin(agent, "10-foo", CreateContainer=rlimit):
         pod = await client.run_pod("p")
         await client.create(pod, "c")
-        assert "Rlimits RLIMIT_NOFILE" in agent.log()
+        await agent.logged("Rlimits RLIMIT_NOFILE")
 
 
 async def test_an_answer_that_is_another_one_each_time_is_asked_for_once(
@@ -422,15 +422,9 @@ async def test_the_log_has_one_line_for_a_create_that_says_what_plugins_did(
 ) -> None:
     async with plugin(agent, CreateContainer=adjust(env=env(A="1"))):
         container = await client.create(pod, "told-of", cpu_limit=1000)
-
-        def told() -> list[str]:
-            return [
-                line for line in agent.log().splitlines() if "told-of" in line and "CreateContainer" in line
-            ]
-
-        # A thread writes the log.
-        await eventually(told, "a line of the create")
-        lines = told()
-        assert len(lines) == 1
-        assert "had it made anew" in lines[0] and container in lines[0]
-        assert only(runtime).annotations[PLUGIN_ID] in lines[0]
+        # Lines are written in their order: with one of the next create, those of this are there.
+        next_one = await client.create(pod, "next")
+        await agent.logged(next_one)
+        [line] = [line for line in await agent.logged("told-of") if "CreateContainer" in line]
+        assert "had it made anew" in line and container in line
+        assert runtime.containers[container].annotations[PLUGIN_ID] in line
