@@ -233,11 +233,11 @@ def test_of_a_key_given_twice_the_later_value_counts() -> None:
 
 
 def test_a_foreign_file_does_not_flood_the_log() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     warnings = read("\n".join(f"placement_{n}: x" for n in range(2000))).warnings
     assert warnings[-1] == "c.yaml: 1950 more warnings like these"
     assert len(warnings) == 51
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 # ---------------------------------------------------------------- the machine

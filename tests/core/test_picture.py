@@ -268,9 +268,9 @@ def test_nobody_waits_for_the_picture_of_many_containers() -> None:
     cpus = tuple(Cpu(cpu, cpu // 2, cpu // 32, 0, cpu // 2 % 2, cpu // 2 % 2) for cpu in range(512))
     topology = Topology(TopologyData(cpus))
     labels = {index: ["namespace/a-long-name/container"] * 3 for index in range(32)}
-    start = time.perf_counter()
+    start = time.process_time()
     text = draw_topology(topology, labels=labels, width=80)
     assert len(topology.leaves) == 32
     assert text.count("namespace/") == 96
-    # 0.5 s where nothing else runs.
-    assert time.perf_counter() - start < 3
+    # Of the processor; it takes 0.5 s.
+    assert time.process_time() - start < 3

@@ -297,7 +297,7 @@ async def test_w12_after_kubelets_deadline_the_container_that_exists_keeps_its_c
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=1)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.create(pod, "app", cpu_request=1500, cpu_limit=2000, timeout=0.3)
+        await client.create(pod, "app", cpu_request=1500, cpu_limit=2000, timeout=3)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     [existing] = runtime.containers
     assert charged_milli(await until(agent, lambda status: status["in_doubt"] == 1)) == 1500

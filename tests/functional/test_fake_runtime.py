@@ -217,7 +217,7 @@ async def test_after_a_client_deadline_the_container_exists_all_the_same(
     pod = await client.run_pod("web")
     fake.script("CreateContainer", then_hang=True, act_before_error=True)
     with pytest.raises(grpc.aio.AioRpcError) as late:
-        await client.create(pod, "main", timeout=0.2)
+        await client.create(pod, "main", timeout=2)
     assert code_of(late) == grpc.StatusCode.DEADLINE_EXCEEDED
     [call] = fake.calls_of("CreateContainer")
     await fake.wait_until(lambda: call.outcome == "cancelled")

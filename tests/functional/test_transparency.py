@@ -337,7 +337,7 @@ async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(
     runtime: FakeRuntime, client: CriClient
 ) -> None:
     runtime.script(VERSION, then_hang=True)
-    calling = asyncio.ensure_future(client.call_bytes(VERSION, b"", timeout=0.3))
+    calling = asyncio.ensure_future(client.call_bytes(VERSION, b"", timeout=3))
     call = await runtime.wait_for_call(VERSION)
     assert (await calling).code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
     await runtime.wait_until(lambda: call.outcome == "cancelled")

@@ -85,10 +85,10 @@ def test_the_machine_of_this_test_is_read() -> None:
 
 def test_a_thousand_cpus_are_read_in_well_under_a_second(folder: Path) -> None:
     sys = write_sysfs(BIG_1024, folder)
-    start = time.perf_counter()
+    start = time.process_time()
     read_sysfs(sys, folder / "proc")
-    # 0.15 s where nothing else runs; the rest is for busy test machines.
-    assert time.perf_counter() - start < 1.5
+    # Of the processor, so that what else runs counts little: 0.15 s.
+    assert time.process_time() - start < 1.5
 
 
 def test_cache_ids_are_never_opened(folder: Path) -> None:
