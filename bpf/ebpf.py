@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
@@ -19,20 +19,25 @@ from bpf.ebpf_self_test import self_test
 from bpf.ingress import IngressPace
 from bpf.loader import Attachment, Loaded, NotLoaded, attach, detach_leftovers, load
 from bpf.log import log
+from bpf.networks import address_text, expression
 from bpf.options import SYSTEM_PYTHON
-from bpf.samples import Flow, ProviderLost, Sample
+from bpf.samples import Flow, ProviderLost, RemoteFlow, Sample
 from policies.cpus import parse_cpus
 
 SOURCE = Path(__file__).with_name("traffic.c")
 #: Pairs of cgroups between two samples: at 8,192 the two maps take 1 MB.
 EDGES = 8192
+#: Pairs of a cgroup and a remote address between two samples; takes 1 MB.
+REMOTES = 8192
 #: In the order of traffic.c's enum. unmatched: connections whose other end is not in a cgroup here.
 COUNTERS = (
     "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
     "udp_claimed", "udp_by_ingress", "udp_given_up",
+    "remotes_full", "remote_elsewhere",
 )  # fmt: skip
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
+_REMOTE_KEY, _REMOTE = struct.Struct("=Q16s"), struct.Struct("=Q")
 _INGRESS = "crm_aff_ingress"
 _KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
 
@@ -81,11 +86,14 @@ class EbpfProvider:
         cgroup_root: str = "",
         python: str = SYSTEM_PYTHON,
         edges: int = EDGES,
+        networks: Sequence[str] = (),
+        remotes: int = REMOTES,
     ) -> None:
         """Load, attach and try it out; 0.3 to 0.8 s.
 
         ``resolve``: the container of a cgroup id, "" = the host's own, None = not known. ``cgroup_root``: "" =
-        where cgroup v2 is mounted. ``python``: one that has bcc.
+        where cgroup v2 is mounted. ``python``: one that has bcc. ``networks``: traffic with addresses of other
+        nodes counts if they are in one of these.
 
         :raises ProviderLost: it does not work here; the sentence says why.
         """
@@ -98,7 +106,10 @@ class EbpfProvider:
         for name in detach_leftovers(self._root):
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
         self._ingress, self._ingress_link = IngressPace(), -1
-        self._loaded = _load(self._root, python, edges)
+        defines: dict[str, object] = {"EDGES": edges, "REMOTES": remotes}
+        if networks:
+            defines["IN_NETWORKS"] = expression(networks)
+        self._loaded = _load(self._root, python, defines)
         try:
             self_test(self._root, self.drain)
         except BaseException:
@@ -124,9 +135,10 @@ class EbpfProvider:
         self._add(seen, earlier, is_last_try=True)
         self._add(seen, self.drain(), is_last_try=False)
         seconds, self._last_s = now_s - self._last_s, now_s
+        remotes = self._remotes()
         counters = self.counters()
         self._follow_ingress(now_s, counters)
-        return Sample(now_s, max(seconds, 0.0), seen.flows(), counters)
+        return Sample(now_s, max(seconds, 0.0), seen.flows(), counters, remotes)
 
     def drain(self) -> list[CgroupFlow]:
         """Take what the kernel has counted, between cgroups."""
@@ -144,6 +156,20 @@ class EbpfProvider:
             a, b = _WAKE_KEY.unpack(key)
             found.append(CgroupFlow(a, b, "wake", messages=_WAKE.unpack(value)[0]))
         return found
+
+    def _remotes(self) -> tuple[RemoteFlow, ...]:
+        """What containers have exchanged with other nodes. A container that is not known yet has soon sent more."""
+        try:
+            drained = syscalls.drain(self._loaded.maps["remotes"], _REMOTE_KEY.size, _REMOTE.size)
+        except (OSError, KeyError) as error:
+            raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
+        found = []
+        for key, value in drained:
+            cgroup, address = _REMOTE_KEY.unpack(key)
+            container = self._resolve(cgroup)
+            if container:
+                found.append(RemoteFlow(container, address_text(address), _REMOTE.unpack(value)[0]))
+        return tuple(sorted(found, key=lambda flow: (flow.a, flow.address)))
 
     def counters(self) -> dict[str, int]:
         """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that nobody knows."""
@@ -189,14 +215,14 @@ class EbpfProvider:
                 self._unresolved.append(flow)
 
 
-def _load(root: str, python: str, edges: int) -> Loaded:
+def _load(root: str, python: str, defines: Mapping[str, object]) -> Loaded:
     """Load traffic.c; first as for kernels that tell the network namespace of a packet (6.1 does not)."""
     attachments = attachments_at(root)
     try:
-        return load(SOURCE, attachments, python, {"EDGES": edges, "NETNS_COOKIE": 1})
+        return load(SOURCE, attachments, python, {**defines, "NETNS_COOKIE": 1})
     except NotLoaded as error:
         log("debug", "loading without network namespaces", reason=error)
-    return load(SOURCE, attachments, python, {"EDGES": edges})
+    return load(SOURCE, attachments, python, defines)
 
 
 def attachments_at(root: str) -> list[Attachment]:

@@ -85,7 +85,7 @@ def load(
     source: Path,
     attachments: Sequence[Attachment],
     python: str = SYSTEM_PYTHON,
-    defines: Optional[Mapping[str, int]] = None,
+    defines: Optional[Mapping[str, object]] = None,
 ) -> Loaded:
     """Compile a C file, load its programs, attach them. ``defines``: macros for the compiler.
 

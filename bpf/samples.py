@@ -1,7 +1,8 @@
 """What a provider has seen in one interval, as values. The words between providers, service and replay files.
 
 An *endpoint* is a container's runtime id; or ``pod:UID`` where only the pod is known (hosts whose containers have
-no cgroup v2 of their own). Everything else (host processes, other nodes) is left out before a sample is made.
+no cgroup v2 of their own). Host processes are left out before a sample is made; other
+nodes are addresses (``RemoteFlow``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,18 @@ class Flow:
 
 
 @dataclass(frozen=True)
+class RemoteFlow:
+    """What an endpoint has exchanged in one interval with an address that is not known to be on this node.
+
+    ``bytes``: payload, both ways of TCP connections that it has accepted, and of datagrams what it has sent.
+    """
+
+    a: str
+    address: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Sample:
     """All flows of the ``seconds`` before ``at_s`` (CLOCK_BOOTTIME); of 0 seconds nothing is known.
 
@@ -37,6 +50,7 @@ class Sample:
     seconds: float
     flows: tuple[Flow, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    remotes: tuple[RemoteFlow, ...] = ()
 
 
 class Provider(Protocol):

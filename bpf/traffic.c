@@ -9,6 +9,7 @@
 
 #include "traffic_counting.h"
 #include "traffic_owners.h"
+#include "traffic_remote.h"
 #include "traffic_tcp.h"
 #include "traffic_udp.h"
 #include "traffic_wakes.h"

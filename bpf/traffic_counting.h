@@ -32,6 +32,8 @@ enum {
     UDP_CLAIMED,      /* messages of those whose receiver has shown */
     UDP_BY_INGRESS,   /* of those, by the ingress program */
     UDP_GIVEN_UP,     /* messages whose sender has turned to another before their receiver has shown */
+    REMOTES_FULL,
+    REMOTE_ELSEWHERE, /* additions for addresses outside the networks that count */
     COUNTERS
 };
 BPF_TABLE("percpu_array", u32, u64, counters, COUNTERS);

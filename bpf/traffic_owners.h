@@ -57,6 +57,12 @@ static __always_inline void leave_owner(u64 key, u32 first, u64 cgroup)
     WRITE_ONCE(place->key, key);
 }
 
+/* It has been found by the only one who looks for it, and is the first to make room. */
+static __always_inline void release_owner(struct owner *owner)
+{
+    WRITE_ONCE(owner->since, 0);
+}
+
 static __always_inline void forget_owner(struct owner *owner)
 {
     WRITE_ONCE(owner->key, 0);

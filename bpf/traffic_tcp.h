@@ -36,7 +36,7 @@
 #define FIN 1
 
 struct connection {
-    u64 peer;     /* 0 = not found */
+    u64 peer;     /* 0 = not found (yet) */
     u64 received; /* what has been added up so far: */
     u64 flushed_at;
     u32 sent; /* a sequence number */
@@ -106,8 +106,9 @@ static __always_inline void read_segment(struct __sk_buff *skb, struct segment *
 static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp, u32 state, u32 before)
 {
     struct segment segment;
+    struct remote_key remote = {};
     struct owner *opener;
-    u64 me, received, cgroup;
+    u64 me, received, cgroup, sent;
 
     if (state == ESTABLISHED) {
         /* Only its SYN is acknowledged: this is an opener's ACK of the handshake, or its first data in its stead. */
@@ -121,19 +122,23 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     /* Not a second time when the FIN is sent again. */
     if (!(segment.flags & FIN) || segment.first != tcp->snd_nxt)
         return;
-    opener = find_opener(key_as_acceptor(tcp));
-    if (!opener)
-        return;
-    cgroup = opener->cgroup;
-    forget_owner(opener);
-    me = bpf_skb_cgroup_id(skb);
-    if (cgroup == me)
-        return;
     received = tcp->bytes_received;
     if (state != FIN_WAIT1 && received)
         received -= 1; /* the other's FIN */
+    sent = segment.end - own_number(tcp);
+    opener = find_opener(key_as_acceptor(tcp));
+    if (!opener) {
+        if (!find_opener(key_as_opener(tcp)) && read_opener(skb, &remote))
+            add_remote(&remote, bpf_skb_cgroup_id(skb), sent + received);
+        return;
+    }
+    cgroup = opener->cgroup;
+    release_owner(opener);
+    me = bpf_skb_cgroup_id(skb);
+    if (cgroup == me)
+        return;
     count(RESOLVED);
-    add(me, cgroup, TCP_NUMBER, segment.end - own_number(tcp), received,
+    add(me, cgroup, TCP_NUMBER, sent, received,
         (u64)tcp->data_segs_in + tcp->data_segs_out);
 }
 
@@ -160,11 +165,13 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
 }
 
 /* Find the opener of a connection; at first at once, then once in a while, then never again. */
-static __always_inline void resolve(struct connection *connection, struct bpf_tcp_sock *tcp, u64 now)
+static __always_inline void resolve(struct __sk_buff *skb, struct connection *connection, struct bpf_tcp_sock *tcp,
+                                    u32 state, u64 now)
 {
+    struct remote_key remote = {};
     struct owner *opener;
 
-    if (connection->tries >= TRIES_AT_ONCE && now - connection->flushed_at < FLUSH_TICKS)
+    if (state == ESTABLISHED && connection->tries >= TRIES_AT_ONCE && now - connection->flushed_at < FLUSH_TICKS)
         return;
     connection->flushed_at = now;
     opener = find_opener(key_as_acceptor(tcp));
@@ -174,9 +181,13 @@ static __always_inline void resolve(struct connection *connection, struct bpf_tc
         count(RESOLVED);
         return;
     }
-    connection->tries += 1;
-    if (connection->tries == TRIES)
+    /* An end that is about to close has waited for long enough. */
+    connection->tries = state == ESTABLISHED ? connection->tries + 1 : TRIES;
+    if (connection->tries == TRIES) {
         count(UNMATCHED);
+        if (read_opener(skb, &remote))
+            connection->peer = ELSEWHERE;
+    }
 }
 
 /* Add up what a connection has moved since the last time. */
@@ -185,13 +196,19 @@ static __always_inline void flush(struct __sk_buff *skb, struct connection *conn
 {
     u64 me = bpf_skb_cgroup_id(skb), received = tcp->bytes_received;
     u32 messages = tcp->data_segs_in + tcp->data_segs_out, sent = tcp->snd_nxt;
+    struct remote_key remote = {};
     struct segment segment;
 
     /* This segment is not in snd_nxt yet, unless it is sent again. */
     read_segment(skb, &segment);
     if (segment.end && segment.first == sent)
         sent = segment.end;
-    if (me != connection->peer) {
+    if (connection->peer == ELSEWHERE) {
+        /* What cannot be read here waits for the next segment that can. */
+        if (!read_opener(skb, &remote))
+            return;
+        add_remote(&remote, me, (u64)(sent - connection->sent) + received - connection->received);
+    } else if (me != connection->peer) {
         add(me, connection->peer, TCP_NUMBER, sent - connection->sent, received - connection->received,
             messages - connection->messages);
         count(FLUSHES);
@@ -218,7 +235,7 @@ static __always_inline void long_connection(struct __sk_buff *skb, struct bpf_so
         return;
     now = bpf_jiffies64();
     if (!connection->peer) {
-        resolve(connection, tcp, now);
+        resolve(skb, connection, tcp, state, now);
         if (!connection->peer)
             return;
     }

@@ -164,6 +164,7 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
 {
     struct udp_key source = {}, target = {};
     struct udp_owner *mine, *peer;
+    struct remote_key remote = {};
     u64 me, messages = skb->gso_segs;
     int bytes = read_datagram(skb, &source, &target);
 
@@ -186,6 +187,10 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
         __sync_fetch_and_add(&mine->waiting_bytes, (s64)bytes);
         __sync_fetch_and_add(&mine->waiting_messages, messages);
         count_several(UDP_WAITING, messages);
+        if (!target.netns) {
+            __builtin_memcpy(remote.address, target.address, sizeof(remote.address));
+            add_remote(&remote, me, bytes);
+        }
     }
 }
 
