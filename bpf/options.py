@@ -6,10 +6,13 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from bpf.networks import expression
 from policies.affinity.graph import GraphSettings
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 PROVIDERS = ("auto", "ebpf", "sock_diag", "declared", "replay")
+#: Addresses that pods have: the private ones, and those that providers of networks give.
+REMOTE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 WITHIN = ("node", "namespace", "owner")
 _OF_GRAPH = tuple(field.name for field in fields(GraphSettings))
 
@@ -42,6 +45,7 @@ class Options:
     least_share: float = GraphSettings.least_share
     most_weight: float = GraphSettings.most_weight
     within: str = GraphSettings.within
+    remote_networks: tuple[str, ...] = REMOTE_NETWORKS
     runtime_sockets: tuple[str, ...] = ()
     cgroup_root: str = "/sys/fs/cgroup"
     proc: str = "/proc"
@@ -125,6 +129,10 @@ def _check(options: Options, place: str) -> None:
     for name in ("interval_s", "half_life_s", "replay_speed"):
         if getattr(options, name) <= 0:
             raise BadOptions(f"{place}, {name}: {getattr(options, name):g} is not more than 0")
+    try:
+        expression(options.remote_networks)
+    except ValueError as error:
+        raise BadOptions(f"{place}, remote_networks: {error}") from None
     if not options.socket:
         raise BadOptions(f"{place}, socket: a path is needed")
     if options.provider == "replay" and not options.replay:

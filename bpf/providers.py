@@ -59,7 +59,7 @@ def _open_ebpf(options: Options, attribution: Attribution, owners: Owners) -> Pr
         raise ProviderLost(_NO_V2)
     from bpf.ebpf import EbpfProvider
 
-    return EbpfProvider(owners.container_of_cgroup, python=options.python)
+    return EbpfProvider(owners.container_of_cgroup, python=options.python, networks=options.remote_networks)
 
 
 def _open_sock_diag(options: Options, attribution: Attribution) -> Provider:

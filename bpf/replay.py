@@ -3,11 +3,11 @@
 The file is JSON lines; empty lines and those that start with ``#`` are skipped. One line is one sample, in order::
 
     {"at": 10, "seconds": 10, "flows": [{"a": "web", "b": "db", "kind": "tcp", "bytes_ab": 5e6, "bytes_ba": 1e5,
-     "messages": 2000}]}
+     "messages": 2000}], "remotes": [{"a": "web", "address": "10.244.7.3", "bytes": 1e6}]}
 
 ``at``: seconds after the start at which the sample ends; without it, ``seconds`` after the one before.
 ``seconds``: how long it took (default: since the one before; 10 for the first). Of a flow all but ``a`` and ``b``
-have defaults. A line may also, or only, name endpoints::
+have defaults. ``remotes``: what was exchanged with addresses of other nodes. A line may also, or only, name endpoints::
 
     {"endpoints": {"web": {"namespace": "shop", "pod": "web-7d4b9c6f5-x2x7k", "container": "nginx",
      "pod_uid": "...", "labels": {"pod-template-hash": "7d4b9c6f5"}}}}
@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from bpf.options import is_amount
-from bpf.samples import KINDS, Flow, ProviderLost, Sample
+from bpf.samples import KINDS, Flow, ProviderLost, RemoteFlow, Sample
 from policies.affinity.graph import Identity
 from policies.affinity.owners import owner_of
 
 DEFAULT_SECONDS = 10.0
-_LINE_KEYS = {"at", "seconds", "flows", "endpoints", "repeat"}
+_LINE_KEYS = {"at", "seconds", "flows", "remotes", "endpoints", "repeat"}
 _AMOUNTS = ("bytes_ab", "bytes_ba", "messages")
 _NAMES = ("namespace", "pod", "container", "pod_uid")
 
@@ -89,12 +89,14 @@ class ReplayProvider:
     def sample(self, now_s: float) -> Sample:
         """All samples whose time has come, as one. Its length is the real time since the last call."""
         flows: list[Flow] = []
+        remotes: list[RemoteFlow] = []
         while self._next is not None and self._next.at_s <= (now_s - self._started_s) * self._speed:
             flows += self._next.flows
+            remotes += self._next.remotes
             self._counters["replayed"] += 1
             self._next = next(self._played, None)
         seconds, self._last_s = now_s - self._last_s, now_s
-        return Sample(now_s, seconds, tuple(flows), dict(self._counters))
+        return Sample(now_s, seconds, tuple(flows), dict(self._counters), tuple(remotes))
 
     def close(self) -> None:
         self._next = None
@@ -103,7 +105,7 @@ class ReplayProvider:
         length_s, offset_s = self._recording.length_s, 0.0
         while True:
             for sample in self._recording.samples:
-                yield Sample(sample.at_s + offset_s, sample.seconds, sample.flows)
+                yield replace(sample, at_s=sample.at_s + offset_s)
             offset_s += length_s
             if not self._recording.repeats or length_s <= 0:
                 return
@@ -119,7 +121,7 @@ def _read_line(recording: Recording, line: str, place: str) -> None:
     for name, told in _object(document.get("endpoints", {}), f"{place}, endpoints").items():
         recording.endpoints[name] = _identity(name, _object(told, f"{place}, endpoint {name}"))
     recording.repeats = recording.repeats or document.get("repeat") is True
-    if "flows" in document:
+    if "flows" in document or "remotes" in document:
         recording.samples.append(_sample(document, recording.length_s, place))
 
 
@@ -128,10 +130,21 @@ def _sample(document: Mapping[str, Any], before_s: float, place: str) -> Sample:
     at_s = _amount(document.get("at", before_s + length), f"{place}, at")
     if at_s < before_s:
         raise ProviderLost(f"{place}, at: {at_s:g} is before the sample above it, which ends at {before_s:g}")
-    if not isinstance(document["flows"], list):
-        raise ProviderLost(f"{place}, flows: expected a list")
-    flows = [_flow(flow, f"{place}, flow {number}") for number, flow in enumerate(document["flows"], 1)]
-    return Sample(at_s, float(document.get("seconds", at_s - before_s)), tuple(flows))
+    rows = {name: document.get(name, []) for name in ("flows", "remotes")}
+    for name, listed in rows.items():
+        if not isinstance(listed, list):
+            raise ProviderLost(f"{place}, {name}: expected a list")
+    flows = [_flow(flow, f"{place}, flow {number}") for number, flow in enumerate(rows["flows"], 1)]
+    remotes = [_remote(each, f"{place}, remote {number}") for number, each in enumerate(rows["remotes"], 1)]
+    return Sample(at_s, float(document.get("seconds", at_s - before_s)), tuple(flows), remotes=tuple(remotes))
+
+
+def _remote(document: Any, place: str) -> RemoteFlow:
+    told = _object(document, place)
+    a, address = told.get("a"), told.get("address")
+    if told.keys() - {"a", "address", "bytes"} or not (isinstance(a, str) and isinstance(address, str)):
+        raise ProviderLost(f"{place}: expected a, address and bytes")
+    return RemoteFlow(a, address, int(_amount(told.get("bytes", 0), f"{place}, bytes")))
 
 
 def _flow(document: Any, place: str) -> Flow:

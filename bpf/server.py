@@ -23,6 +23,7 @@ from bpf.options import BadOptions, Options
 from bpf.wire import write_changes, write_graph, write_groups, write_whole
 from cri_api import affinity_pb2 as pb
 from policies.affinity.graph import Graph
+from policies.affinity.remote import RemoteRates
 
 _SERVICE = "/cri_resmgr.affinity.v1.Affinity"
 #: More readers than this are more than this service is for.
@@ -33,8 +34,15 @@ _CLOSE_TIMEOUT_S = 2.0
 class AffinityService:
     """Serves a graph. ``announce()`` after every sample; ``status``: what is sent with it."""
 
-    def __init__(self, graph: Graph, status: Callable[[], pb.Status], sysfs: str = "/sys") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        status: Callable[[], pb.Status],
+        sysfs: str = "/sys",
+        remote: Optional[RemoteRates] = None,
+    ) -> None:
         self._graph = graph
+        self._remote = remote or RemoteRates()
         self._status = status
         self._sysfs = sysfs
         self._next_sample = asyncio.Event()
@@ -47,7 +55,9 @@ class AffinityService:
 
     async def get_graph(self, stream: Any) -> None:
         request = await stream.recv_message()
-        await stream.send_message(write_graph(self._graph, self._status(), request.least_weight))
+        await stream.send_message(
+            write_graph(self._graph, self._remote, self._status(), request.least_weight)
+        )
 
     async def watch_graph(self, stream: Any) -> None:
         await stream.recv_message()
@@ -56,11 +66,11 @@ class AffinityService:
         self._watchers += 1
         try:
             next_sample, version = self._next_sample, self._graph.version
-            await stream.send_message(write_whole(self._graph, self._status()))
+            await stream.send_message(write_whole(self._graph, self._remote, self._status()))
             while True:
                 await next_sample.wait()
                 next_sample = self._next_sample
-                delta = write_changes(self._graph, self._status(), version)
+                delta = write_changes(self._graph, self._remote, self._status(), version)
                 version = self._graph.version
                 await stream.send_message(delta)
         finally:

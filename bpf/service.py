@@ -33,6 +33,7 @@ from bpf.samples import Flow, ProviderLost, Sample
 from bpf.server import AffinityService, Listener
 from cri_api import affinity_pb2 as pb
 from policies.affinity.graph import Graph, Identity
+from policies.affinity.remote import RemoteRates
 
 SAVE_EVERY_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
@@ -61,7 +62,8 @@ class Observer:
         self._identities = Identities(options.runtime_sockets)
         self._graph = Graph(options.graph)
         self._file = GraphFile(options.state_file, options.proc)
-        self._service = AffinityService(self._graph, self._status, options.sysfs)
+        self._remote = RemoteRates()
+        self._service = AffinityService(self._graph, self._status, options.sysfs, self._remote)
         self._last = Sample(boot_time_s(), 0.0)
         self._saved_s = boot_time_s()
         self._late_s = time.monotonic() + LONGEST_LOOK_S
@@ -122,16 +124,26 @@ class Observer:
             log("error", "sample failed", reason=error)
             self._service.announce()
             return
-        seen = {end for flow in sample.flows for end in (flow.a, flow.b)}
+        seen = {end for flow in sample.flows for end in (flow.a, flow.b)} | {
+            flow.a for flow in sample.remotes
+        }
         gone = await self._identities.refresh(seen, at_s, ended)
         flows = self._named(sample.flows)
+        remotes = [replace(flow, a=self._identities.resolve(flow.a)) for flow in sample.remotes]
+        self._remote.observe(sample.seconds, remotes, self._options.half_life_s)
         self._graph.observe(sample.seconds, flows, self._known(flows))
         # Only now: the last that containers have sent belongs to their owners. Whose cgroup is not found, but runs by
         # the runtime's word, has not ended: the scan may have missed it.
-        self._graph.forget(gone | (ended - self._identities.by_id.keys()))
+        ended = gone | (ended - self._identities.by_id.keys())
+        self._graph.forget(ended)
+        self._remote.forget(ended)
         # Nobody looked (the last rung, or the first sample after a step): the graph is as old as it was.
         is_seen = sample.seconds > 0
-        self._last = replace(sample, flows=()) if is_seen else replace(self._last, counters=sample.counters)
+        self._last = (
+            replace(sample, flows=(), remotes=())
+            if is_seen
+            else replace(self._last, counters=sample.counters)
+        )
         self._service.announce()
         notify(f"STATUS={self._sentence()}")
         if at_s - self._saved_s >= SAVE_EVERY_S:

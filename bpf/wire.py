@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from cri_api import affinity_pb2 as pb
 from policies.affinity.graph import Graph, GraphEdge, Identity, OwnerEdge
 from policies.affinity.groups import groups_of
+from policies.affinity.remote import RemoteRates
 from policies.affinity.traffic import Key
 
 
-def write_graph(graph: Graph, status: pb.Status, least_weight: float) -> pb.Graph:
+def write_graph(graph: Graph, remote: RemoteRates, status: pb.Status, least_weight: float) -> pb.Graph:
     """The whole graph, without edges lighter than ``least_weight``."""
     edges = graph.edges
     return pb.Graph(
@@ -19,10 +21,11 @@ def write_graph(graph: Graph, status: pb.Status, least_weight: float) -> pb.Grap
         endpoints=_endpoints(graph, edges),
         edges=[_edge(edge) for edge in edges if edge.weight >= least_weight],
         owner_edges=[_owner_edge(edge) for edge in graph.owner_edges if edge.weight >= least_weight],
+        **_remote(remote),
     )
 
 
-def write_whole(graph: Graph, status: pb.Status) -> pb.GraphDelta:
+def write_whole(graph: Graph, remote: RemoteRates, status: pb.Status) -> pb.GraphDelta:
     """Everything, for a reader that has nothing."""
     edges = graph.edges
     return pb.GraphDelta(
@@ -32,14 +35,15 @@ def write_whole(graph: Graph, status: pb.Status) -> pb.GraphDelta:
         endpoints=_endpoints(graph, edges),
         edges=map(_edge, edges),
         owner_edges=map(_owner_edge, graph.owner_edges),
+        **_remote(remote),
     )
 
 
-def write_changes(graph: Graph, status: pb.Status, version: int) -> pb.GraphDelta:
+def write_changes(graph: Graph, remote: RemoteRates, status: pb.Status, version: int) -> pb.GraphDelta:
     """What a reader of ``version`` does not have; everything, if that is too old."""
     changes = graph.changes_since(version)
     if changes is None:
-        return write_whole(graph, status)
+        return write_whole(graph, remote, status)
     return pb.GraphDelta(
         version=graph.version,
         status=status,
@@ -49,6 +53,7 @@ def write_changes(graph: Graph, status: pb.Status, version: int) -> pb.GraphDelt
         gone_edges=map(_key, changes.edges.gone),
         owner_edges=map(_owner_edge, changes.owners.changed),
         gone_owner_edges=map(_key, changes.owners.gone),
+        **_remote(remote),
     )
 
 
@@ -96,6 +101,11 @@ def _edge(edge: GraphEdge) -> pb.Edge:
 
 def _owner_edge(edge: OwnerEdge) -> pb.OwnerEdge:
     return pb.OwnerEdge(a=edge.a, b=edge.b, weight=edge.weight)
+
+
+def _remote(remote: RemoteRates) -> dict[str, Any]:
+    peers = [pb.RemotePeer(id=end, address=address, bytes_per_s=rate) for end, address, rate in remote.told]
+    return {"remote_peers": peers, "remote_left_out": remote.left_out}
 
 
 def _key(key: Key) -> pb.EdgeKey:

@@ -29,6 +29,7 @@ _OPTIONS = {
     "replay": "affinity.replay",
     "interval_s": "affinity.interval",
     "cgroup_root": "topology.cgroup_root",
+    "remote_networks": "affinity.remote_networks",
 }
 
 

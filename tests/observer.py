@@ -22,19 +22,18 @@ QUICK = {"interval": "200ms", "half_life": "400ms", "minimum_age": "1ms"}
 class ObserverProcess:
     """Plays flows for ever, until ``close``. Use as ``async with``."""
 
-    def __init__(self, agent: Agent, flows: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, agent: Agent, flows: Iterable[Mapping[str, Any]], remotes: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
         self.agent = agent
         self.recording = agent.folder / "recording"
-        self.play(flows)
+        self.play(flows, remotes)
         self.process: Optional[asyncio.subprocess.Process] = None
 
-    def play(self, flows: Iterable[Mapping[str, Any]]) -> None:
+    def play(self, flows: Iterable[Mapping[str, Any]], remotes: Iterable[Mapping[str, Any]] = ()) -> None:
         """Rates (bytes and messages a second) between ``namespace/pod/container``s; for the next start."""
-        line = [
-            {key: value * LINE_S if isinstance(value, (int, float)) else value for key, value in flow.items()}
-            for flow in flows
-        ]
-        sample = json.dumps({"seconds": LINE_S, "flows": line})
+        line = {"seconds": LINE_S, "flows": _of_a_line(flows), "remotes": _of_a_line(remotes)}
+        sample = json.dumps(line)
         self.recording.write_text(f'{sample}\n{{"repeat": true}}\n')
 
     async def start(self) -> None:
@@ -73,3 +72,10 @@ class ObserverProcess:
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.end()
+
+
+def _of_a_line(rates: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {key: value * LINE_S if isinstance(value, (int, float)) else value for key, value in each.items()}
+        for each in rates
+    ]

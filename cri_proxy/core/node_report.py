@@ -15,6 +15,7 @@ from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.report import placement_row, present_why
 from cri_proxy.core.zones import ZONES, Zone, id_at, parent_of, zone_around
 from policies.affinity.groups import Group
+from policies.affinity.remote import RemotePeer
 from policies.affinity.traffic import POD_PREFIX, Traffic
 from policies.cpus import format_cpus
 from policies.memory import allocatable_bytes, room_bytes
@@ -178,6 +179,24 @@ def _group_row(
         "zone": zone,
         "why_not": "" if together else _why_apart(engine, grants, still),
     }
+
+
+def remote_rows(engine: Engine, peers: Iterable[RemotePeer]) -> list[dict[str, Any]]:
+    """What containers exchange with addresses that are not known to be on this node, both directions, heaviest first."""
+    rows = []
+    for peer in peers:
+        grant = engine.grants.get(peer.end)
+        if grant is not None:
+            rows.append(
+                {
+                    "namespace": grant.container.pod.namespace,
+                    "pod": grant.container.pod.name,
+                    "container": grant.container.name,
+                    "address": peer.address,
+                    "bytes_per_s": round(peer.bytes_per_s),
+                }
+            )
+    return rows
 
 
 def _containers(engine: Engine, end: str) -> tuple[str, ...]:

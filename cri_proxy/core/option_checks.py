@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from typing import Any, Optional
 
 import voluptuous as vol
@@ -24,6 +25,8 @@ MAX_SOCKET_BYTES = 107
 #: Every second CPU of 1024 is a list of 2,000 characters; thousands of wide ranges would take a minute.
 MAX_TEXT = 2048
 
+#: Each is a comparison for every address that the kernel's program looks at.
+MAX_NETWORKS = 16
 #: More names than a policy of the cluster needs in one list.
 MAX_NAMES = 256
 
@@ -260,6 +263,23 @@ def listen() -> Check:
         return text
 
     return Check('HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off', read, write_text)
+
+
+def networks() -> Check:
+    """A tuple of networks with the length of their prefix, IPv4 and IPv6."""
+
+    def read(raw: Raw) -> tuple[str, ...]:
+        texts = _texts(raw)
+        if len(texts) > MAX_NETWORKS:
+            raise vol.Invalid(f"there are {len(texts)}, at most {MAX_NETWORKS} are possible")
+        for text in texts:
+            try:
+                ip_network(text if "/" in text else "", strict=False)
+            except ValueError:
+                raise vol.Invalid(f"{text!r} is none") from None
+        return texts
+
+    return Check("a list of networks such as [10.244.0.0/16], or [] for none", read, write_list)
 
 
 def nodes() -> Check:

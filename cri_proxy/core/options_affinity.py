@@ -12,6 +12,7 @@ from cri_proxy.core.option_checks import (
     empty_or_path,
     flag,
     listen,
+    networks,
     one_of,
     socket_path,
     whole,
@@ -24,6 +25,7 @@ OBSERVERS = {
     **dict.fromkeys(("affinity.interval", "affinity.half_life", "affinity.message_lines"), True),
     **dict.fromkeys(("affinity.least_weight", "affinity.least_share", "affinity.most_weight"), True),
     "affinity.within": True,
+    "affinity.remote_networks": False,
 }
 
 AFFINITY_OPTIONS: tuple[Option, ...] = (
@@ -115,6 +117,13 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         "Whose traffic counts: everybody's, only inside a namespace, or only among replicas and containers of one "
         "workload.",
         cluster=True,
+    ),
+    Option(
+        "affinity.remote_networks",
+        networks(),
+        ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"),
+        "The networks that pods of other nodes have addresses in: what containers exchange with these is told to the "
+        "cluster (AffinityAdvice). Best the cluster's pod networks; [] sees nothing beyond the node.",
     ),
     Option(
         "affinity.declared_weight",

@@ -32,6 +32,7 @@ from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerFailed, PlannerWorker
 from cri_proxy.shell.pressure import NOTHING
 from policies.affinity.problem import Proposal
+from policies.affinity.remote import RemotePeer
 from policies.affinity.traffic import Traffic
 
 
@@ -40,6 +41,9 @@ class TrafficSource(Protocol):
 
     @property
     def traffic(self) -> Traffic: ...
+
+    @property
+    def remote(self) -> tuple[tuple[RemotePeer, ...], int]: ...
 
     def status(self) -> dict[str, Any]: ...
 
@@ -77,6 +81,10 @@ class AffinityController:
     def traffic(self) -> Traffic:
         """The picture that counts: none where affinity is off."""
         return self.source.traffic if self.parts.config["affinity.enabled"] else Traffic()
+
+    def remote(self) -> tuple[tuple[RemotePeer, ...], int]:
+        """What containers exchange with other nodes, heaviest first, and how many more there are."""
+        return self.source.remote if self.parts.config["affinity.enabled"] else ((), 0)
 
     def follow(self, engine: Optional[Engine] = None) -> None:
         """The graph or the engine is another one: let the engine know what is known now."""

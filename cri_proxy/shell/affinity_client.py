@@ -20,6 +20,7 @@ from bpf.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
 from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
 from policies.affinity.picture import News, Picture
+from policies.affinity.remote import RemotePeer
 from policies.affinity.traffic import Edge, Traffic
 
 FILE = "affinity.json"
@@ -53,6 +54,8 @@ class AffinityClient:
         self._picture = Picture()
         self._frozen = _NEVER_SEEN
         self._status = pb.Status()
+        #: What containers exchange with other nodes, the heaviest first, and how many more there are.
+        self.remote: tuple[tuple[RemotePeer, ...], int] = ((), 0)
         self._heard_s: Optional[float] = None
         self._saved_s = time.monotonic()
         self._is_saved = True
@@ -135,6 +138,8 @@ class AffinityClient:
         if await asyncio.to_thread(_take_into, self._picture, delta):
             self._is_saved = False
         self._status.CopyFrom(delta.status)
+        # An observer of an older version tells none.
+        self.remote = read_remote(delta), delta.remote_left_out
         self._heard_s = time.monotonic()
         self._say(self._not_looked() or (_IS_NEW if self._picture.is_waiting else ""))
         self._tell(before)
@@ -211,6 +216,15 @@ def read_delta(delta: pb.GraphDelta) -> News:
         gone_owners=tuple((key.a, key.b) for key in delta.gone_owner_edges),
         is_whole=delta.is_whole,
         half_lives=delta.status.observed_s / half_life_s if half_life_s > 0 else 1.0,
+    )
+
+
+def read_remote(delta: pb.GraphDelta) -> tuple[RemotePeer, ...]:
+    """What it says of other nodes. What has no end, no address or no rate is left out."""
+    return tuple(
+        RemotePeer(peer.id, peer.address, peer.bytes_per_s)
+        for peer in delta.remote_peers
+        if peer.id and peer.address and 0 < peer.bytes_per_s < float("inf")
     )
 
 

@@ -16,6 +16,7 @@ from cri_proxy.core.node_report import (
     container_row,
     group_rows,
     machine_document,
+    remote_rows,
     running,
     zone_rows,
 )
@@ -60,14 +61,22 @@ class ViewCommands:
         engine: Optional[Engine] = self._daemon.parts.keeper.engine
         document = {**self._head(), **self._daemon.orders.notable.since(since)}
         if engine is None:
-            return {**document, "machine": None, "zones": [], "placements": [], "affinity_groups": []}
+            nothing: dict[str, Any] = {
+                "zones": [],
+                "placements": [],
+                "affinity_groups": [],
+                "remote_peers": [],
+            }
+            return {**document, "machine": None, **nothing, "remote_left_out": 0}
         # 1. In one step: what belongs together.
         zones, machine = self._zones(engine.host.topology)
         grants = running(engine)
+        peers, left_out = self._daemon.affinity.remote()
         document |= {"machine": machine, "zones": zone_rows(engine.node, zones)}
         # 2. What follows from records that do not change any more.
         rows = await sliced(grants, lambda some: [container_row(engine, grant, zones) for grant in some])
         groups = await self._group_rows(engine, zones)
+        document |= {"remote_peers": remote_rows(engine, peers), "remote_left_out": left_out}
         return {**document, "placements": rows, "affinity_groups": groups}
 
     async def doctor(self, arguments: dict[str, Any]) -> Any:

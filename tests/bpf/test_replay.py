@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bpf.replay import ReplayProvider, identity_of_name, read_recording
-from bpf.samples import Flow, ProviderLost
+from bpf.samples import Flow, ProviderLost, RemoteFlow
 
 RECORDING = """\
 # two samples
@@ -47,6 +47,12 @@ def test_a_recording_can_start_again(path: Path) -> None:
     assert provider.sample(60.0).counters == {"replayed": 4}
 
 
+def test_a_line_may_have_traffic_with_other_nodes_only(path: Path) -> None:
+    path.write_text('{"remotes": [{"a": "web", "address": "10.244.7.3", "bytes": 5}]}')
+    sample = ReplayProvider(str(path), 0.0).sample(10.0)
+    assert (sample.flows, sample.remotes) == ((), (RemoteFlow("web", "10.244.7.3", 5),))
+
+
 def test_endpoints_are_named_with_their_owners(path: Path) -> None:
     assert read_recording(str(path)).endpoints["web"].owner == "shop/web/nginx"
 
@@ -60,7 +66,7 @@ def test_a_name_of_three_parts_tells_who_it_is() -> None:
 
 BAD = {
     "no JSON": ("{", "line 1: not JSON"),
-    "no object": ("[]", "expected an object with at, endpoints, flows, repeat, seconds only"),
+    "no object": ("[]", "expected an object with at, endpoints, flows, remotes, repeat, seconds only"),
     "unknown key": ('{"flow": []}', "expected an object with"),
     "no list": ('{"flows": 5}', "line 1, flows: expected a list"),
     "no end": ('{"flows": [{"a": "x"}]}', "line 1, flow 1, b: None is not the name of an endpoint"),
@@ -72,6 +78,12 @@ BAD = {
     "negative": ('{"flows": [], "seconds": -1}', "seconds: -1 is not a number of 0 or more"),
     "endless": ('{"flows": [], "seconds": 1e999}', "is not a number of 0 or more"),
     "back in time": ('{"at": 9, "flows": []}\n{"at": 5, "flows": []}', "line 2, at: 5 is before"),
+    "no remote list": ('{"remotes": 5}', "line 1, remotes: expected a list"),
+    "no address": ('{"remotes": [{"a": "x"}]}', "line 1, remote 1: expected a, address and bytes"),
+    "no remote number": (
+        '{"remotes": [{"a": "x", "address": "10.0.0.1", "bytes": -1}]}',
+        "remote 1, bytes: -1 is not a number of 0 or more",
+    ),
     "unknown amount": ('{"flows": [{"a": "x", "b": "y", "bytes": 5}]}', "'bytes' is not known"),
 }
 

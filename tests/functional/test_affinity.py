@@ -244,3 +244,32 @@ async def test_a_move_that_the_runtime_refuses_is_taken_back_and_the_command_fai
         rows = {row["id"]: row for row in await ask(agent, "placements")}
         assert {len(rows[key]["cpus"]) > 0 for key in (web, db)} == {True}
         assert (await ask(agent, "status"))["updates_waiting"] == 0
+
+
+async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_agent: StartAgent) -> None:
+    agent = await start_agent(affinity=MANUAL)
+    remotes = [
+        {"a": "default/web/app", "address": "10.244.7.3", "bytes": 2e6},
+        {"a": "default/web/app", "address": "fd00::7:4", "bytes": 8e6},
+        {"a": "default/gone/app", "address": "10.244.7.4", "bytes": 8e6},
+    ]
+    async with CriClient(agent.socket) as client, ObserverProcess(agent, [], remotes):
+        await create(client, "web")
+        report = await until(
+            agent, lambda d: any(row["bytes_per_s"] > 1_500_000 for row in d["remote_peers"][1:]), "report"
+        )
+        assert [(row["namespace"], row["pod"], row["container"]) for row in report["remote_peers"]] == [
+            ("default", "web", "app")
+        ] * 2
+        assert [row["address"] for row in report["remote_peers"]] == ["fd00::7:4", "10.244.7.3"]
+        assert report["remote_left_out"] == 0
+        assert report["affinity_groups"] == []
+
+
+async def test_where_affinity_is_off_no_other_node_is_told_of(start_agent: StartAgent) -> None:
+    agent = await start_agent(affinity={**MANUAL, "enabled": False})
+    remotes = [{"a": "default/web/app", "address": "10.244.7.3", "bytes": 2e6}]
+    async with CriClient(agent.socket) as client, ObserverProcess(agent, [], remotes):
+        await create(client, "web")
+        await until(agent, lambda d: d["affinity"]["observer"]["counters"].get("replayed", 0) > 1)
+        assert (await ask(agent, "report"))["remote_peers"] == []
