@@ -7,7 +7,7 @@ and one that was taken back is not sent again at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
@@ -16,6 +16,7 @@ from cluster.agent.memory import Memory
 from cluster.agent.spec import Override, Policy, Spec
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED
+from cluster.kube.known import not_written
 
 POLICY, MODE, FREEZE, OVERRIDES = "cluster-policy", "mode", "freeze", "overrides"
 _OVERRIDE = ("namespace", "pod", "container", "zone")
@@ -273,8 +274,20 @@ def _waiting(row: Override, trouble: str) -> dict[str, Any]:
     return {**dict(zip(_OVERRIDE, row)), "state": "Waiting", "message": sentence}
 
 
-def config_applied(spec: Spec, status: Mapping[str, Any], refusals: Refusals) -> Condition:
-    """One condition for everything that is asked: whether the node is as its spec says, and each reason why not."""
+def config_applied(
+    spec: Spec, status: Mapping[str, Any], refusals: Refusals, left_out: Sequence[str] = ()
+) -> Condition:
+    """One condition for everything that is asked: whether the node is as its spec says, and each reason why not.
+
+    ``left_out``: paths of this half's status that the server's schema does not know. They change nothing on the node.
+    """
+    found = _config_applied(spec, status, refusals)
+    if not left_out:
+        return found
+    return replace(found, message=f"{found.message}; {not_written(left_out)}")
+
+
+def _config_applied(spec: Spec, status: Mapping[str, Any], refusals: Refusals) -> Condition:
     policy = status.get("policy") or {}
     named = f"policy {policy.get('name')} of generation {policy.get('generation')}"
     sentences = list(spec.wrong)

@@ -13,7 +13,8 @@ from typing import Any, Optional
 
 from cluster.agent.conditions import FALSE, TRUE, UNKNOWN, Condition, shortened, written
 from cluster.agent.steady import steady_memory, steady_rate
-from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY
+from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY, SCHEMA_CURRENT
+from cluster.kube.known import not_written
 
 #: Characters of a line that explains a placement, and of any other text.
 MOST_WHY, MOST_TEXT = 200, 400
@@ -75,6 +76,7 @@ class Seen:
     problems: Optional[Sequence[Mapping[str, Any]]] = None
     is_report_only: bool = False
     asked: bool = False
+    left_out: Sequence[str] = ()
 
 
 def camel(name: str) -> str:
@@ -184,6 +186,8 @@ def _conditions(seen: Seen) -> list[Condition]:
             "the agent of this node only reports: it has no control socket, so its spec is not carried out"
         )
         found.append(Condition(CONFIG_APPLIED, FALSE, "ReportsOnly", sentence))
+    if seen.left_out:
+        found.append(Condition(SCHEMA_CURRENT, FALSE, "FieldsNotWritten", not_written(seen.left_out)))
     return found
 
 

@@ -20,6 +20,8 @@ AGENT_MANAGER, OPERATOR_MANAGER = AGENT, OPERATOR
 
 #: Conditions of a NodePlacement.
 READY, DEGRADED, CONFIG_APPLIED = "Ready", "Degraded", "ConfigApplied"
+#: Only where it is False: the server's schema is older than the agent, which names what is not written.
+SCHEMA_CURRENT = "SchemaCurrent"
 
 #: On a node: the version that the installer has put there, and whether it is in the middle of it.
 INSTALLED_LABEL = f"{GROUP}/installed"

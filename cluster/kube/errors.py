@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
+
+
+class Cause(NamedTuple):
+    """One of several causes of a refusal: the API's word, the field it is about, a sentence."""
+
+    reason: str
+    field: str
+    message: str
 
 
 class ApiError(Exception):
     """The server's refusal. ``status``: HTTP's number; ``reason``: the API's word, such as NotFound or Conflict."""
 
-    def __init__(self, status: int, reason: str, message: str, retry_after_s: Optional[float] = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_s: Optional[float] = None,
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+        self.causes = causes
 
 
 class Unreachable(Exception):
@@ -39,4 +55,8 @@ def of_status(said: dict[str, Any], status: int = 0, retry_after_s: Optional[flo
     if retry_after_s is None and details.get("retryAfterSeconds"):
         retry_after_s = float(details["retryAfterSeconds"])
     number = int(said.get("code") or status)
-    return ApiError(number, str(said.get("reason") or ""), str(said.get("message") or ""), retry_after_s)
+    causes = tuple(
+        Cause(*(str(each.get(key) or "") for key in Cause._fields)) for each in details.get("causes") or ()
+    )
+    reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
+    return ApiError(number, reason, message, retry_after_s, causes)

@@ -1,8 +1,8 @@
 """An API server of Kubernetes in this process: real HTTP/1.1 over TCP (or TLS), objects in memory, faults on demand.
 
 It keeps objects the way agent, operator and plugin rely on: versions, generations, merge patch, server-side apply with
-owners of fields, status subresources, selectors, pages, watches with bookmarks, 410. It validates nothing and defaults
-nothing. ``tests/cluster/real`` holds the same clients against a real server.
+owners of fields, status subresources, selectors, pages, watches with bookmarks, 410. It defaults nothing, and validates
+only what is applied to a kind that has a schema. ``tests/cluster/real`` holds the same clients against a real server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import ssl
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from http.client import parse_headers
@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cluster.kube.requests import Resource
+from tests.cluster.declared import strange_words, undeclared
 from tests.cluster.owned_fields import Conflict, Fields, applied, changed_by, flat
 
 #: What has a status subresource: there, the object's own path does not write status.
@@ -94,9 +95,9 @@ class Fault:
 class Refused(Exception):
     """An answer that is a Status."""
 
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
+    def __init__(self, status: int, message: str, reason: str = "", causes: Sequence[Any] = ()) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason or _WORDS.get(status, "")
+        self.status, self.reason, self.causes = status, reason or _WORDS.get(status, ""), causes
 
 
 _Key = tuple[str, str]
@@ -141,6 +142,7 @@ class ApiServer:
     """``async with ApiServer() as server``; ``server.url`` is where, ``server.kubeconfig(path)`` writes how.
 
     ``calls``: all requests, in order. ``faults``: see Fault. ``missing``: plurals that are not served (no CRD).
+    ``schemas``: by plural; what is applied there and is not in the schema is refused.
     ``tokens``: if given, bearer tokens that are taken. ``refuse``: a function of a Call; its text is a 403.
     """
 
@@ -148,6 +150,7 @@ class ApiServer:
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
         self.missing: set[str] = set()
+        self.schemas: dict[str, Mapping[str, Any]] = {}
         self.tokens: Optional[set[str]] = None
         self.refuse: Callable[[Call], str] = lambda call: ""
         self.connections = 0
@@ -434,6 +437,7 @@ class ApiServer:
         if found is None and where.subresource:
             raise self._not_found(where)
         self._precondition(found or {}, call.body)
+        self._declared(call.body, where)
         fields = kind.fields.get(where.key, {})
         owner = f"{manager}/{where.subresource}"
         try:
@@ -450,6 +454,19 @@ class ApiServer:
         written = _part(found or {}, where)
         others = {name: value for name, value in (found or body).items() if name not in written}
         return deepcopy(self._store(where, {**others, **wanted}, manager, owners))
+
+    def _declared(self, body: Mapping[str, Any], where: _Where) -> None:
+        schema = self.schemas.get(where.plural)
+        if schema is None:
+            return
+        shown = {name: value for name, value in body.items() if name != "metadata"}
+        lines = [f"{path}: field not declared in schema" for path in undeclared(shown, schema)]
+        if lines:
+            said = lines[0] if len(lines) == 1 else "\n  ".join(["errors:", *lines])
+            raise Refused(500, f"failed to create typed patch object (/{where.name}): {said}")
+        causes = list(strange_words(shown.get("status"), schema["properties"]["status"], "status"))
+        if causes:
+            raise Refused(422, f'"{where.name}" is invalid', causes=causes)
 
     # --- objects
 
@@ -715,7 +732,8 @@ def _metadata_only(said: dict[str, Any]) -> dict[str, Any]:
 
 def _status(error: Refused) -> dict[str, Any]:
     said = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    return {**said, "message": str(error), "reason": error.reason, "code": error.status}
+    details = {"details": {"causes": list(error.causes)}} if error.causes else {}
+    return {**said, **details, "message": str(error), "reason": error.reason, "code": error.status}
 
 
 def certificates(folder: Path) -> tuple[Path, Path]:

@@ -26,6 +26,7 @@ from cluster.agent.spec import Spec, read_spec
 from cluster.api import names
 from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
+from cluster.kube.io.known_fields import KnownFields
 from cri_api.control import ControlError
 
 #: The field manager of this half: its fields are not those of the reporting one.
@@ -66,6 +67,7 @@ class Commander:
         self._refusals = Refusals()
         self._signs = Signs()
         self._written = Written(Pace(period_s))
+        self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
         self._generation: Optional[int] = None
         self._news = asyncio.Event()
         self._is_there = False
@@ -243,10 +245,13 @@ class Commander:
     async def _acknowledge(self, spec: Spec, look: _Look) -> float:
         """Write what has become of the spec, if that is new; seconds until it may be written."""
         acknowledged = commands.acknowledgement(spec, look.report, look.trouble, self._memory, self._refusals)
-        condition = commands.config_applied(spec, acknowledged, self._refusals)
+        left_out = self._known.left_out
+        condition = commands.config_applied(spec, acknowledged, self._refusals, left_out)
         before = self._written.told.get("conditions", ())
         conditions = written([condition], before, self._clock.stamp(), spec.generation)
         status = {**acknowledged, "conditions": conditions}
+        if self._known.is_old():
+            self._written.forget()
         if not self._is_there or not self._written.differs(status):
             return CALM_S
         if not self._written.is_due(status, self._clock):
@@ -257,8 +262,8 @@ class Commander:
             "metadata": {"name": self._node},
             "status": status,
         }
-        request = self._client.apply(
-            PLACEMENTS, self._node, body, manager=MANAGER, subresource="status", metadata_only=True
+        request = self._known.apply(
+            self._node, body, manager=MANAGER, subresource="status", metadata_only=True
         )
         try:
             await self._written.write(status, self._clock, request)
@@ -267,11 +272,9 @@ class Commander:
             self._api_said.trouble(f"the API server does not answer: {error}")
         except ApiError as error:
             self._api_said.trouble(f"the API server says {error.status} {error.reason}: {error.message}")
-        return (
-            CALM_S
-            if not self._written.differs(status)
-            else self._written.pace.wait_s(self._clock.monotonic())
-        )
+        if self._known.left_out == left_out and not self._written.differs(status):
+            return CALM_S
+        return self._written.pace.wait_s(self._clock.monotonic())
 
     # ------------------------------------------------------------------ rounds
 

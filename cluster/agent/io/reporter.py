@@ -25,6 +25,8 @@ from cluster.api import names
 from cluster.api.fit import fit
 from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
+from cluster.kube.io.known_fields import KnownFields
+from cluster.kube.known import not_written
 from cluster.kube.requests import Resource
 from cluster.topology import resource_topology
 from cluster.topology.kubelet import TopologyManager, read_topology_manager
@@ -78,11 +80,13 @@ class Reporter:
         self._cursor = EventCursor()
         self._events = Events(reporting.node, f"{int(clock.wall()):x}")
         self._status = Written(Pace(reporting.period_s))
+        self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
         self._topology = Written(Pace(reporting.period_s))
         self._doctor = _Doctor(daemon, clock)
         self._owner: Optional[dict[str, Any]] = None
         self._daemon_said, self._api_said = Said("daemon"), Said("api server")
         self._topology_said = Said("node resource topology", "it is written", level="info")
+        self._known_said = Said("schema", "all fields are written")
         self._events_lost = 0
 
     async def run(self) -> None:
@@ -151,10 +155,19 @@ class Reporter:
     def seen(self) -> Seen:
         """All that is known now."""
         is_report_only = not self._reporting.commands_elsewhere
-        return Seen(self._report, self._trouble, self._doctor.problems, is_report_only, self._asked)
+        return Seen(
+            self._report,
+            self._trouble,
+            self._doctor.problems,
+            is_report_only,
+            self._asked,
+            self._known.left_out,
+        )
 
     async def _write_status(self) -> None:
         status = status_of(self.seen(), self._status.told, self._clock.stamp())
+        if self._known.is_old():
+            self._status.forget()
         if not self._status.is_due(status, self._clock):
             return
         body = {
@@ -166,8 +179,7 @@ class Reporter:
         answer = await self._status.write(
             status,
             self._clock,
-            self._client.apply(
-                PLACEMENTS,
+            self._known.apply(
                 self._reporting.node,
                 body,
                 manager=names.AGENT_MANAGER,
@@ -181,6 +193,10 @@ class Reporter:
             "name": self._reporting.node,
             "uid": answer["metadata"]["uid"],
         }
+        if left_out := self._known.left_out:
+            self._known_said.trouble(not_written(left_out))
+        else:
+            self._known_said.well()
 
     async def _write_topology(self) -> None:
         if not self._reporting.writes_topology or self._report is None or self._trouble:

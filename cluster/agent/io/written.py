@@ -32,6 +32,10 @@ class Written:
         """Whether the server has something else, as far as is known."""
         return not self._is_told or wanted != self.told
 
+    def forget(self) -> None:
+        """What the server has is no longer as good as what was written: the same is worth another write."""
+        self._is_told = False
+
     def is_due(self, wanted: Mapping[str, Any], clock: Clock) -> bool:
         """Whether to write now: it is another, and its time has come."""
         return self.differs(wanted) and self.pace.wait_s(clock.monotonic()) <= 0

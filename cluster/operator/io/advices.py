@@ -8,6 +8,7 @@ from typing import Any
 from cluster.api.names import AFFINITY_ADVICES, GROUP, OPERATOR_MANAGER, VERSION
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
+from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.requests import Resource
 from cluster.operator.advice import NodeTraffic, Owner, advise, owners_wanted
 from cluster.operator.io.clock import Clock
@@ -30,6 +31,7 @@ class Advices:
     ) -> None:
         """``check`` raises where nothing may be written any more."""
         self._client, self._clock, self._check, self._log = client, clock, check, log
+        self._known = KnownFields(client, ADVICES, clock.monotonic)
         #: Selector of an owner, "" of one that there is not, and when it was read.
         self._selectors: dict[Owner, tuple[str, float]] = {}
         self._said = ""
@@ -61,7 +63,7 @@ class Advices:
         }
         advices = advise(traffic, selectors, published)
         for name, advice in advices.items():
-            if (present.get(name) or {}).get("status") != advice["status"]:
+            if (present.get(name) or {}).get("status") != self._known.as_written(advice)["status"]:
                 self._check()
                 await self._write(name, advice, name in present)
         for name in sorted(present.keys() - advices.keys()):
@@ -88,8 +90,8 @@ class Advices:
     async def _write(self, name: str, advice: dict[str, Any], there: bool) -> None:
         if not there:
             without = {key: value for key, value in advice.items() if key != "status"}
-            await self._client.apply(ADVICES, name, without, manager=OPERATOR_MANAGER)
-        await self._client.apply(ADVICES, name, advice, manager=OPERATOR_MANAGER, subresource="status")
+            await self._known.apply(name, without, manager=OPERATOR_MANAGER)
+        await self._known.apply(name, advice, manager=OPERATOR_MANAGER, subresource="status")
 
     async def _delete(self, name: str) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from cluster.api.names import (
@@ -22,6 +22,8 @@ from cluster.api.names import (
 )
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
+from cluster.kube.io.known_fields import KnownFields
+from cluster.kube.known import not_written
 from cluster.kube.requests import Resource
 from cluster.operator.advice import observed
 from cluster.operator.io.advices import Advices
@@ -93,6 +95,8 @@ class Operator:
             )
         self._advices = Advices(client, clock, self._leader.check, log)
         self._access = NodeAccess(client, clock, self._leader.check, log)
+        self._known = KnownFields(client, POLICIES, clock.monotonic)
+        self._left_out: tuple[str, ...] = ()
         self._missing_since: Any = {}
         self._failures = 0
 
@@ -159,6 +163,8 @@ class Operator:
         now = self._clock.wall()
         made = plan(self.policies.values, self.nodes.values, self.placements.values, self._missing_since, now)
         self._missing_since = made.missing_since
+        # What the server's schema does not know is no difference: it would be written for ever.
+        made = replace(made, statuses=tuple(filter(self._is_other, made.statuses)))
         try:
             whole = await self._write(made)
             self._failures = 0
@@ -221,11 +227,16 @@ class Operator:
             if error.status != 409:
                 raise
 
+    def _is_other(self, new: NewStatus) -> bool:
+        wanted = self._known.as_written(status_document(new.policy, new.status))["status"]
+        policy = self.policies.values.get(new.policy)
+        return policy is None or wanted != policy.status
+
     async def _status(self, new: NewStatus) -> None:
         try:
             document = status_document(new.policy, new.status)
-            answer = await self._client.apply(
-                POLICIES, new.policy, document, manager=OPERATOR_MANAGER, subresource="status"
+            answer = await self._known.apply(
+                new.policy, document, manager=OPERATOR_MANAGER, subresource="status"
             )
         except ApiError as error:
             if error.status != 404:
@@ -233,6 +244,10 @@ class Operator:
             self.policies.drop(new.policy)
             return
         self.policies.put(answer)
+        if (left_out := self._known.left_out) != self._left_out:
+            self._left_out = left_out
+            if left_out:
+                self._log(not_written(left_out))
         if new.news:
             self._log(new.news)
 

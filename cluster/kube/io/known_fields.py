@@ -1,0 +1,65 @@
+"""Server-side apply where the server's schema may be older than this program: CRDs that were not applied, or taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cluster.kube.errors import ApiError
+from cluster.kube.io.client import Client
+from cluster.kube.known import Unknown, unknown_in, without
+from cluster.kube.requests import Resource
+
+#: The whole document is tried again so long after a write that was not whole: the CRDs may be newer by then.
+WHOLE_AGAIN_S = 600.0
+#: Requests for one write. Of the fields that a mapping may not have the server names one at a time.
+MOST_REQUESTS = 24
+
+
+class KnownFields:
+    """The writes of one program to one kind of object."""
+
+    def __init__(self, client: Client, resource: Resource, monotonic: Callable[[], float]) -> None:
+        self._client, self._resource, self._monotonic = client, resource, monotonic
+        self._unknown: frozenset[Unknown] = frozenset()
+        self._whole_at_s = 0.0
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The fields that the last write was without, by their paths."""
+        return tuple(sorted(map(str, self._unknown)))
+
+    def as_written(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the server is given of a document now: what it has is to be held against that."""
+        return without(body, frozenset() if self.is_old() else self._unknown)
+
+    def is_old(self) -> bool:
+        """Whether the last write was not whole and its time is over: the same document is then worth another write."""
+        return bool(self._unknown) and self._monotonic() >= self._whole_at_s
+
+    async def apply(self, name: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
+        """As ``Client.apply``, without what the server has named as not known to its schema.
+
+        :raises ApiError, Unreachable, NoAccess: as that does; what was left out before stays left out.
+        """
+        unknown = frozenset() if self.is_old() else self._unknown
+        for _ in range(MOST_REQUESTS - 1):
+            try:
+                answer = await self._apply(name, body, unknown, how)
+                break
+            except ApiError as error:
+                more = unknown_in(error) - unknown
+                if not more:
+                    raise
+                unknown |= more
+        else:
+            answer = await self._apply(name, body, unknown, how)
+        if unknown != self._unknown or self.is_old():
+            self._whole_at_s = self._monotonic() + WHOLE_AGAIN_S
+        self._unknown = unknown
+        return answer
+
+    async def _apply(
+        self, name: str, body: dict[str, Any], unknown: frozenset[Unknown], how: dict[str, Any]
+    ) -> dict[str, Any]:
+        return await self._client.apply(self._resource, name, without(body, unknown), **how)
