@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cluster.kube.requests import Resource
-from tests.cluster.declared import strange_words, undeclared
+from tests.cluster.declared import pruned, strange_words, undeclared
 from tests.cluster.owned_fields import Conflict, Fields, applied, changed_by, flat
 
 #: What has a status subresource: there, the object's own path does not write status.
@@ -142,7 +142,7 @@ class ApiServer:
     """``async with ApiServer() as server``; ``server.url`` is where, ``server.kubeconfig(path)`` writes how.
 
     ``calls``: all requests, in order. ``faults``: see Fault. ``missing``: plurals that are not served (no CRD).
-    ``schemas``: by plural; what is applied there and is not in the schema is refused.
+    ``schemas``: by plural; what is applied there and is not in the schema is refused, or dropped (``drops``: plurals).
     ``tokens``: if given, bearer tokens that are taken. ``refuse``: a function of a Call; its text is a 403.
     """
 
@@ -151,6 +151,7 @@ class ApiServer:
         self.faults: list[Fault] = []
         self.missing: set[str] = set()
         self.schemas: dict[str, Mapping[str, Any]] = {}
+        self.drops: set[str] = set()
         self.tokens: Optional[set[str]] = None
         self.refuse: Callable[[Call], str] = lambda call: ""
         self.connections = 0
@@ -455,10 +456,12 @@ class ApiServer:
         others = {name: value for name, value in (found or body).items() if name not in written}
         return deepcopy(self._store(where, {**others, **wanted}, manager, owners))
 
-    def _declared(self, body: Mapping[str, Any], where: _Where) -> None:
+    def _declared(self, body: dict[str, Any], where: _Where) -> None:
         schema = self.schemas.get(where.plural)
         if schema is None:
             return
+        if where.plural in self.drops:
+            body["status"] = pruned(body.get("status", {}), schema["properties"]["status"])
         shown = {name: value for name, value in body.items() if name != "metadata"}
         lines = [f"{path}: field not declared in schema" for path in undeclared(shown, schema)]
         if lines:

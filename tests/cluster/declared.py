@@ -27,6 +27,16 @@ def undeclared(value: Any, schema: Mapping[str, Any], place: str = "") -> Iterat
             yield from undeclared(item, schema.get("items") or {}, f"{place}[{number}]")
 
 
+def pruned(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A value without the fields that the schema does not have."""
+    if isinstance(value, list):
+        return [pruned(item, schema.get("items") or {}) for item in value]
+    known = schema.get("properties")
+    if not isinstance(value, Mapping) or known is None or schema.get(KEEPS):
+        return value
+    return {name: pruned(item, known[name]) for name, item in value.items() if name in known}
+
+
 def strange_words(value: Any, schema: Mapping[str, Any], place: str) -> Iterator[dict[str, str]]:
     """A cause for each word that the schema does not list."""
     if isinstance(value, Mapping):

@@ -1,4 +1,8 @@
-"""Server-side apply where the server's schema may be older than this program: CRDs that were not applied, or taken back."""
+"""Server-side apply where the server's schema may be older than this program: CRDs that were not applied, or taken back.
+
+A server may also drop what it does not know without a word (1.20 does, for a kind with an integer-or-text field): what
+it answers, not what was sent, is what it has.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,6 @@ class KnownFields:
     def left_out(self) -> tuple[str, ...]:
         """The fields that the last write was without, by their paths."""
         return tuple(sorted(map(str, self._unknown)))
-
-    def as_written(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the server is given of a document now: what it has is to be held against that."""
-        return without(body, frozenset() if self.is_old() else self._unknown)
 
     def is_old(self) -> bool:
         """Whether the last write was not whole and its time is over: the same document is then worth another write."""

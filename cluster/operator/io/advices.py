@@ -32,6 +32,8 @@ class Advices:
         """``check`` raises where nothing may be written any more."""
         self._client, self._clock, self._check, self._log = client, clock, check, log
         self._known = KnownFields(client, ADVICES, clock.monotonic)
+        #: By name: the status that was written last, and what the server had of it then.
+        self._told: dict[str, tuple[Any, Any]] = {}
         #: Selector of an owner, "" of one that there is not, and when it was read.
         self._selectors: dict[Owner, tuple[str, float]] = {}
         self._said = ""
@@ -63,9 +65,12 @@ class Advices:
         }
         advices = advise(traffic, selectors, published)
         for name, advice in advices.items():
-            if (present.get(name) or {}).get("status") != self._known.as_written(advice)["status"]:
+            has, wanted = (present.get(name) or {}).get("status"), advice["status"]
+            # What an older schema makes of a status is no difference.
+            if has != wanted and self._told.get(name) != (wanted, has):
                 self._check()
                 await self._write(name, advice, name in present)
+        self._told = {name: told for name, told in self._told.items() if name in advices}
         for name in sorted(present.keys() - advices.keys()):
             self._check()
             await self._delete(name)
@@ -91,7 +96,8 @@ class Advices:
         if not there:
             without = {key: value for key, value in advice.items() if key != "status"}
             await self._known.apply(name, without, manager=OPERATOR_MANAGER)
-        await self._known.apply(name, advice, manager=OPERATOR_MANAGER, subresource="status")
+        answer = await self._known.apply(name, advice, manager=OPERATOR_MANAGER, subresource="status")
+        self._told[name] = (advice["status"], answer.get("status"))
 
     async def _delete(self, name: str) -> None:
         try:

@@ -96,6 +96,8 @@ class Operator:
         self._advices = Advices(client, clock, self._leader.check, log)
         self._access = NodeAccess(client, clock, self._leader.check, log)
         self._known = KnownFields(client, POLICIES, clock.monotonic)
+        #: By policy: the status that was written last, and what the server had of it then.
+        self._told: dict[str, tuple[Any, Any]] = {}
         self._left_out: tuple[str, ...] = ()
         self._missing_since: Any = {}
         self._failures = 0
@@ -163,7 +165,7 @@ class Operator:
         now = self._clock.wall()
         made = plan(self.policies.values, self.nodes.values, self.placements.values, self._missing_since, now)
         self._missing_since = made.missing_since
-        # What the server's schema does not know is no difference: it would be written for ever.
+        # What an older schema makes of a status is no difference: it would be written for ever.
         made = replace(made, statuses=tuple(filter(self._is_other, made.statuses)))
         try:
             whole = await self._write(made)
@@ -228,9 +230,8 @@ class Operator:
                 raise
 
     def _is_other(self, new: NewStatus) -> bool:
-        wanted = self._known.as_written(status_document(new.policy, new.status))["status"]
         policy = self.policies.values.get(new.policy)
-        return policy is None or wanted != policy.status
+        return policy is None or self._told.get(new.policy) != (new.status, policy.status)
 
     async def _status(self, new: NewStatus) -> None:
         try:
@@ -242,8 +243,9 @@ class Operator:
             if error.status != 404:
                 raise
             self.policies.drop(new.policy)
+            self._told.pop(new.policy, None)
             return
-        self.policies.put(answer)
+        self._told[new.policy] = (new.status, self.policies.put(answer).status)
         if (left_out := self._known.left_out) != self._left_out:
             self._left_out = left_out
             if left_out:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from cluster.api.crds import definitions
 from cluster.kube.requests import Resource
 from tests.cluster.api_server import ApiServer, Fault
+from tests.cluster.declared import older, schema_of
 from tests.cluster.operator.cluster import node, policy, well_status
 
 NODES = Resource("", "v1", "nodes")
@@ -66,6 +68,23 @@ def given(server: ApiServer, name: str) -> Any:
 
 def phase(server: ApiServer) -> Any:
     return ((server.object(POLICIES, "p") or {}).get("status") or {}).get("phase")
+
+
+@pytest.mark.parametrize("drops", [False, True])
+async def test_a_schema_without_some_fields_of_a_status_stops_no_rollout(
+    server: ApiServer, process: asyncio.subprocess.Process, drops: bool
+) -> None:
+    definition = older(definitions()[1], "status.inChange", "status.completedHash")
+    server.schemas["placementpolicies"] = schema_of(definition)
+    server.drops = {"placementpolicies"} if drops else set()
+    server.put(NODES, {"apiVersion": "v1", "kind": "Node", **node("n0")})
+    server.put(POLICIES, policy())
+    await server.until(lambda: server.object(PLACEMENTS, "n0"))
+    answer(server, "n0")
+    await server.until(lambda: given(server, "n0"))
+    answer(server, "n0")
+    await server.until(lambda: phase(server) == "Complete")
+    assert "inChange" not in (server.object(POLICIES, "p") or {})["status"]
 
 
 @pytest.mark.parametrize("fault", ["", "lost", "reset"])
