@@ -55,7 +55,8 @@ async def serve(problem, argv):
 
     async def connected(reader, writer, is_greeted=False):
         link = _Link(writer)
-        with contextlib.suppress(OSError, EOFError), contextlib.closing(writer):
+        # Cancelled at the end. Before Python 3.12, streams show a traceback for a connection that ends so.
+        with contextlib.suppress(OSError, EOFError, asyncio.CancelledError), contextlib.closing(writer):
             upstream, downstream = await asyncio.open_unix_connection(runtime)
             if is_greeted:
                 await _leave_answer_out(reader, downstream, link)

@@ -245,7 +245,11 @@ async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(
         _check_ready_said(agent, "passing bytes only: ImportError: it is broken")
         await _check_a_pod_starts_untouched(agent, runtime)
         assert "cri-resmgr: degraded, passing bytes only: ImportError: it is broken" in agent.log()
-        assert await agent.terminate() == 0
+        async with CriClient(agent.socket) as client:  # it ends with this connection, and says nothing of it
+            assert len(await client.list_containers()) == 1
+            before = agent.log()
+            assert await agent.terminate() == 0
+        assert agent.log() == before
 
 
 @pytest.mark.parametrize(
