@@ -61,6 +61,9 @@ _PLACEMENT = (
     "demand",
 )
 _MEMBER = ("namespace", "pod", "container")
+_REMOTE = (*_MEMBER, "address")
+#: What a container exchanges with one address of another node is told from so many bytes a second on, until it is half.
+LEAST_REMOTE_BYTES_PER_S = 50_000
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ def _of_report(report: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, 
         "zones": _zones(report.get("zones", ()), told.get("zones", ())),
         "placements": [_placement(row) for row in report.get("placements", ())],
         "affinityGroups": _groups(report.get("affinity_groups", ()), told.get("affinityGroups", ())),
+        "remoteTraffic": _remote(report.get("remote_peers", ()), told.get("remoteTraffic", ())),
     }
     if report.get("policy"):
         status["activePolicy"] = report["policy"]
@@ -158,7 +162,22 @@ def _group(
 
 
 def _key(group: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(str(member.get(key, "")) for key in _MEMBER) for member in group["members"])
+    return tuple(_words(member, _MEMBER) for member in group["members"])
+
+
+def _remote(rows: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Heaviest first; without what is too little to move a pod for."""
+    earlier = {_words(row, _REMOTE): row.get("bytesPerSecond") for row in told}
+    found = []
+    for row in rows:
+        before, now = earlier.get(_words(row, _REMOTE)), row.get("bytes_per_s", 0)
+        if now >= LEAST_REMOTE_BYTES_PER_S / (2 if before else 1):
+            found.append({**_taken(row, _REMOTE), "bytesPerSecond": steady_rate(now, before)})
+    return sorted(found, key=lambda row: (-row["bytesPerSecond"], _words(row, _REMOTE)))
+
+
+def _words(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(str(row.get(key, "")) for key in keys)
 
 
 def _doctor(problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def schema() -> dict[str, Any]:
         {
             "owners": rows("Owners whose pods send much to each other.", owner),
             "bytesPerSecond": number("What they send to each other where they share a node, rounded."),
+            "remoteBytesPerSecond": number("What they send to each other from node to node, rounded."),
             "nodes": rows("Nodes they share, 16 at most.", text("A node's name.")),
             "target": record(
                 "The owner that the others are to come near; podAffinity selects its pods.", _OWNER
@@ -38,6 +39,7 @@ def schema() -> dict[str, Any]:
 
 
 COLUMNS = (
+    ("Remote-Bytes/s", "integer", ".status.remoteBytesPerSecond", 0),
     ("Bytes/s", "integer", ".status.bytesPerSecond", 0),
     ("Target", "string", ".status.target.name", 0),
     ("Reason", "string", ".status.reason", 0),

@@ -16,6 +16,8 @@ OBJECT_BYTES = 256 * 1024
 STATUS_BYTES = OBJECT_BYTES - 40 * 1024
 #: What is in the lists at most, whatever room there is.
 MOST_TEXTS, MOST_PROBLEMS, MOST_OVERRIDES, MOST_GROUPS, MOST_MEMBERS = 32, 32, 128, 64, 32
+#: Each of 5,000 nodes has them in the operator's memory.
+MOST_REMOTE = 32
 #: Characters of a text: a sentence, and what is left of it where room is scarce.
 LONG, SHORT = 200, 60
 ID_DIGITS = 13
@@ -70,6 +72,8 @@ def _counts(status: Mapping[str, Any]) -> dict[str, int]:
         "affinityGroups": len(status.get("affinityGroups", [])),
         "affinityGroupsLeftOut": 0,
         "membersLeftOut": 0,
+        "remoteTraffic": len(status.get("remoteTraffic", [])),
+        "remoteTrafficLeftOut": 0,
         "overridesLeftOut": 0,
         "problemsLeftOut": 0,
         "warningsLeftOut": 0,
@@ -86,6 +90,7 @@ def _limited(status: Mapping[str, Any], counts: dict[str, int]) -> dict[str, Any
         ("warnings", MOST_TEXTS),
         ("overrides", MOST_OVERRIDES),
         ("affinityGroups", MOST_GROUPS),
+        ("remoteTraffic", MOST_REMOTE),
     ):
         if name in found:
             counts[f"{name}LeftOut"] += max(0, len(found[name]) - most)

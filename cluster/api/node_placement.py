@@ -199,6 +199,22 @@ def _affinity_groups() -> dict[str, Any]:
     return rows("Groups of containers, heaviest first.", group)
 
 
+def _remote_traffic() -> dict[str, Any]:
+    row = record(
+        "What a container exchanges with one address.",
+        {
+            **_MEMBER,
+            "address": text(
+                "An address that is not known to be on this node: a pod's of another, or whose ever."
+            ),
+            "bytesPerSecond": number(
+                "Both directions of connections it accepted, and datagrams it sent; rounded."
+            ),
+        },
+    )
+    return rows("What containers exchange with other nodes, heaviest first.", row)
+
+
 def _overrides_done() -> dict[str, Any]:
     override = record(
         "One of spec.overrides.",
@@ -272,6 +288,8 @@ COUNTS = {
     "affinityGroups": "Groups of containers.",
     "affinityGroupsLeftOut": "Groups that are not in affinityGroups.",
     "membersLeftOut": "Members that are not in the groups that are listed.",
+    "remoteTraffic": "Pairs of a container and an address of another node.",
+    "remoteTrafficLeftOut": "Such pairs that are not in remoteTraffic.",
     "overridesLeftOut": "Overrides that are not in overrides.",
     "problemsLeftOut": "Problems that are not in doctor.problems.",
     "warningsLeftOut": "Warnings that are not in warnings.",
@@ -317,6 +335,7 @@ def _status() -> dict[str, Any]:
             "zones": _zones(),
             "placements": _placements(),
             "affinityGroups": _affinity_groups(),
+            "remoteTraffic": _remote_traffic(),
             "overrides": _overrides_done(),
             "policy": _policy_done(),
             "doctor": _doctor(),

@@ -1,8 +1,9 @@
 """AffinityAdvice: which owners of pods (Deployments, StatefulSets) would gain from sharing nodes. Pure.
 
-What a node's agent knows is the traffic between containers of that node (``status.affinityGroups``); what goes to another
-node is not measured. So an advice says: these owners exchange that much where they share a node, and so many pods of one
-are on nodes where the other is not. Owners that never share a node are never seen talking, and no advice names them.
+What a node's agent knows is the traffic between containers of that node (``status.affinityGroups``), and what its
+containers exchange with addresses of other nodes (``status.remoteTraffic``), each connection once. Whose pod an address is
+the API server is asked (between.py). So an advice says: these owners exchange that much from node to node, and that much
+where they share one, and so many pods of one are on nodes where the other is not.
 
 An owner is guessed from a pod's name (no right on pods is needed) and counts only once the API server has shown its
 scale, which has the selector of its pods as well (``selectors``). Pods with one random part only (DaemonSet, Job, a bare
@@ -47,11 +48,22 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """What one NodePlacement says of owners: pods here, and bytes a second within each group of two owners or more."""
+    """What one NodePlacement says of owners: pods here, and bytes a second within each group of two owners or more.
+
+    ``remote``: owner, address of another node, bytes a second; as many as the agent tells.
+    """
 
     node: str
     pods: Mapping[Owner, int] = field(default_factory=dict)
     groups: tuple[tuple[frozenset[Owner], int], ...] = ()
+    remote: tuple[tuple[Owner, str, int], ...] = ()
+
+
+class Rates(NamedTuple):
+    """Bytes a second that owners exchange: where they share a node, and from node to node."""
+
+    local: int = 0
+    remote: int = 0
 
 
 @lru_cache(maxsize=1 << 16)
@@ -83,43 +95,68 @@ def observed(node_placement: Mapping[str, Any]) -> NodeTraffic:
         named = frozenset(owner for owner in owners if owner is not None)
         if len(named) > 1 and group["bytesPerSecond"] > 0:
             groups.append((named, int(group["bytesPerSecond"])))
-    return NodeTraffic(node_placement["metadata"]["name"], pods, tuple(groups))
+    return NodeTraffic(node_placement["metadata"]["name"], pods, tuple(groups), _remote(status))
 
 
-def owners_wanted(traffic: Iterable[NodeTraffic]) -> set[Owner]:
+def _remote(status: Mapping[str, Any]) -> tuple[tuple[Owner, str, int], ...]:
+    """What the pods of owners exchange with addresses of other nodes, all pods of an owner together."""
+    sums: dict[tuple[Owner, str], int] = {}
+    for row in status.get("remoteTraffic") or ():
+        owner = owner_of(row["namespace"], row["pod"])
+        if owner is not None:
+            key = owner, str(row["address"])
+            sums[key] = sums.get(key, 0) + int(row["bytesPerSecond"])
+    return tuple((owner, address, rate) for (owner, address), rate in sums.items())
+
+
+def owners_wanted(
+    traffic: Iterable[NodeTraffic],
+    remote: Mapping[frozenset[Owner], int],
+    published: Mapping[str, Rates],
+) -> set[Owner]:
     """The owners whose scale is to be looked up for ``advise``: those that exchange enough with others."""
-    return {owner for owners in _rates(traffic, {}) for owner in owners}
+    return {owner for owners in _rates(traffic, remote, published) for owner in owners}
 
 
 def advise(
-    traffic: Collection[NodeTraffic], selectors: Mapping[Owner, str], published: Mapping[str, int]
+    traffic: Collection[NodeTraffic],
+    remote: Mapping[frozenset[Owner], int],
+    selectors: Mapping[Owner, str],
+    published: Mapping[str, Rates],
 ) -> dict[str, dict[str, Any]]:
     """All AffinityAdvice objects there should be, by name; one of another name is to be deleted.
 
-    ``selectors``: ``status.selector`` of the scale of each owner that exists. ``published``: the ``bytesPerSecond`` of
-    each advice as it was last written, so that a rate which wavers is written once.
+    ``remote``: bytes a second from node to node, by pairs of owners (``between``). ``selectors``: ``status.selector`` of
+    the scale of each owner that exists. ``published``: the rates of each advice as it was last written, so that one which
+    wavers is written once.
     """
-    rates = _rates(traffic, published)
+    rates = _rates(traffic, remote, published)
     where = _nodes_of(traffic, {owner for owners in rates for owner in owners})
     found: dict[str, dict[str, Any]] = {}
-    for owners, bytes_per_s in sorted(rates.items(), key=lambda item: (-item[1], sorted(item[0]))):
-        advice = _advice(owners, bytes_per_s, where, selectors)
+    for owners, rate in sorted(rates.items(), key=lambda item: (-sum(item[1]), sorted(item[0]))):
+        advice = _advice(owners, rate, where, selectors)
         if advice is not None and len(found) < MOST_ADVICES:
             found[advice["metadata"]["name"]] = advice
     return found
 
 
-def _rates(traffic: Iterable[NodeTraffic], published: Mapping[str, int]) -> dict[frozenset[Owner], int]:
+def _rates(
+    traffic: Iterable[NodeTraffic],
+    remote: Mapping[frozenset[Owner], int],
+    published: Mapping[str, Rates],
+) -> dict[frozenset[Owner], Rates]:
     """Bytes a second by the owners that exchange them, all nodes together, where they are worth an advice."""
     sums: dict[frozenset[Owner], int] = {}
     for node in traffic:
         for owners, bytes_per_s in node.groups:
             sums[owners] = sums.get(owners, 0) + bytes_per_s
     found = {}
-    for owners, bytes_per_s in sums.items():
-        before = published.get(name_of(owners), 0)
-        if bytes_per_s >= (LEAST_BYTES_PER_S // 2 if before else LEAST_BYTES_PER_S):
-            found[owners] = steady(bytes_per_s, before)
+    for owners in sums.keys() | remote.keys():
+        rate = Rates(sums.get(owners, 0), remote.get(owners, 0))
+        before = published.get(name_of(owners))
+        if max(rate) >= (LEAST_BYTES_PER_S // 2 if before else LEAST_BYTES_PER_S):
+            told = before or Rates()
+            found[owners] = Rates(steady(rate.local, told.local), steady(rate.remote, told.remote))
     return found
 
 
@@ -143,7 +180,7 @@ def _nodes_of(traffic: Iterable[NodeTraffic], owners: Collection[Owner]) -> dict
 
 def _advice(
     owners: frozenset[Owner],
-    bytes_per_s: int,
+    rate: Rates,
     where: Mapping[Owner, Mapping[str, int]],
     selectors: Mapping[Owner, str],
 ) -> Optional[dict[str, Any]]:
@@ -172,25 +209,34 @@ def _advice(
                 {**owner._asdict(), "pods": sum(where[owner].values()), "nodes": len(where[owner])}
                 for owner in sorted(owners)
             ],
-            "bytesPerSecond": bytes_per_s,
+            "bytesPerSecond": rate.local,
+            "remoteBytesPerSecond": rate.remote,
             "nodes": together[:MOST_NODES],
             "target": target._asdict(),
             "podAffinity": pod_affinity(selector, namespaces),
-            "reason": _reason(target, coming, where, bytes_per_s),
+            "reason": _reason(target, coming, where, rate),
         },
     }
 
 
 def _reason(
-    target: Owner, coming: Mapping[Owner, int], where: Mapping[Owner, Mapping[str, int]], bytes_per_s: int
+    target: Owner, coming: Mapping[Owner, int], where: Mapping[Owner, Mapping[str, int]], rate: Rates
 ) -> str:
     names = " and ".join(str(owner) for owner in coming)
     parts = [
         f"{count} of the {sum(where[owner].values())} pods of {owner}" for owner, count in coming.items()
     ]
+    rates = [
+        f"{rate_text(bytes_per_s)} {where_}"
+        for bytes_per_s, where_ in (
+            (rate.remote, "from node to node"),
+            (rate.local, "where they share a node"),
+        )
+        if bytes_per_s
+    ]
     return (
-        f"{names} and {target} exchange {rate_text(bytes_per_s)} where they share a node; "
-        f"{' and '.join(parts)} are on nodes without a pod of {target} (what goes between nodes is not measured): "
+        f"{names} and {target} exchange {' and '.join(rates)}; "
+        f"{' and '.join(parts)} are on nodes without a pod of {target}: "
         f"add podAffinity to the pod template of {names}"
     )
 

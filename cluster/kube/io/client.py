@@ -106,9 +106,15 @@ class Client:
         label_selector: str = "",
         limit: int = 500,
         keep: Keep = _whole,
+        cached: bool = False,
     ) -> dict[str, Any]:
-        """The list with what ``keep`` makes of each item, asked for in pages of ``limit``."""
+        """The list with what ``keep`` makes of each item, asked for in pages of ``limit``.
+
+        ``cached``: what the server has in memory will do; else it may read all of the kind from etcd for a selection.
+        """
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
+        if cached:
+            query["resourceVersion"] = "0"
         return await self._pages(path(resource, "", namespace), query, limit, keep, False)
 
     async def create(self, resource: Resource, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
@@ -262,6 +268,8 @@ class Client:
         accept = _METADATA.format("List") if metadata_only else _JSON
         while True:
             page = {**query, "limit": str(limit), "continue": token}
+            if token:
+                page.pop("resourceVersion", None)  # it is the token's
             try:
                 found = await self._request("GET", target(where, page), accept=accept)
             except ApiError as error:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from cluster.api.names import AFFINITY_ADVICES, GROUP, OPERATOR_MANAGER, VERSION
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.requests import Resource
-from cluster.operator.advice import NodeTraffic, Owner, advise, owners_wanted
+from cluster.operator.advice import NodeTraffic, Owner, Rates, advise, owners_wanted
+from cluster.operator.between import Between, Holder, addresses_wanted, between, holder_of, read_pod
 from cluster.operator.io.clock import Clock
 
 ADVICES = Resource(GROUP, VERSION, AFFINITY_ADVICES)
@@ -18,7 +19,12 @@ KINDS = {
     "Deployment": Resource("apps", "v1", "deployments", namespaced=True),
     "StatefulSet": Resource("apps", "v1", "statefulsets", namespaced=True),
 }
+PODS = Resource("", "v1", "pods", namespaced=True)
 EVERY_S = 60.0
+#: Addresses looked up in one round: for each the server goes through all pods that it has in memory.
+LOOKUPS = 20
+#: Seconds that it is believed whose an address is. With ``LOOKUPS`` a minute 600 addresses stay known.
+ADDRESS_S = 1800.0
 #: Seconds that an owner's selector is believed; it cannot be changed but by making the owner again.
 SELECTOR_S = 600.0
 
@@ -36,7 +42,10 @@ class Advices:
         self._told: dict[str, tuple[Any, Any]] = {}
         #: Selector of an owner, "" of one that there is not, and when it was read.
         self._selectors: dict[Owner, tuple[str, float]] = {}
-        self._said = ""
+        #: Whose an address is, None = it is left out, and when it was looked up.
+        self._holders: dict[str, tuple[Optional[Holder], float]] = {}
+        self._said = self._said_of_addresses = ""
+        self._say_again_at = 0.0
 
     async def run(self, traffic: Mapping[str, NodeTraffic]) -> None:
         """For ever, from what each node's agent has said last."""
@@ -53,17 +62,16 @@ class Advices:
     async def _round(self, traffic: list[NodeTraffic]) -> None:
         listed = await self._client.list(ADVICES)
         present = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
-        wanted = owners_wanted(traffic)
+        published = {name: _published(each.get("status") or {}) for name, each in present.items()}
+        remote = (await self._between(traffic)).rates
+        wanted = owners_wanted(traffic, remote, published)
         selectors = {}
         for owner in sorted(wanted):
             selector = await self._selector(owner)
             if selector:
                 selectors[owner] = selector
         self._selectors = {owner: kept for owner, kept in self._selectors.items() if owner in wanted}
-        published = {
-            name: int((each.get("status") or {}).get("bytesPerSecond") or 0) for name, each in present.items()
-        }
-        advices = advise(traffic, selectors, published)
+        advices = advise(traffic, remote, selectors, published)
         for name, advice in advices.items():
             has, wanted = (present.get(name) or {}).get("status"), advice["status"]
             # What an older schema makes of a status is no difference.
@@ -74,6 +82,45 @@ class Advices:
         for name in sorted(present.keys() - advices.keys()):
             self._check()
             await self._delete(name)
+
+    async def _between(self, traffic: list[NodeTraffic]) -> Between:
+        wanted = addresses_wanted(traffic)
+        self._holders = {address: self._holders[address] for address in wanted if address in self._holders}
+        now = self._clock.monotonic()
+        old = [address for address, (_, at) in self._holders.items() if now >= at + ADDRESS_S]
+        new = [address for address in wanted if address not in self._holders]
+        refused = ""
+        # Whatever comes anew, what is known is looked up again now and then.
+        for address in [*old[: LOOKUPS // 2], *new, *old[LOOKUPS // 2 :]][:LOOKUPS]:
+            try:
+                found = await self._client.list(
+                    PODS, field_selector=f"status.podIP={address}", keep=read_pod, cached=True
+                )
+            except ApiError as error:
+                # Without the right to read pods there is advice as far as owners share nodes.
+                if error.status != 403:
+                    raise
+                refused = str(error)
+                break
+            self._holders[address] = holder_of(found.get("items") or ()), now
+        made = between(traffic, {address: holder for address, (holder, _) in self._holders.items()})
+        self._say_addresses(made, len(wanted), refused)
+        return made
+
+    def _say_addresses(self, made: Between, wanted: int, refused: str) -> None:
+        said = (
+            f"of {wanted} addresses that nodes exchange bytes with, {made.left_out} are of no pod, of several, or of "
+            f"none of a Deployment or StatefulSet, and {made.unknown} are not looked up yet"
+        )
+        if refused:
+            said = f"what goes from node to node is left out, as pods cannot be looked up: {refused}"
+        elif not made.left_out and not made.unknown:
+            said = ""
+        now = self._clock.monotonic()
+        if said and said != self._said_of_addresses and now >= self._say_again_at:
+            self._say_again_at = now + ADDRESS_S
+            self._said_of_addresses = said
+            self._log(f"AffinityAdvice: {said}")
 
     async def _selector(self, owner: Owner) -> str:
         now = self._clock.monotonic()
@@ -105,3 +152,7 @@ class Advices:
         except ApiError as error:
             if error.status != 404:
                 raise
+
+
+def _published(status: Mapping[str, Any]) -> Rates:
+    return Rates(int(status.get("bytesPerSecond") or 0), int(status.get("remoteBytesPerSecond") or 0))

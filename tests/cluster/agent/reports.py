@@ -26,6 +26,8 @@ def report(**changes: Any) -> dict[str, Any]:
         "zones": [zone()],
         "placements": [placement()],
         "affinity_groups": [],
+        "remote_peers": [],
+        "remote_left_out": 0,
         "cluster": cluster(),
         "events": [],
         "events_next": 1,
@@ -97,6 +99,11 @@ def group(*pods: str, bytes_per_s: float = 0, **changes: Any) -> dict[str, Any]:
         "why_not": "",
         **changes,
     }
+
+
+def remote(pod: str, address: str, bytes_per_s: float) -> dict[str, Any]:
+    row = {"namespace": "shop", "pod": pod, "container": "main"}
+    return {**row, "address": address, "bytes_per_s": bytes_per_s}
 
 
 def happened(seq: int = 1, **changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.agent.status import Seen, status_of
 from cluster.api.node_placement import schema
-from tests.cluster.agent.reports import group, placement, report, zone
+from tests.cluster.agent.reports import group, placement, remote, report, zone
 
 THEN, NOW = "2026-11-22T10:00:00Z", "2026-11-22T10:00:10Z"
 
@@ -24,7 +24,15 @@ def conditions(seen: Seen) -> dict[str, dict[str, Any]]:
 def test_every_field_of_a_status_is_one_of_the_schema() -> None:
     problems = [{"severity": "error", "check": "kubelet", "sentence": "it is", "hint": "do"}]
     seen = Seen(
-        report(affinity_groups=[group("a", "b", bytes_per_s=5e6)], warnings=["hot"]), "", problems, True, True
+        report(
+            affinity_groups=[group("a", "b", bytes_per_s=5e6)],
+            remote_peers=[remote("a", "10.0.0.1", 5e6)],
+            warnings=["hot"],
+        ),
+        "",
+        problems,
+        True,
+        True,
     )
     _within(status_of(seen, {}, NOW), schema()["properties"]["status"], "status")
 
@@ -64,6 +72,21 @@ def _within(value: Any, allowed: dict[str, Any], where: str) -> None:
             {"zones": [zone(memory_charged_bytes=1 << 30)]},
             {"zones": [zone(memory_charged_bytes=(1 << 30) + (60 << 20))]},
         ),
+        (
+            "a rate to another node within half of what was told",
+            {"remote_peers": [remote("a", "10.0.0.1", 1e6), remote("a", "10.0.0.2", 1.1e6)]},
+            {"remote_peers": [remote("a", "10.0.0.1", 1.4e6), remote("a", "10.0.0.2", 9e5)]},
+        ),
+        (
+            "a trickle to another node",
+            {},
+            {"remote_peers": [remote("a", "10.0.0.1", 49_000)]},
+        ),
+        (
+            "a rate to another node that falls below what is told of new ones",
+            {"remote_peers": [remote("a", "10.0.0.1", 50_000)]},
+            {"remote_peers": [remote("a", "10.0.0.1", 40_000)]},
+        ),
         ("a field that only a newer daemon has", {}, {"weather": "fine"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -79,6 +102,7 @@ def test_no_change(name: str, before: dict[str, Any], after: dict[str, Any]) -> 
         ("another container", {"placements": [placement(), placement("db")]}),
         ("a container on other CPUs", {"placements": [placement(cpus="0-3")]}),
         ("a rate that has doubled", {"affinity_groups": [group("a", "b", bytes_per_s=2000)]}),
+        ("traffic with another node", {"remote_peers": [remote("a", "10.0.0.1", 50_000)]}),
         ("memory of a step more", {"zones": [zone(memory_charged_bytes=(1 << 30) + (64 << 20))]}),
         ("another mode", {"mode": "observe"}),
         ("another life of the daemon", {"instance": "b"}),
@@ -102,10 +126,18 @@ def test_a_rate_that_creeps_is_told_once_it_has_grown_by_half() -> None:
 
 def test_an_older_daemon_that_tells_less_makes_a_status_with_less() -> None:
     old = report()
-    for key in ("cluster", "events", "warnings", "affinity_groups", "mode_wanted", "front_end"):
+    for key in (
+        "cluster",
+        "events",
+        "warnings",
+        "affinity_groups",
+        "remote_peers",
+        "mode_wanted",
+        "front_end",
+    ):
         del old[key]
     found = status_of(Seen(old), {}, NOW)
-    assert "frontEnd" not in found and found["affinityGroups"] == []
+    assert "frontEnd" not in found and found["affinityGroups"] == found["remoteTraffic"] == []
 
 
 def test_memory_that_is_not_known_is_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.api import node_placement
 from cluster.api.crds import definitions
-from cluster.api.fit import OBJECT_BYTES, STATUS_BYTES, fit, size
+from cluster.api.fit import MOST_REMOTE, OBJECT_BYTES, STATUS_BYTES, fit, size
 from cluster.api.schema import faults
 
 STATUS = node_placement.schema()["properties"]["status"]
@@ -73,6 +73,16 @@ def status(containers: int, zones: int = 26, groups: int = 40) -> dict[str, Any]
             }
             for n in range(groups)
         ],
+        "remoteTraffic": [
+            {
+                "namespace": "team-1-production",
+                "pod": f"payments-{n}-7d9f8b6c5d-bcdfg",
+                "container": "payments",
+                "address": f"fd00:10:244:1234:5678:9abc:def0:{n:x}",
+                "bytesPerSecond": 1_000_000 - n,
+            }
+            for n in range(groups)
+        ],
         "doctor": {"errors": 0, "warnings": 0, "problems": []},
         "conditions": [
             {"type": "Ready", "status": "True", "reason": "Ready", "message": "", "observedGeneration": 3}
@@ -113,7 +123,7 @@ def test_500_containers_fit_whole_with_managed_fields_in_256_kib() -> None:
 
 def test_no_list_of_a_status_has_an_entry_in_managed_fields_for_each_of_its_items() -> None:
     schema = definitions()[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-    growing = ("zones", "placements", "affinityGroups", "overrides", "warnings")
+    growing = ("zones", "placements", "affinityGroups", "remoteTraffic", "overrides", "warnings")
     assert {schema["properties"][name]["x-kubernetes-list-type"] for name in growing} == {"atomic"}
     assert schema["properties"]["machine"]["x-kubernetes-map-type"] == "atomic"
 
@@ -126,6 +136,8 @@ def test_however_many_there_are_it_fits_and_counts_add_up(containers: int) -> No
     assert len(found["placements"]) + counts["placementsLeftOut"] == counts["placements"] == containers
     assert len(found["zones"]) + counts["zonesLeftOut"] == counts["zones"] == 300
     assert len(found["affinityGroups"]) + counts["affinityGroupsLeftOut"] == 500
+    assert (counts["remoteTraffic"], counts["remoteTrafficLeftOut"]) == (500, 500 - MOST_REMOTE)
+    assert [row["bytesPerSecond"] for row in found["remoteTraffic"]][-1] == 1_000_000 - MOST_REMOTE + 1
     assert list(faults(found, STATUS, "status")) == []
 
 

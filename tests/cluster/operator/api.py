@@ -61,12 +61,25 @@ def run_jumping(main: Awaitable[Any]) -> Any:
         loop.close()
 
 
+def _fits(found: Any, field_selector: str) -> bool:
+    if not field_selector:
+        return True
+    where, _, value = field_selector.partition("=")
+    for word in where.split("."):
+        found = found.get(word, {})
+    return bool(found == value)
+
+
 class Api:
     """Objects by plural and name. ``before`` and ``after`` are called with each write that is not of a Lease."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.applied: dict[tuple[Key, str, str], dict[str, Any]] = {}
+        #: Plurals that there is no right to list.
+        self.refused: set[str] = set()
+        #: Each list that was asked for: plural, field selector.
+        self.listed: list[tuple[str, str]] = []
         self.watchers: list[tuple[str, Callable[[Any], Any], asyncio.Queue[Told]]] = []
         self.before: Callable[[str, Key], None] = lambda verb, key: None
         self.after: Callable[[str, Key], None] = lambda verb, key: None
@@ -78,10 +91,20 @@ class Api:
         await asyncio.sleep(0.001)
         return copy.deepcopy(self._found((resource.plural, name)))
 
-    async def list(self, resource: Resource, namespace: str = "", **_: Any) -> dict[str, Any]:
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        field_selector: str = "",
+        keep: Callable[[Any], Any] = copy.deepcopy,
+        **_: Any,
+    ) -> dict[str, Any]:
         await asyncio.sleep(0.001)
-        items = [copy.deepcopy(each) for key, each in self.objects.items() if key[0] == resource.plural]
-        return {"items": items}
+        self.listed.append((resource.plural, field_selector))
+        if resource.plural in self.refused:
+            raise ApiError(403, "Forbidden", f"{resource.plural} is forbidden")
+        found = [each for key, each in self.objects.items() if key[0] == resource.plural]
+        return {"items": [keep(each) for each in found if _fits(each, field_selector)]}
 
     async def create(self, resource: Resource, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         key = (resource.plural, body["metadata"]["name"])

@@ -10,6 +10,7 @@ import yaml
 from cluster.agent.status import Seen, status_of
 from cluster.operator.advice import (
     Owner,
+    Rates,
     advise,
     label_selector,
     name_of,
@@ -55,10 +56,14 @@ def node(
 def advices(
     *nodes: dict[str, Any],
     selectors: Optional[dict[Owner, str]] = None,
-    published: Optional[dict[str, int]] = None,
+    published: Optional[dict[str, Rates]] = None,
+    remote: Optional[dict[frozenset[Owner], int]] = None,
 ) -> list[dict[str, Any]]:
     found = advise(
-        [observed(n) for n in nodes], SELECTORS if selectors is None else selectors, published or {}
+        [observed(n) for n in nodes],
+        remote or {},
+        SELECTORS if selectors is None else selectors,
+        published or {},
     )
     assert all(name == advice["metadata"]["name"] for name, advice in found.items())
     return [advice["status"] for advice in found.values()]
@@ -116,8 +121,7 @@ def test_owners_that_talk_on_one_node_and_are_apart_on_another_get_an_advice() -
     assert found["target"] == {"kind": "Deployment", "namespace": "shop", "name": "cache"}
     assert found["reason"] == (
         "shop/web and shop/cache exchange 30 MB/s where they share a node; 2 of the 3 pods of shop/web are on nodes "
-        "without a pod of shop/cache (what goes between nodes is not measured): add podAffinity to the pod template "
-        "of shop/web"
+        "without a pod of shop/cache: add podAffinity to the pod template of shop/web"
     )
 
 
@@ -178,9 +182,47 @@ def test_where_nothing_is_to_be_gained_there_is_no_advice(nodes: list[dict[str, 
 
 @pytest.mark.parametrize("missing", [WEB, CACHE])
 def test_an_owner_that_does_not_exist_after_all_ends_the_advice(missing: Owner) -> None:
-    assert owners_wanted([observed(TOGETHER)]) == {WEB, CACHE}
+    assert owners_wanted([observed(TOGETHER)], {}, {}) == {WEB, CACHE}
     others = {owner: text for owner, text in SELECTORS.items() if owner != missing}
     assert advices(TOGETHER, WEB_ALONE, selectors=others) == []
+
+
+# ---------------------------------------------------------------------- from node to node
+
+
+def test_owners_that_never_share_a_node_get_an_advice_by_what_goes_between() -> None:
+    [found] = advices(
+        node("n1", [(WEB, 0)]), node("n2", [(WEB, 1), (WEB, 2)]), node("n3", [(DB, 0)]),
+        remote={frozenset((WEB, DB)): 25_400_000},
+    )  # fmt: skip
+    assert (found["bytesPerSecond"], found["remoteBytesPerSecond"], found["nodes"]) == (0, 25_000_000, [])
+    assert found["target"] == {"kind": "StatefulSet", "namespace": "data", "name": "db"}
+    assert found["reason"] == (
+        "shop/web and data/db exchange 25 MB/s from node to node; 3 of the 3 pods of shop/web are on nodes without a pod "
+        "of data/db: add podAffinity to the pod template of shop/web"
+    )
+
+
+def test_both_rates_are_told_where_there_are_both() -> None:
+    [found] = advices(TOGETHER, WEB_ALONE, remote={frozenset((WEB, CACHE)): 2_000_000})
+    assert (found["bytesPerSecond"], found["remoteBytesPerSecond"]) == (30_000_000, 2_000_000)
+    assert "exchange 2 MB/s from node to node and 30 MB/s where they share a node; " in found["reason"]
+
+
+def test_owners_on_the_same_nodes_get_no_advice_whatever_goes_between() -> None:
+    both = [(WEB, 0), (CACHE, 0)]
+    assert advices(node("n1", both), node("n2", both), remote={frozenset((WEB, CACHE)): 10**9}) == []
+
+
+def test_a_rate_from_node_to_node_stays_while_it_is_about_that_and_goes_under_half_a_megabyte() -> None:
+    apart = [node("n1", [(WEB, 0)]), node("n2", [(CACHE, 0)])]
+    pair, name = frozenset((WEB, CACHE)), name_of([WEB, CACHE])
+    assert advices(*apart, remote={pair: 999_999}) == []
+    published = {name: Rates(0, 1_000_000)}
+    assert (
+        advices(*apart, remote={pair: 700_000}, published=published)[0]["remoteBytesPerSecond"] == 1_000_000
+    )
+    assert advices(*apart, remote={pair: 499_999}, published=published) == []
 
 
 # ---------------------------------------------------------------------- steady
@@ -206,19 +248,19 @@ def test_a_published_rate_stays_while_what_is_measured_is_about_that(
 def test_an_advice_comes_with_a_megabyte_a_second_and_goes_under_half_of_that() -> None:
     name = name_of([WEB, CACHE])
 
-    def at(rate: int, published: dict[str, int]) -> list[dict[str, Any]]:
+    def at(rate: int, published: dict[str, Rates]) -> list[dict[str, Any]]:
         first = node("n1", [(WEB, 0), (CACHE, 0)], ([(WEB, 0), (CACHE, 0)], rate))
         return advices(first, WEB_ALONE, published=published)
 
     assert at(600_000, {}) == []
     assert at(1_000_000, {})[0]["bytesPerSecond"] == 1_000_000
-    assert at(600_000, {name: 1_000_000})[0]["bytesPerSecond"] == 600_000
-    assert at(499_999, {name: 600_000}) == []
+    assert at(600_000, {name: Rates(1_000_000)})[0]["bytesPerSecond"] == 600_000
+    assert at(499_999, {name: Rates(600_000)}) == []
 
 
 def test_the_same_traffic_makes_the_same_object_whatever_the_order_of_nodes() -> None:
     nodes = [observed(TOGETHER), observed(WEB_ALONE)]
-    assert advise(nodes, SELECTORS, {}) == advise(nodes[::-1], SELECTORS, {})
+    assert advise(nodes, {}, SELECTORS, {}) == advise(nodes[::-1], {}, SELECTORS, {})
 
 
 def test_names_are_names_of_objects_and_tell_owners_of_other_namespaces_apart() -> None:
@@ -268,9 +310,20 @@ def test_groups_and_placements_are_read_as_agents_write_them() -> None:
     rows = [{**pod(owner, 0), "container": "app", "state": "managed"} for owner in (WEB, CACHE)]
     members = [{**pod(owner, 0), "container": "app"} for owner in (WEB, CACHE)]
     group = {"members": members, "bytes_per_s": 30_000_000, "together": True, "zone": "node-0", "why_not": ""}
-    report = {"placements": rows, "affinity_groups": [group], "machine": None, "degraded": {}}
+    remote = [
+        {**pod(WEB, 0), "container": container, "address": "10.244.7.3", "bytes_per_s": 2_000_000}
+        for container in ("app", "sidecar")
+    ]
+    report = {
+        "placements": rows,
+        "affinity_groups": [group],
+        "remote_peers": remote,
+        "machine": None,
+        "degraded": {},
+    }
     status = status_of(Seen(report), {}, "2026-01-01T00:00:00Z")
     found = observed({"metadata": {"name": "n1"}, "status": status})
     assert dict(found.pods) == {WEB: 1, CACHE: 1}
     [(owners, rate)] = found.groups
     assert owners == {WEB, CACHE} and rate > 20_000_000
+    assert found.remote == ((WEB, "10.244.7.3", 4_000_000),)

@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 from cluster.api.names import FRONT_END_LABEL, INSTALLED_LABEL, INSTALLING_LABEL
 from cluster.kube.errors import ApiError, Unreachable
+from cluster.operator.io.advices import LOOKUPS
 from cluster.operator.io.clock import Clock
 from cluster.operator.io.leader import LeaseLost
 from cluster.operator.io.operator import Operator, Settings
@@ -256,6 +257,96 @@ def test_owners_that_would_gain_from_one_node_are_advised_and_no_longer_when_the
         api.put("nodeplacements", {**found, "status": {**found["status"], "affinityGroups": []}})
         await asyncio.sleep(100)
         assert api.all("affinityadvices") == {}
+        await running.close()
+
+    in_time(scenario)
+
+
+def apart(api: Api, clients: int = 1) -> None:
+    """A database on n0 that pods of a Deployment on n1 open connections to; and what n0 exchanges with others."""
+    web = [f"web-7d9f8b6c5d-bcd{'bcdfghjklmnpqrstvwxz'[n]}f" for n in range(clients)]
+
+    def row(address: str) -> dict[str, Any]:
+        return {**_row("db-0"), "address": address, "bytesPerSecond": 3_000_000}
+
+    remote = [row(f"10.244.1.{n}") for n in range(clients)] + [row("10.96.0.1"), row("10.0.0.7")]
+    for name, pods, told in (("n0", ["db-0"], remote), ("n1", web, [])):
+        api.put("nodes", node(name))
+        status = well_status(placements=[_row(each) for each in pods], affinityGroups=[], remoteTraffic=told)
+        api.put("nodeplacements", {"metadata": {"name": name, "uid": name}, "spec": {}, "status": status})
+    for plural, name in (("deployments", "web"), ("statefulsets", "db")):
+        api.put(plural, {"metadata": {"name": name}, "status": {"selector": f"app={name}"}})
+    for number, name in enumerate(web):
+        _put_pod(api, name, f"10.244.1.{number}")
+    _put_pod(api, "ingress-5b7f4c9d8f-x2k4q", "10.0.0.7", hostNetwork=True)
+
+
+def _row(name: str) -> dict[str, str]:
+    return {"namespace": "shop", "pod": name, "container": "c"}
+
+
+def _put_pod(api: Api, name: str, address: str, **spec: Any) -> None:
+    metadata = {"name": name, "namespace": "shop", "uid": name}
+    status = {"phase": "Running", "podIP": address}
+    api.put("pods", {"metadata": metadata, "spec": {"nodeName": "n1", **spec}, "status": status})
+
+
+def test_owners_that_talk_from_node_to_node_are_advised_with_few_questions() -> None:
+    async def scenario(api: Api) -> None:
+        apart(api, clients=2)
+        running = Running(api)
+        await asyncio.sleep(200)
+        (advice,) = api.all("affinityadvices").values()
+        assert advice["status"]["remoteBytesPerSecond"] == 6_000_000
+        assert advice["status"]["target"]["name"] == "db"
+        assert "podAffinity" in advice["status"]
+        # Once for each address, however many rounds there are.
+        asked = [selector for plural, selector in api.listed if plural == "pods"]
+        assert sorted(asked) == [
+            f"status.podIP={each}" for each in ("10.0.0.7", "10.244.1.0", "10.244.1.1", "10.96.0.1")
+        ]
+        assert any(
+            "of 4 addresses that nodes exchange bytes with, 2 are of no pod" in line for line in running.lines
+        )
+        await running.close()
+
+    in_time(scenario)
+
+
+def test_of_many_addresses_a_few_are_looked_up_in_each_round() -> None:
+    async def scenario(api: Api) -> None:
+        apart(api)
+        found = api.all("nodeplacements")["n0"]
+        rows = [
+            {**_row("db-0"), "address": f"10.244.9.{n}", "bytesPerSecond": 9_000_000}
+            for n in range(3 * LOOKUPS)
+        ]
+        api.put("nodeplacements", {**found, "status": {**found["status"], "remoteTraffic": rows}})
+        running = Running(api)
+        await asyncio.sleep(30)
+        assert sum(plural == "pods" for plural, _ in api.listed) == LOOKUPS
+        await asyncio.sleep(300)
+        assert sum(plural == "pods" for plural, _ in api.listed) == 3 * LOOKUPS
+        await running.close()
+
+    in_time(scenario)
+
+
+def test_without_the_right_to_read_pods_there_is_still_the_other_advice() -> None:
+    async def scenario(api: Api) -> None:
+        apart(api)
+        api.refused = {"pods"}
+        group = {"members": [_row("web-7d9f8b6c5d-bcdfg"), _row("db-0")], "bytesPerSecond": 5_000_000}
+        found = api.all("nodeplacements")["n0"]
+        placements = [*found["status"]["placements"], _row("web-7d9f8b6c5d-bcdfg")]
+        status = {**found["status"], "affinityGroups": [group], "placements": placements}
+        api.put("nodeplacements", {**found, "status": status})
+        running = Running(api)
+        await asyncio.sleep(100)
+        (advice,) = api.all("affinityadvices").values()
+        rates = advice["status"]["bytesPerSecond"], advice["status"]["remoteBytesPerSecond"]
+        assert rates == (5_000_000, 0)
+        assert sum("pods cannot be looked up" in line for line in running.lines) == 1
         await running.close()
 
     in_time(scenario)
