@@ -13,6 +13,7 @@ import pytest
 
 from cluster.api.crds import definitions
 from cluster.kube.requests import Resource
+from cluster.operator.advice import Owner, name_of
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.declared import older, schema_of
 from tests.cluster.operator.cluster import node, policy, well_status
@@ -20,6 +21,7 @@ from tests.cluster.operator.cluster import node, policy, well_status
 NODES = Resource("", "v1", "nodes")
 PLACEMENTS = Resource("cri-resmgr.io", "v1alpha1", "nodeplacements")
 POLICIES = Resource("cri-resmgr.io", "v1alpha1", "placementpolicies")
+PODS = Resource("", "v1", "pods", namespaced=True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 LEASE = ("cri-resmgr-operator", "cri-resmgr")
 
@@ -105,3 +107,45 @@ async def test_a_policy_reaches_a_node_and_the_lease_is_given_back(
     lease = server.object(LEASES, *LEASE)
     assert lease is not None
     assert lease["spec"]["holderIdentity"] == ""
+
+
+@pytest.fixture
+def talking(server: ApiServer) -> None:
+    """A database on n0, and a Deployment's pod on n1 that opens connections to it; before the operator's first look."""
+    web, db = "web-6d4cf56db6-bcdfg", "db-0"
+    row = {
+        "namespace": "shop",
+        "pod": db,
+        "container": "c",
+        "address": "10.244.1.7",
+        "bytesPerSecond": 4_000_000,
+    }
+    for name, pod, told in (("n0", db, [row]), ("n1", web, [])):
+        server.put(NODES, {"apiVersion": "v1", "kind": "Node", **node(name)})
+        status = well_status(
+            placements=[{"namespace": "shop", "pod": pod, "container": "c"}], remoteTraffic=told
+        )
+        server.put(PLACEMENTS, {"metadata": {"name": name}, "spec": {}, "status": status})
+    for plural, name in (("deployments", "web"), ("statefulsets", "db")):
+        spec = {"selector": {"matchLabels": {"app": name}}}
+        owner = {"metadata": {"name": name, "namespace": "shop"}, "spec": spec}
+        server.put(Resource("apps", "v1", plural, namespaced=True), owner)
+    for name, address in ((web, "10.244.1.7"), ("other-0", "10.244.1.8")):
+        status = {"podIP": address, "phase": "Running"}
+        metadata = {"name": name, "namespace": "shop"}
+        server.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status})
+
+
+async def test_two_nodes_that_tell_of_each_other_make_one_advice(
+    server: ApiServer, talking: None, process: asyncio.subprocess.Process
+) -> None:
+    advices = Resource("cri-resmgr.io", "v1alpha1", "affinityadvices")
+    pair = [Owner("Deployment", "shop", "web"), Owner("StatefulSet", "shop", "db")]
+    await server.until(lambda: (server.object(advices, name_of(pair)) or {}).get("status"))
+    status = (server.object(advices, name_of(pair)) or {})["status"]
+    assert (status["remoteBytesPerSecond"], status["bytesPerSecond"]) == (4_000_000, 0)
+    assert status["target"] == pair[1]._asdict()
+    assert '"app": "db"' in status["podAffinity"]
+    # One question, which the server answers from its memory.
+    [call] = [call for call in server.calls if call.path == "/api/v1/pods"]
+    assert (call.query["fieldSelector"], call.query["resourceVersion"]) == ("status.podIP=10.244.1.7", "0")
