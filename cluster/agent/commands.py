@@ -275,13 +275,20 @@ def _waiting(row: Override, trouble: str) -> dict[str, Any]:
 
 
 def config_applied(
-    spec: Spec, status: Mapping[str, Any], refusals: Refusals, left_out: Sequence[str] = ()
+    spec: Spec,
+    status: Mapping[str, Any],
+    refusals: Refusals,
+    left_out: Sequence[str] = (),
+    waiting: str = "",
 ) -> Condition:
     """One condition for everything that is asked: whether the node is as its spec says, and each reason why not.
 
     ``left_out``: paths of this half's status that the server's schema does not know. They change nothing on the node.
+    ``waiting``: a command that is still due.
     """
     found = _config_applied(spec, status, refusals)
+    if waiting and found.status == TRUE:
+        found = Condition(CONFIG_APPLIED, FALSE, "Pending", f"{waiting}: the daemon has not done it yet")
     if not left_out:
         return found
     return replace(found, message=f"{found.message}; {not_written(left_out)}")

@@ -92,13 +92,24 @@ def write_orders(orders: Orders) -> str:
     return json.dumps({"freeze": orders.freeze, "overrides": [asdict(o) for o in orders.overrides]})
 
 
-def read_orders(text: str) -> Orders:
-    """Orders as they were kept; none where the text makes no sense.
+def read_orders(text: str) -> tuple[Orders, tuple[str, ...]]:
+    """Orders as they were kept ("" = none were), and a sentence for each that makes no sense here; it is left out.
 
-    An order that a later version has kept and this one does not understand must not keep the daemon from its start.
+    An order that a later version has kept must not keep the daemon from its start, nor cost the other orders: fields
+    that this version does not know are passed over.
     """
     try:
         document = json.loads(text) if text else {}
-        return Orders(bool(document.get("freeze")), read_overrides(document.get("overrides", [])))
-    except (ValueError, AttributeError):
-        return NO_ORDERS
+    except ValueError:
+        return NO_ORDERS, ("what was kept is not JSON",)
+    items = document.get("overrides", []) if isinstance(document, dict) else None
+    if not isinstance(items, list):
+        return NO_ORDERS, ("what was kept is no object with a list of overrides",)
+    found, left_out = [], []
+    for index, item in enumerate(items[:MOST]):
+        known = {name: item.get(name) for name in _FIELDS} if isinstance(item, Mapping) else item
+        try:
+            found.append(_read_override(known, f"overrides[{index}]"))
+        except BadOrder as error:
+            left_out.append(str(error))
+    return Orders(document.get("freeze") is True, tuple(found)), tuple(left_out)

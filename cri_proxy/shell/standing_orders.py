@@ -46,7 +46,9 @@ class StandingOrders:
     def recall(self, meta: Mapping[str, str]) -> dict[str, str]:
         """Take over what the state file says, unless orders came since the start; what it is to say from now on."""
         if not self._is_told:
-            self.parts.keeper.orders = read_orders(meta.get(ORDERS_KEY, ""))
+            self.parts.keeper.orders, left_out = read_orders(meta.get(ORDERS_KEY, ""))
+            for why in left_out:
+                self.parts.log.warning("a kept order is left out", why=why)
         return {ORDERS_KEY: write_orders(self.orders)}
 
     def engaged(self, engine: Engine) -> None:

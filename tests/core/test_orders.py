@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -96,12 +97,22 @@ def test_the_first_counts_also_where_it_names_the_beginning_only() -> None:
 
 @pytest.mark.parametrize("orders", [NO_ORDERS, Orders(True, (pin("web-*", "app", "l3-5"),))])
 def test_orders_are_read_as_they_were_written(orders: Orders) -> None:
-    assert read_orders(write_orders(orders)) == orders
+    assert read_orders(write_orders(orders)) == (orders, ())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"overrides": 7}', '{"overrides": [{"later": 1}]}'])
-def test_kept_orders_that_make_no_sense_are_none(text: str) -> None:
-    assert read_orders(text) == NO_ORDERS
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"overrides": 7}', '{"overrides": [{"later": 1}]}'])
+def test_kept_orders_that_make_no_sense_are_none_and_are_told(text: str) -> None:
+    orders, told = read_orders(text)
+    assert orders == NO_ORDERS
+    assert len(told) == 1
+
+
+def test_what_a_later_version_has_added_to_kept_orders_costs_no_other_order() -> None:
+    web, db = ({"namespace": "a", "pod": pod, "container": "c", "zone": "node-0"} for pod in ("web", "db"))
+    later = {"freeze": True, "until": "noon", "overrides": [{**web, "until": 3}, {"label": "x"}, db]}
+    orders, told = read_orders(json.dumps(later))
+    assert orders == Orders(True, (Override(**web), Override(**db)))
+    assert told == ("overrides[1].namespace is null, expected a name of 1 to 253 characters",)
 
 
 def test_there_are_not_more_overrides_than_can_be_looked_through() -> None:

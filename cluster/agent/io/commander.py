@@ -153,7 +153,10 @@ class Commander:
             self._daemon_said.trouble(str(error))
             return _Look(None, str(error))
         self._daemon_said.well()
-        self._refusals = self._refusals.of(str(report.get("instance", "")))
+        refusals = self._refusals.of(str(report.get("instance", "")))
+        if refusals is not self._refusals:
+            # What the life before was told, this one may not know.
+            self._refusals, self._sent = refusals, {}
         return _Look(report)
 
     async def _carry_out(self, spec: Spec, report: Mapping[str, Any]) -> _Look:
@@ -246,7 +249,8 @@ class Commander:
         """Write what has become of the spec, if that is new; seconds until it may be written."""
         acknowledged = commands.acknowledgement(spec, look.report, look.trouble, self._memory, self._refusals)
         left_out = self._known.left_out
-        condition = commands.config_applied(spec, acknowledged, self._refusals, left_out)
+        waiting = self._waiting(spec, look)
+        condition = commands.config_applied(spec, acknowledged, self._refusals, left_out, waiting)
         before = self._written.told.get("conditions", ())
         conditions = written([condition], before, self._clock.stamp(), spec.generation)
         status = {**acknowledged, "conditions": conditions}
@@ -275,6 +279,13 @@ class Commander:
         if self._known.left_out == left_out and not self._written.differs(status):
             return CALM_S
         return self._written.pace.wait_s(self._clock.monotonic())
+
+    def _waiting(self, spec: Spec, look: _Look) -> str:
+        """The command that the daemon has been told, or is to be told, and has not carried out; "" = none."""
+        if look.report is None or look.trouble:
+            return ""
+        due = commands.next_command(spec, look.report, self._memory, self._refusals)
+        return "" if due is None else due.name
 
     # ------------------------------------------------------------------ rounds
 

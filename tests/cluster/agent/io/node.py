@@ -32,14 +32,15 @@ class NodeAgent:
     def view(self) -> Path:
         return self.daemon.control.parent / "view" / "view.sock"
 
-    async def start(self, *arguments: str, commands: bool = True) -> None:
+    async def start(self, *arguments: str, commands: bool = True, source: Path = ROOT) -> None:
+        """``source``: the folder that has the agent's modules."""
         words = [f"--view-socket={self.view}", f"--node={NAME}", f"--kubeconfig={self.kubeconfig}"]
         words += [f"--control-socket={self.daemon.control}"] if commands else []
         words += [f"--state-dir={self.folder / 'state'}", "--period=0.2", "--poll=0.1", *arguments]
         with (self.folder / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "cluster.agent", *words,
-                stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "NODE_NAME": ""},
+                stdout=log, stderr=log, cwd=source, env={**os.environ, "NODE_NAME": ""},
             )  # fmt: skip
 
     async def stop(self) -> int:

@@ -1,0 +1,92 @@
+"""The versions before and after this one: copies of this tree with declared differences, run as programs of their own.
+
+Each difference stands for a kind of change that versions make: an option more, a field of the report and of the status
+more, a command less. A text that is no longer there is a failure here, so that no test runs without its difference.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.agent import ROOT
+
+#: What agent, operator and daemon are imported from.
+PACKAGES = ("bpf", "cluster", "cri_api", "cri_proxy", "policies")
+#: The option that only the version after has.
+NEW_OPTION = "placement.telepathy"
+
+#: By file: a text, and what the other version has in its place.
+Changes = Mapping[str, tuple[tuple[str, str], ...]]
+
+AFTER: Changes = {
+    "cri_proxy/version.py": (('VERSION = "', 'VERSION = "9.'),),
+    "cri_proxy/core/options_policies.py": (
+        (
+            '    Option(\n        "placement.max_moves",',
+            f'    Option("{NEW_OPTION}", flag(), False, "Whether thoughts place.", cluster=True),\n'
+            '    Option(\n        "placement.max_moves",',
+        ),
+    ),
+    "cluster/api/allowed_options.py": (
+        (
+            ' "placement.max_moves": {',
+            f' "{NEW_OPTION}": {{"type": "boolean", "description": "-"}},\n "placement.max_moves": {{',
+        ),
+    ),
+    # A field of the report, which the agent writes into the status; a field of each order; a word for a state.
+    "cri_proxy/shell/commands_view.py": (
+        (
+            '            "version": VERSION,\n',
+            '            "version": VERSION,\n            "mood": "fine",\n',
+        ),
+    ),
+    "cluster/agent/status.py": (('_HEAD = ("version",', '_HEAD = ("mood", "version",'),),
+    "cri_proxy/core/orders.py": (
+        (
+            'return json.dumps({"freeze": orders.freeze, "overrides": [asdict(o) for o in orders.overrides]})',
+            'return json.dumps({"freeze": orders.freeze, "until": "noon",'
+            ' "overrides": [{**asdict(o), "until": "noon"} for o in orders.overrides]})',
+        ),
+    ),
+    "cluster/agent/memory.py": (
+        ("    document: dict[str, Any] = {\n", '    document: dict[str, Any] = {\n        "mood": "fine",\n'),
+    ),
+    "cluster/operator/writes.py": (("kept = {key: value for", 'kept = {"wave": 3} | {key: value for'),),
+}
+#: A daemon that tells less and obeys fewer commands.
+BEFORE: Changes = {
+    "cri_proxy/version.py": (('VERSION = "', 'VERSION = "0.0.'),),
+    "cri_proxy/shell/commands_cluster.py": (
+        (', "overrides": self.overrides, "freeze": self.freeze}', "}"),
+    ),
+    "cri_proxy/shell/commands_view.py": (
+        (', "doctor": self.doctor}', "}"),
+        ('            "warnings": parts.health.warnings,\n', ""),
+        ('            "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),\n', ""),
+        ('"affinity_groups": groups}', "}"),
+    ),
+}  # fmt: skip
+#: A daemon from before there was a cluster half: neither reports nor policies.
+LONG_BEFORE: Changes = {
+    "cri_proxy/shell/commands_cluster.py": (('"cluster-policy": self.policy,', ""),),
+    "cri_proxy/shell/commands_view.py": (('"report": self.report,', ""),),
+}
+
+
+def tree(folder: Path, changes: Changes) -> Path:
+    """Make a copy of this tree's programs with these changes; what PYTHONPATH is to say.
+
+    :raises AssertionError: a text to be changed is not there exactly once.
+    """
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, changed in changes.items():
+        path = folder / file
+        text = path.read_text()
+        for there, instead in changed:
+            assert text.count(there) == 1, f"{file} has not once: {there}"
+            text = text.replace(there, instead)
+        path.write_text(text)
+    return folder
