@@ -249,6 +249,13 @@ def test_a_daemon_that_is_away_leaves_a_policy_pending() -> None:
     assert config_applied(node.spec, told, node.refusals).reason == "Pending"
 
 
+def test_a_command_that_is_still_due_is_not_applied() -> None:
+    node = Node(freeze=True)
+    found = config_applied(node.spec, node.told(), node.refusals, waiting=commands.FREEZE)
+    assert (found.status, found.reason) == ("False", "Pending")
+    assert found.message.startswith("freeze:")
+
+
 def test_a_daemon_that_is_away_has_still_what_it_was_given() -> None:
     node = Node(policy=policy())
     node.run()

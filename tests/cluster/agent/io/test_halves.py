@@ -13,10 +13,13 @@ from cluster.agent.io.commander import Commander
 from cluster.agent.io.daemon import Daemon
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.reporter import Reporter, Reporting
+from cluster.api.crds import definitions
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
+from cluster.kube.io.known_fields import WHOLE_AGAIN_S
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cluster.api_server import Fault
+from tests.cluster.declared import older, schema_of
 from tests.cri_client import CriClient
 from tests.functional.conftest import ask
 from tests.functional.support import run_pod_with
@@ -103,6 +106,26 @@ async def test_an_api_server_that_asks_for_patience_gets_it(
     time.at_s += 60
     await reporter.round()
     assert node.writes == 2
+
+
+async def test_newer_schemas_get_the_whole_status_though_nothing_has_changed(
+    node: NodeAgent, reporter: Reporter, time: Time
+) -> None:
+    new = definitions()[0]
+    node.api.schemas["nodeplacements"] = schema_of(older(new, "status.frozen", "status.zones.sharedCpus"))
+    node.create()
+    for _ in range(3):
+        await reporter.round()
+        time.at_s += 20
+    assert "status.frozen, status.zones.sharedCpus" in node.condition("SchemaCurrent")["message"]
+    assert "frozen" not in node.status and node.status["version"]
+    node.api.schemas["nodeplacements"] = schema_of(new)
+    time.at_s += WHOLE_AGAIN_S
+    for _ in range(2):
+        await reporter.round()
+        time.at_s += 20
+    assert node.status["frozen"] is False
+    assert node.condition("SchemaCurrent") == {}
 
 
 async def _applied(node: NodeAgent, commander: Commander) -> None:
