@@ -20,10 +20,11 @@ from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway
 from cluster.agent.io.log import Said, log
 from cluster.agent.io.memory_file import MemoryFile
-from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
+from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import Pace
 from cluster.agent.spec import Spec, read_spec
 from cluster.api import names
+from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
 from cluster.kube.io.known_fields import KnownFields
@@ -72,6 +73,7 @@ class Commander:
         self._news = asyncio.Event()
         self._is_there = False
         self._to_read = False
+        self._reads, self._read_backoff = Pace(0.0), Backoff(WATCHFUL_S)
         self._sent: dict[str, float] = {}
         self._problems: Sequence[Mapping[str, Any]] = ()
         self._doctor_at_s: Optional[float] = None
@@ -129,11 +131,18 @@ class Commander:
     async def _read_spec(self) -> float:
         if not self._to_read:
             return CALM_S
+        if wait_s := self._reads.wait_s(self._clock.monotonic()):
+            return wait_s
         try:
             found = await self._client.get(PLACEMENTS, self._node)
         except (ApiError, *NO_ANSWER) as error:
             self._api_said.trouble(f"the spec cannot be read: {error}")
-            return WATCHFUL_S * (1 + self._clock.random01())
+            delay_s = self._read_backoff.next(self._clock.random01(), asked_for(error))
+            self._reads.wait_longer(self._clock.monotonic(), delay_s)
+            return delay_s
+        self._read_backoff.reset()
+        if not self._written.has_failed:
+            self._api_said.well()
         self._to_read = False
         spec = read_spec(found)
         # Another spec is another try, for everything in it.

@@ -17,12 +17,13 @@ from cluster.agent.events import EventCursor, Events, Write
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway
 from cluster.agent.io.log import Said, log
-from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
+from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import Pace
 from cluster.agent.spec import read_spec
 from cluster.agent.status import Seen, status_of
 from cluster.api import names
 from cluster.api.fit import fit
+from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
 from cluster.kube.io.known_fields import KnownFields
@@ -88,6 +89,7 @@ class Reporter:
         self._topology_said = Said("node resource topology", "it is written", level="info")
         self._known_said = Said("schema", "all fields are written")
         self._events_lost = 0
+        self._events_pace, self._events_backoff = Pace(0.0), Backoff()
 
     async def run(self) -> None:
         """Look and write, until cancelled."""
@@ -107,10 +109,10 @@ class Reporter:
         await self._look()
         self._doctor.look(self._report if not self._trouble else None)
         try:
-            await self._write_status()
-            await self._write_topology()
-            await self._write_events()
-            self._api_said.well()
+            asked = [await self._write_status(), await self._write_topology(), await self._write_events()]
+            # A round in which nothing was due has heard nothing; nor does another object's write end a status's trouble.
+            if any(asked) and not self._status.has_failed:
+                self._api_said.well()
         except NO_ANSWER as error:
             self._api_said.trouble(f"the API server does not answer: {error}")
         except ApiError as error:
@@ -164,12 +166,13 @@ class Reporter:
             self._known.left_out,
         )
 
-    async def _write_status(self) -> None:
+    async def _write_status(self) -> bool:
+        """Whether the API server was asked, as in the two after this."""
         status = status_of(self.seen(), self._status.told, self._clock.stamp())
         if self._known.is_old():
             self._status.forget()
         if not self._status.is_due(status, self._clock):
-            return
+            return False
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.NODE_PLACEMENT,
@@ -197,10 +200,11 @@ class Reporter:
             self._known_said.trouble(not_written(left_out))
         else:
             self._known_said.well()
+        return True
 
-    async def _write_topology(self) -> None:
+    async def _write_topology(self) -> bool:
         if not self._reporting.writes_topology or self._report is None or self._trouble:
-            return
+            return False
         wanted = resource_topology.node_resource_topology(
             self._reporting.node,
             self._report,
@@ -209,7 +213,7 @@ class Reporter:
             owners=() if self._owner is None else (self._owner,),
         )
         if wanted is None or not self._topology.is_due(wanted, self._clock):
-            return
+            return False
         try:
             await self._topology.write(
                 wanted,
@@ -227,6 +231,7 @@ class Reporter:
                 self._topology.pace.wait_longer(self._clock.monotonic(), NO_TOPOLOGY_S)
         else:
             self._topology_said.well()
+        return True
 
     def _kubelet(self) -> Optional[TopologyManager]:
         path = self._reporting.kubelet_config
@@ -235,15 +240,26 @@ class Reporter:
         except (OSError, ValueError):
             return None
 
-    async def _write_events(self) -> None:
+    async def _write_events(self) -> bool:
+        if self._events_pace.wait_s(self._clock.monotonic()) > 0:
+            return False
+        asked = False
         for _ in range(EVENTS_A_ROUND):
             write = self._events.next(self._clock.monotonic())
             if write is None:
                 break
-            await self._write_event(write)
+            asked = True
+            try:
+                await self._write_event(write)
+            except (ApiError, *NO_ANSWER) as error:
+                delay_s = self._events_backoff.next(self._clock.random01(), asked_for(error))
+                self._events_pace.wait_longer(self._clock.monotonic(), delay_s)
+                raise
+            self._events_backoff.reset()
         if self._events.lost != self._events_lost:
             log("info", "events not written", count=self._events.lost - self._events_lost)
             self._events_lost = self._events.lost
+        return asked
 
     async def _write_event(self, write: Write) -> None:
         namespace = write.happened.namespace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from cluster.agent.io.clock import Clock
 from cluster.agent.pace import Pace
@@ -25,6 +25,8 @@ class Written:
         self.pace = pace
         self.told: dict[str, Any] = {}
         self.writes = 0
+        #: The last write has.
+        self.has_failed = False
         self._is_told = False
         self._backoff = Backoff()
 
@@ -51,13 +53,19 @@ class Written:
         try:
             answer = await request
         except (ApiError, *NO_ANSWER) as error:
-            asked_s = getattr(error, "retry_after_s", None) or 0.0
-            delay_s = max(asked_s, self._backoff.next(clock.random01()))
+            delay_s = self._backoff.next(clock.random01(), asked_for(error))
             self.pace.wait_longer(clock.monotonic(), delay_s)
+            self.has_failed = True
             # What the server has is not known: the request may have come through.
             self._is_told = False
             raise
         self._backoff.reset()
+        self.has_failed = False
         self.writes += 1
         self.told, self._is_told = wanted, True
         return answer
+
+
+def asked_for(error: Exception) -> Optional[float]:
+    """The seconds that the server wants to be left alone for; None: it has not said."""
+    return getattr(error, "retry_after_s", None)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Optional
 
+from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.within import within
@@ -14,6 +15,9 @@ from cluster.operator.io.clock import Clock
 from cluster.operator.lease import RENEW_WITHIN_S, RETRY_S, Election, released
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
+
+#: Seconds between two tries to take the Lease of an API server that does not answer, at most.
+AWAY_MOST_S = 30.0
 
 
 class LeaseLost(Exception):
@@ -33,12 +37,17 @@ class Leader:
 
     async def acquire(self) -> None:
         """Returns when this candidate holds the Lease; waits for as long as another does."""
+        backoff = Backoff(RETRY_S, AWAY_MOST_S)
         while True:
-            await self._turn()
+            is_answered = await self._turn()
             if self._election.holds(self._clock.monotonic()):
                 self._say(f"lease {self._namespace}/{self._name}: held by {self._election.me}")
                 return
-            await self._clock.sleep(RETRY_S * (1 + self._clock.jitter() / 5))
+            if is_answered:
+                backoff.reset()
+                await self._clock.sleep(RETRY_S * (1 + self._clock.jitter() / 5))
+            else:
+                await self._clock.sleep(backoff.next(self._clock.jitter()))
 
     async def keep(self) -> None:
         """Renew for ever. :raises LeaseLost: it could not be renewed in time, or another holds it."""
@@ -67,14 +76,16 @@ class Leader:
         except (ApiError, Unreachable, NoAccess):
             pass
 
-    async def _turn(self) -> None:
+    async def _turn(self) -> bool:
+        """Whether the API server has said anything, and be it no."""
         try:
             asked_at = self._clock.monotonic()
             found = await self._read()
             self._election = self._election.observed(found["spec"] if found else None, asked_at)
             if not self._election.may_take(asked_at):
                 holder = (self._election.seen or {}).get("holderIdentity")
-                return self._say(f"lease {self._namespace}/{self._name}: {holder} has it")
+                self._say(f"lease {self._namespace}/{self._name}: {holder} has it")
+                return True
             asked_at = self._clock.monotonic()
             spec = self._election.spec(self._clock.wall())
             await self._write(found, spec)
@@ -83,8 +94,11 @@ class Leader:
             # A conflict: another was faster, and the next read tells.
             if error.status != 409:
                 self._say(f"lease {self._namespace}/{self._name}: {error}")
+            return error.status < 500
         except (Unreachable, NoAccess) as error:
             self._say(f"lease {self._namespace}/{self._name}: the API server does not answer: {error}")
+            return False
+        return True
 
     async def _read(self) -> Optional[dict[str, Any]]:
         try:

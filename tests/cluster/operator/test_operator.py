@@ -117,6 +117,29 @@ def test_an_operator_that_cannot_renew_writes_nothing_after_its_time_and_ends() 
     in_time(scenario)
 
 
+def test_a_lease_is_asked_for_less_and_less_where_the_api_server_does_not_answer() -> None:
+    async def scenario(api: Api) -> None:
+        asked = 0
+        get = api.get
+
+        async def away(*_: Any, **__: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            raise Unreachable("no route")
+
+        api.get = away  # type: ignore[method-assign]
+        running = Running(api)
+        await asyncio.sleep(600)
+        # At 1.5, 3, 6, 12 and then 22.5 s after each other.
+        assert asked <= 5 + 600 // 22
+        api.get = get  # type: ignore[method-assign]
+        await asyncio.sleep(60)
+        assert api.all("leases")["cri-resmgr-operator"]["spec"]["holderIdentity"] == "a"
+        await running.close()
+
+    in_time(scenario)
+
+
 def test_an_api_server_that_refuses_a_write_is_asked_again_later_and_later() -> None:
     async def scenario(api: Api) -> None:
         asked: list[float] = []

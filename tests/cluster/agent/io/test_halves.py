@@ -170,3 +170,75 @@ async def test_with_the_api_server_there_taking_back_is_the_operators(
     await node.daemon.start()
     await commander.round()
     assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "bad"
+
+
+async def test_it_answers_again_is_said_once_a_request_has_been_answered(
+    node: NodeAgent, reporter: Reporter, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.create()
+    await node.api.stop()
+    for _ in range(8):
+        await reporter.round()
+        time.at_s += 0.2
+    said = capsys.readouterr().err
+    assert said.count("the API server does not answer") == 1
+    assert "it answers again" not in said
+    await node.api.start()
+    time.at_s += 60
+    await reporter.round()
+    assert capsys.readouterr().err.count('event="api server" reason="it answers again"') == 1
+    time.at_s += 60
+    await reporter.round()
+    assert "it answers again" not in capsys.readouterr().err
+
+
+async def test_what_another_object_is_answered_does_not_end_the_trouble_of_a_status(
+    node: NodeAgent, reporter: Reporter, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Without its NodePlacement; the topology for schedulers can be written.
+    for _ in range(8):
+        await reporter.round()
+        time.at_s += 0.2
+    assert node.topology is not None
+    said = capsys.readouterr().err
+    assert said.count("this agent waits") == 1
+    assert "it answers again" not in said
+
+
+@pytest.mark.parametrize("kind", ["status", "noderesourcetopologies", "events"])
+async def test_an_api_server_without_an_answer_is_asked_less_and_less(
+    node: NodeAgent, reporter: Reporter, time: Time, client: CriClient, kind: str
+) -> None:
+    node.create()
+    for number in range(20):
+        await run_pod_with(client, f"web-{number}", cpu_limit=7000)
+    node.api.faults.append(Fault("reset", 1000, path=kind))
+    for _ in range(150):
+        await reporter.round()
+        time.at_s += 4
+    # At 0.75, 1.5, 3 … 45 s after each other; twice where the connection that is kept turns out to be closed.
+    assert sum(kind in call.path for call in node.api.calls) <= 2 * (7 + 600 // 45)
+    node.api.faults.clear()
+    time.at_s += 60
+    await reporter.round()
+    await reporter.round()
+    assert len(node.status["placements"]) == 20 and node.topology is not None and node.events
+
+
+async def test_a_spec_that_cannot_be_read_is_asked_for_less_and_less_and_its_end_is_told(
+    node: NodeAgent, commander: Commander, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.create(policy=policy("good"))
+    node.api.faults.append(Fault("refuse", 1000, "GET", status=500))
+    commander.read_again()
+    for _ in range(150):
+        await commander.round()
+        time.at_s += 4
+    # At 3.75, 7.5, 15, 30 and then 45 s after each other.
+    assert len(node.api.calls) <= 5 + 600 // 45
+    assert "it answers again" not in capsys.readouterr().err
+    node.api.faults.clear()
+    time.at_s += 60
+    await commander.round()
+    assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "good"
+    assert "it answers again" in capsys.readouterr().err
