@@ -71,7 +71,8 @@ class Seen:
     """All that the reporting half knows. ``report`` None = the daemon has not answered since this process began.
 
     ``trouble``: why the daemon does not answer now, "" = it does. ``problems``: doctor's, None = not known.
-    ``is_report_only``: nothing on this node carries out a spec. ``asked``: whether there is one.
+    ``is_report_only``: nothing on this node carries out a spec. ``asked``: whether there is one. ``judged``: hash of the
+    cluster's policy that report and problems are both younger than, "" = of none; None = the daemon does not tell.
     """
 
     report: Optional[Mapping[str, Any]]
@@ -80,6 +81,7 @@ class Seen:
     is_report_only: bool = False
     asked: bool = False
     left_out: Sequence[str] = ()
+    judged: Optional[str] = None
 
 
 def camel(name: str) -> str:
@@ -96,6 +98,8 @@ def status_of(seen: Seen, told: Mapping[str, Any], now: str) -> dict[str, Any]:
     status = {} if seen.report is None else _of_report(seen.report, told)
     if seen.problems is not None:
         status["doctor"] = _doctor(seen.problems)
+    if seen.judged is not None:
+        status["judgedPolicy"] = seen.judged
     return {**status, "conditions": written(_conditions(seen), told.get("conditions", ()), now)}
 
 

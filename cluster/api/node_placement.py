@@ -329,6 +329,9 @@ def _status() -> dict[str, Any]:
             "modeWanted": text("What it was told to do; another where it is degraded."),
             "frontEnd": text("How containers become known: cri, nri or standalone."),
             "activePolicy": text("The daemon's placement policy, such as hygon."),
+            "judgedPolicy": text(
+                "Hash of the cluster's policy that was in force when Ready, Degraded and doctor were seen; empty: none."
+            ),
             "frozen": flag("Whether containers that run are kept from being moved."),
             "warnings": rows("What the daemon warns of, a sentence each.", text("One sentence.")),
             "machine": _machine(),

@@ -75,6 +75,8 @@ class NodeState(NamedTuple):
     #: What the conditions say where they are not content, one sentence.
     complaint: str
     doctor_errors: int
+    #: Hash of the document that the node had when its conditions and doctor were seen; None: the agent does not say.
+    judged: Optional[str]
     notes: Notes
 
     @property
@@ -227,6 +229,7 @@ def read_node_placement(found: Object) -> NodeState:
         degraded=degraded.get("status") == "True",
         complaint=complaint,
         doctor_errors=int((status.get("doctor") or {}).get("errors") or 0),
+        judged=str(status["judgedPolicy"]) if "judgedPolicy" in status else None,
         notes=read_notes(found),
     )
 

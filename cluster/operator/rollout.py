@@ -82,7 +82,12 @@ def trouble(state: NodeState, node_ready: bool) -> Optional[Trouble]:
 
 
 def well(state: NodeState, node_ready: bool) -> bool:
-    """The agent has done what it was told, and nothing is wrong."""
+    """The agent has done what it was told, and nothing was wrong when it looked at the node after that.
+
+    Its two halves write apart: an acknowledgement may stand beside conditions from before the change.
+    """
+    if state.judged not in (None, state.given_hash):
+        return False
     return state.acknowledged and state.ready is True and trouble(state, node_ready) is None
 
 

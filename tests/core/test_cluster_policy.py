@@ -178,3 +178,9 @@ def test_what_a_restart_applies_is_waited_for_and_what_the_observer_watches_is_n
         "affinity.most_weight",
         "affinity.within",
     }
+
+
+def test_nothing_that_a_policy_may_set_waits_for_a_restart() -> None:
+    allowed = [option.key for option in OPTIONS if option.cluster]
+    assert len(allowed) > 20
+    assert waits_for(allowed, [option.key for option in OPTIONS if not option.live]) == []

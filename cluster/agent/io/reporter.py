@@ -132,6 +132,7 @@ class Reporter:
         self._cursor.already_told(str(status.get("instance") or "-"))
         self._status.told = {"conditions": status.get("conditions") or []}
         self._asked = _asks(found)
+        self._doctor.judged_hash = str(status.get("judgedPolicy") or "")
 
     async def _follow(self) -> None:
         """Whether a spec asks for something, where nothing on this node carries it out."""
@@ -164,6 +165,7 @@ class Reporter:
             is_report_only,
             self._asked,
             self._known.left_out,
+            self._doctor.judged(self._report),
         )
 
     async def _write_status(self) -> bool:
@@ -291,6 +293,8 @@ class _Doctor:
         self._asked_at_s = 0.0
         self._about: Any = None
         self._task: Optional[asyncio.Task[None]] = None
+        #: Of the cluster's policy that was in force when doctor was asked for the answer that is here; "" = none was.
+        self.judged_hash = ""
 
     def look(self, report: Optional[Mapping[str, Any]]) -> None:
         """Ask, if it is time to, or the daemon or its policy is another than when it was asked."""
@@ -299,8 +303,15 @@ class _Doctor:
         now_s = self._clock.monotonic()
         about = report.get("instance"), (report.get("cluster") or {}).get("policy")
         if about != self._about or now_s - self._asked_at_s >= DOCTOR_EVERY_S:
+            if about != self._about:
+                self.judged_hash = self.judged_hash if self._about is None else ""
             self._about, self._asked_at_s = about, now_s
-            self._task = asyncio.ensure_future(self._ask())
+            self._task = asyncio.ensure_future(self._ask(_policy_hash(report) or ""))
+
+    def judged(self, report: Optional[Mapping[str, Any]]) -> Optional[str]:
+        """Hash of the policy that this report and doctor's answer both know; "" = of none, None = it is not told."""
+        there = None if report is None else _policy_hash(report)
+        return there if there is None or there == self.judged_hash else ""
 
     async def answered(self) -> None:
         if self._task is not None:
@@ -310,13 +321,19 @@ class _Doctor:
         if self._task is not None:
             self._task.cancel()
 
-    async def _ask(self) -> None:
+    async def _ask(self, policy_hash: str) -> None:
         try:
             found = await self._daemon.ask("doctor", DOCTOR_PATIENCE_S)
             self.problems = [problem for problem in found["problems"] if isinstance(problem, dict)]
         except (DaemonAway, ControlError, KeyError, TypeError):
             # An older daemon knows no such command: what was known last is better than nothing.
-            return
+            pass
+        self.judged_hash = policy_hash
+
+
+def _policy_hash(report: Mapping[str, Any]) -> Optional[str]:
+    cluster = report.get("cluster")
+    return None if cluster is None else str((cluster.get("policy") or {}).get("hash") or "")
 
 
 def _asks(node_placement: Mapping[str, Any]) -> bool:

@@ -113,6 +113,10 @@ class Simulated:
         found["status"] = status
         found["metadata"]["resourceVersion"] = str(next(self._versions))
 
+    def given_hash(self, name: str) -> str:
+        """Of the document that a node has; "" = none."""
+        return str((self.placements[name].get("spec", {}).get("policy") or {}).get("hash", ""))
+
     def in_change(self) -> int:
         states = [read_node_placement(each) for each in self.placements.values()]
         return sum(not each.confirmed for each in states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
@@ -70,6 +71,34 @@ def test_a_node_is_changed_only_after_the_one_before_has_answered() -> None:
     cluster.answer("n0")
     write_all(cluster)
     assert cluster.written == [("n0", "give"), ("n1", "give")]
+
+
+@pytest.mark.parametrize("sign", ["Degraded", "doctor"])
+def test_without_a_pause_too_a_node_is_judged_by_what_was_seen_with_the_new_document(sign: str) -> None:
+    cluster = with_good_policy()
+    for name in cluster.placements:
+        cluster.placements[name]["status"]["judgedPolicy"] = cluster.given_hash(name)
+    edit(cluster, BETTER, rollout={"pauseSeconds": 0})
+    write_all(cluster)
+    cluster.written.clear()
+    # 1. The commanding half has answered; conditions and doctor are those of the report before.
+    found = cluster.placements["n0"]
+    before = found["status"]["judgedPolicy"]
+    cluster.answer("n0")
+    found["status"]["judgedPolicy"] = before
+    write_all(cluster)
+    assert cluster.written == []
+    assert (status(cluster)["updated"], status(cluster)["ready"]) == (1, 0)
+    # 2. The report after: the node is not well with the document.
+    found = cluster.placements["n0"]
+    found["status"]["judgedPolicy"] = cluster.given_hash("n0")
+    if sign == "doctor":
+        found["status"]["doctor"] = {"errors": 1}
+    else:
+        found["status"]["conditions"][1] = {"type": "Degraded", "status": "True", "message": "it is"}
+    write_all(cluster)
+    assert cluster.written == [("n0", "take-back")]
+    assert status(cluster)["phase"] == "TakingBack"
 
 
 def test_a_node_without_an_answer_of_its_agent_is_not_changed() -> None:

@@ -242,3 +242,32 @@ async def test_a_spec_that_cannot_be_read_is_asked_for_less_and_less_and_its_end
     await commander.round()
     assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "good"
     assert "it answers again" in capsys.readouterr().err
+
+
+async def test_a_policy_is_judged_once_report_and_doctor_are_younger(
+    node: NodeAgent, reporter: Reporter, commander: Commander, time: Time
+) -> None:
+    node.create()
+    await reporter.round()
+    await reporter.problems_known()
+    time.at_s += 20
+    await reporter.round()
+    node.ask(policy=policy("bad"))
+    commander.read_again()
+    await commander.round()
+    # 1. The acknowledgement is there, the report is from before.
+    assert (node.status["policy"]["state"], node.status["judgedPolicy"]) == ("Applied", "")
+    # 2. A report, and doctor asked for this policy: only once it has answered.
+    time.at_s += 20
+    await reporter.round()
+    assert node.status["judgedPolicy"] == ""
+    await reporter.problems_known()
+    time.at_s += 20
+    await reporter.round()
+    assert node.status["judgedPolicy"] == "bad"
+    # 3. The next process of the agent does not begin anew.
+    again = Reporter(reporter._daemon, reporter._client, Reporting(NAME), _clock(time))
+    await again._begin()
+    await again.round()
+    assert node.status["judgedPolicy"] == "bad"
+    await again.problems_known()
