@@ -11,7 +11,7 @@ from cri_proxy.core.cluster_policy import BadPolicy, ClusterPolicy, misfit, wait
 from cri_proxy.core.config import BadConfig, read_config
 from cri_proxy.shell import settings
 from cri_proxy.shell.machine import NoMachine
-from cri_proxy.shell.policy_file import NOTHING, Kept, write_kept
+from cri_proxy.shell.policy_file import NOTHING, Kept, PolicyFile
 
 HELD_OFF = (
     "this node takes no policy of the cluster: `cri-resmgr config cluster-policy --clear` has been said here;"
@@ -24,6 +24,7 @@ class ClusterLayer:
 
     def __init__(self, daemon: Any) -> None:
         self._daemon = daemon
+        self._file = PolicyFile()
         self.kept: Kept = NOTHING
         #: What was handed over while the node takes none: its agent does not ask again.
         self._offered: Optional[ClusterPolicy] = None
@@ -132,7 +133,7 @@ class ClusterLayer:
         old = self._daemon.parts.config
         folder = Path(old["state.directory"])
         try:
-            await asyncio.wait_for(asyncio.to_thread(write_kept, folder, loaded.cluster), settings.ANSWER_S)
+            await self._file.keep(folder, loaded.cluster, self.kept, settings.ANSWER_S)
         except asyncio.TimeoutError:
             raise BadPolicy(
                 f"{folder}: the policy cannot be kept over a restart: the disk does not answer"

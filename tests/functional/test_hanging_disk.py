@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from cri_api.control import ControlError
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -35,6 +36,7 @@ from tests.functional.support import (
     start,
     updates,
 )
+from tests.functional.test_cluster_layer import GOLD
 from tests.hanging_disk import HangingDisk, hanging_disk, is_possible
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="needs root and /dev/fuse")
@@ -163,3 +165,20 @@ async def test_a_reload_and_commands_do_not_wait_for_the_disk(runtime: FakeRunti
     disk.go()
     await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
     assert (await restart(agent))["mode"] == "observe"
+
+
+async def test_a_policy_of_the_cluster_that_was_refused_for_the_disk_is_in_force_at_no_start(
+    node: Node,
+) -> None:
+    agent, disk = node.agent, node.disk
+    await start(agent)
+    disk.hang()
+    with pytest.raises(ControlError, match="the disk does not answer"):
+        await ask(agent, "cluster-policy", **GOLD)
+    disk.go()
+    await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
+    await restart(agent)
+    assert (await ask(agent, "cluster-policy"))["policy"] is None
+    await ask(agent, "cluster-policy", **GOLD)
+    await restart(agent)
+    assert (await ask(agent, "cluster-policy"))["policy"]["name"] == "gold"

@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
 from cri_proxy.core.cluster_policy import read_policy
 from cri_proxy.shell import settings
-from cri_proxy.shell.policy_file import FILE, NOTHING, Kept, read_kept, write_kept
+from cri_proxy.shell.policy_file import FILE, NOTHING, Kept, PolicyFile, read_kept, write_kept
 
 GOLD = read_policy({"name": "gold", "generation": 3, "config": {"placement": {"ladder": "fine"}}})
+SILVER = read_policy({"name": "silver", "generation": 1, "config": {"placement": {"ladder": "manual"}}})
+#: What the disk below has no room for.
+FULL = Kept(read_policy({"name": "large", "generation": 1, "config": {"placement": {"ladder": "fine"}}}))
+
+
+class Disk:
+    """Hangs at a step of each write until ``answers`` is set: before anything, or in the rename."""
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+        self.hangs, self.answers = threading.Event(), threading.Event()
+
+    def write(self, folder: Path, kept: Kept, may: Callable[[], bool]) -> None:
+        if kept == FULL:
+            raise OSError("full")
+        if self._step == "open":
+            self._hang()
+        write_kept(folder, kept, may, self._replace)
+
+    def _replace(self, old: Path, new: Path) -> None:
+        if self._step == "rename":
+            self._hang()
+        os.replace(old, new)
+
+    def _hang(self) -> None:
+        self.hangs.set()
+        assert self.answers.wait(60)
+
+
+@pytest.fixture(params=["open", "rename"])
+def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
+    made = Disk(request.param)
+    yield made
+    made.answers.set()
+
+
+@pytest.mark.parametrize("before", [NOTHING, Kept(SILVER), Kept(held_off=True)])
+async def test_what_was_given_up_is_not_there_once_the_disk_answers(
+    tmp_path: Path, disk: Disk, before: Kept
+) -> None:
+    write_kept(tmp_path, before)
+    file = PolicyFile(disk.write)
+    keeping = asyncio.ensure_future(file.keep(tmp_path, Kept(GOLD), before, 60))
+    assert await asyncio.to_thread(disk.hangs.wait, 60)
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    # What comes while it still hangs is refused, and waits for nothing longer than told.
+    with pytest.raises(asyncio.TimeoutError):
+        await file.keep(tmp_path, Kept(SILVER), before, 0)
+    assert read_kept(tmp_path) == before
+    disk.answers.set()
+    # The next write comes after the one that hung and what undoes it; this one fails, and so hides nothing.
+    with pytest.raises(OSError, match="full"):
+        await file.keep(tmp_path, FULL, before, 60)
+    assert read_kept(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ([FILE] if before != NOTHING else [])
 
 
 @pytest.mark.parametrize("kept", [NOTHING, Kept(GOLD), Kept(held_off=True)])
