@@ -49,9 +49,9 @@ class ObserverProcess:
             write_recording(recording)
         self._process: Optional[subprocess.Popen[bytes]] = None
 
-    def start(self, argument: str = "") -> None:
-        """Start it; it may not be serving yet."""
-        command = [sys.executable, "-m", "bpf", "--options", argument or json.dumps(self.options)]
+    def start(self, argument: str = "", *prefix: str) -> None:
+        """Start it; it may not be serving yet. ``prefix``: words of a command that executes it."""
+        command = [*prefix, sys.executable, "-m", "bpf", "--options", argument or json.dumps(self.options)]
         with self.errors.open("ab") as errors:
             self._process = subprocess.Popen(command, stderr=errors)
 

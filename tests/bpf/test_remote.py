@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from cri_api import affinity_pb2 as pb
+from tests.bpf.observer import ObserverProcess, watch
 from tests.bpf.pods import UNIFIED, Talker
 from tests.bpf.talkers import PROGRAMS, Stage, needs_bcc
 
@@ -31,6 +35,18 @@ class Node:
         self._observer = Talker(host.cgroups("observer"))
         host.on_close(self._observer.close)
 
+    def containers(self) -> list[Path]:
+        """Their cgroups."""
+        return list(self._root.glob("kubepods/burstable/pod*/*"))
+
+    def start(self, observer: ObserverProcess) -> None:
+        """A whole observer, in a mount namespace in which this node's cgroups are all there are."""
+        mount = f"umount -l {UNIFIED}; mount -t cgroup2 none {UNIFIED}"
+        inside = f'{mount}; echo $$ > {UNIFIED}/observer/cgroup.procs; exec "$@"'
+        join = f'echo $$ > {self._root}/cgroup.procs; exec "$@"'
+        outside = ("sh", "-ec", join, "sh", "unshare", "--cgroup", "--mount")
+        observer.start("", *outside, "sh", "-ec", inside, "sh")
+
     def look(self, *networks: str, remotes: int = 8192) -> None:
         """Begin to look, at the cgroups of this node only."""
         self._observer.do(
@@ -50,6 +66,13 @@ class Node:
         assert flows == 0
         assert all(name == "near" for name, _, _ in rows)
         return {address: count for _, address, count in rows}, counters
+
+
+@pytest.fixture
+def observer(tmp_path: Path) -> Iterator[ObserverProcess]:
+    made = ObserverProcess(tmp_path, provider="ebpf", interval_s=0.2, half_life_s=0.2)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -146,3 +169,21 @@ def test_addresses_that_found_no_room_are_counted(node: Node) -> None:
     found, counters = node.seen()
     assert len(found) == 4
     assert counters["remotes_full"] == 6
+
+
+def test_the_observer_tells_which_container_exchanges_how_much_with_which_address(
+    node: Node, observer: ObserverProcess
+) -> None:
+    node.near.do(f"serve_tcp(socket.AF_INET, '{node.stage.net}.3', 8080, 700, 300)")
+    node.start(observer)
+    assert observer.graph().status.provider == "ebpf"
+    node.far.do(f"call_tcp('{node.stage.net}.3', 8080, 700, 300, 2, 200)")
+    with observer.channel() as channel:
+        deltas = watch(channel)
+        peers: Iterator[list[pb.RemotePeer]] = (list(delta.remote_peers) for delta in deltas)
+        [peer] = next(told for told in peers if told)
+        deltas.cancel()
+    assert peer.address == f"{node.stage.net}.2"
+    assert peer.bytes_per_s > 1000
+    folders = {path.name for path in node.containers()}
+    assert peer.id in folders
