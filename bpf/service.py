@@ -78,7 +78,7 @@ class Observer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._start_reload)
-        complaint = self._file.restore(self._graph, boot_time_s())
+        complaint = self._file.restore(self._graph, self._remote, boot_time_s())
         if complaint:
             log("warning", "state set aside", reason=complaint)
         watchdog = asyncio.create_task(self._feed_watchdog())
@@ -228,7 +228,7 @@ class Observer:
     def _save(self, at_s: float) -> None:
         self._saved_s = at_s
         try:
-            self._file.save(self._graph, at_s)
+            self._file.save(self._graph, self._remote, at_s)
         except OSError as error:
             log("error", "graph not saved", reason=error)
         _trim()

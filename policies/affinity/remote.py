@@ -8,9 +8,9 @@ rate is still small, may grow. Smoothing and expiry are those of the graph (grap
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from policies.affinity.traffic import Key
+from policies.affinity.traffic import Key, read_amount
 
 MOST_OF_ENDPOINT, MOST_TOLD = 32, 256
 MOST_KEPT, MOST_KEPT_IN_ALL = 128, 4096
@@ -71,6 +71,21 @@ class RemoteRates:
         if ended:
             self._rates = {key: kept for key, kept in self._rates.items() if key[0] not in ended}
             self.told = tuple(peer for peer in self.told if peer.end not in ended)
+
+    def state(self) -> list[list[Any]]:
+        """What is told, as JSON."""
+        return [list(peer) for peer in self.told]
+
+    def restore(self, state: Any) -> None:
+        """Take over what ``state()`` gave; nothing fades for the time that nobody looked.
+
+        :raises ValueError: it is something else; nothing is taken over then.
+        """
+        try:
+            rates = {(str(end), str(address)): (read_amount(rate), 0.0) for end, address, rate in state}
+        except TypeError as error:
+            raise ValueError(f"not rates of remote traffic: {error!r}") from None
+        self._choose(rates)
 
     def _choose(self, rates: dict[Key, tuple[float, float]]) -> None:
         kept: dict[Key, tuple[float, float]] = {}

@@ -18,8 +18,9 @@ from bpf.options import Options
 from bpf.samples import Flow
 from bpf.server import AffinityService, Listener
 from cri_api import affinity_pb2 as pb
-from cri_proxy.shell.affinity_client import FILE, AffinityClient
+from cri_proxy.shell.affinity_client import FILE, AffinityClient, read_remote
 from policies.affinity.graph import Graph, Identity
+from policies.affinity.remote import RemotePeer
 from policies.affinity.traffic import Traffic
 from tests.bpf.observer import ObserverProcess, write_recording
 
@@ -98,6 +99,17 @@ async def test_it_follows_the_graph(observer: ObserverProcess, follower: Followe
     assert (status["problem"], status["provider"]) == ("", "replay")
     assert status["resident_bytes"] > 0
     assert status["age_s"] < WAIT_S
+
+
+def test_what_is_said_of_other_nodes_is_read_and_an_older_observer_says_nothing() -> None:
+    peers = [
+        pb.RemotePeer(id="a", address="10.244.7.3", bytes_per_s=5.0),
+        pb.RemotePeer(id="", address="10.244.7.3", bytes_per_s=5.0),
+        pb.RemotePeer(id="a", address="", bytes_per_s=5.0),
+        pb.RemotePeer(id="a", address="10.244.7.4", bytes_per_s=math.nan),
+    ]
+    assert read_remote(pb.GraphDelta(remote_peers=peers)) == (RemotePeer("a", "10.244.7.3", 5.0),)
+    assert read_remote(pb.GraphDelta()) == ()
 
 
 async def test_an_observer_that_is_killed_leaves_the_picture_frozen(

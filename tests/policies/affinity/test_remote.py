@@ -99,3 +99,13 @@ def test_a_trickle_is_neither_told_nor_counted() -> None:
     rates = RemoteRates()
     rates.observe(10.0, [Seen("web", "10.0.0.1", 5_000)], HALF_LIFE_S)
     assert (rates.told, rates.left_out) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    "state", [5, [["web", "10.0.0.1"]], [["web", "10.0.0.1", "much"]], [["web", "10.0.0.1", -1]]]
+)
+def test_a_state_that_is_something_else_is_refused(state: object) -> None:
+    rates = RemoteRates()
+    with pytest.raises(ValueError):
+        rates.restore(state)
+    assert rates.told == ()
