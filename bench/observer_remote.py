@@ -1,9 +1,10 @@
 """What it costs to see traffic with other nodes: ``python -m bench.observer_remote [ADDRESSES]`` (root).
 
-A container accepts one short connection from each of many addresses, then sends a datagram to each. The other end is in a
-network namespace whose cgroup no program looks at, so that it is as good as another machine. Without networks
-(``affinity.remote_networks: []``) and with them, in turns: the kernel's own clock (``kernel.bpf_stats_enabled``) for a run
-of the egress program; then what a sample of it costs the observer. Takes a minute.
+A container accepts one short connection from each of many addresses, then sends a datagram to each; the same from one
+address, and inside the node, for comparison. The other end is in a network namespace whose cgroup no program looks at, so
+that it is as good as another machine. Without networks (``affinity.remote_networks: []``) and with them, in turns: the
+kernel's own clock (``kernel.bpf_stats_enabled``) for a run of the egress program; then what a sample of it costs the
+observer. Takes two minutes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Callable
 
 from bench.figures import machine_line
 from bench.observer_cost import kernel_statistics
+from bpf.options import REMOTE_NETWORKS
 from tests.bpf.pods import UNIFIED, Host, Talker
 from tests.bpf.talkers import PROGRAMS, Stage, missing
 
@@ -55,7 +58,7 @@ def look(at):
 
 
 class Scene:
-    """Container ``near``; ``far`` has all addresses of a /16."""
+    """Container ``near``; ``far`` has all addresses of a /16; ``other`` talks to a container at ``port`` of its loopback."""
 
     def __init__(self, host: Host) -> None:
         self._stage = stage = Stage(host)
@@ -74,6 +77,8 @@ class Scene:
         self.near = stage.start("near", spaces[1])
         self.near.do(NEAR)
         self.near.do(f"serve_tcp(socket.AF_INET, '{self.address}', 8080, 700, 300)")
+        self.other, local = stage.start("other"), stage.start("local")
+        self.port = int(local.do("serve_tcp(socket.AF_INET, '127.0.0.1', 0, 700, 300)"))
         self._root = next(path for path in host.cgroups("observer") if UNIFIED in path.parents).parent
         self.observer = Talker(host.cgroups("observer"))
         host.on_close(self.observer.close)
@@ -90,24 +95,34 @@ class Scene:
         return run_ns, runs
 
 
-def measure(scene: Scene, networks: tuple[str, ...], count: int) -> tuple[float, float, list[list[float]]]:
-    """Nanoseconds a run: of connections, of datagrams. And what samples cost and hold."""
+def works(scene: Scene, count: int) -> dict[str, Callable[[], object]]:
+    """What is done while a program is measured, by name; the first two need a new entry for each address."""
+    near, local = f"'{scene.address}', 8080, 700, 300", f"'127.0.0.1', {scene.port}, 700, 300"
+    return {
+        "a connection from each address": lambda: scene.far.do(
+            f"from_each('{scene.first}', {count}, '{scene.address}', 8080)"
+        ),
+        "a datagram to each address": lambda: scene.near.do(f"to_each('{scene.first}', {count})"),
+        "short connections from one": lambda: scene.far.do(f"call_tcp({near}, 2, {count // 5})"),
+        "a long connection from one": lambda: scene.far.do(f"call_tcp({near}, {2 * count}, 1)"),
+        "short connections inside the node": lambda: scene.other.do(f"call_tcp({local}, 2, {count // 5})"),
+        "a long connection inside the node": lambda: scene.other.do(f"call_tcp({local}, {2 * count}, 1)"),
+    }
+
+
+def measure(scene: Scene, networks: tuple[str, ...], count: int) -> dict[str, tuple[float, list[float]]]:
+    """Nanoseconds a run of the program, and what a sample then costs and holds, by work."""
     scene.open(networks)
-    found, looks = [], []
-    for at, work in enumerate(
-        (
-            lambda: scene.far.do(f"from_each('{scene.first}', {count}, '{scene.address}', 8080)"),
-            lambda: scene.near.do(f"to_each('{scene.first}', {count})"),
-        )
-    ):
+    found = {}
+    for at, (name, work) in enumerate(works(scene, count).items()):
         with kernel_statistics():
             before = scene.program()
             work()
             after = scene.program()
-        found.append((after[0] - before[0]) / max(1, after[1] - before[1]))
-        looks.append(json.loads(scene.observer.do(f"look({10.0 * (at + 1)})")))
+        a_run = (after[0] - before[0]) / max(1, after[1] - before[1])
+        found[name] = a_run, json.loads(scene.observer.do(f"look({10.0 * (at + 1)})"))
     scene.observer.do("provider.close()")
-    return found[0], found[1], looks
+    return found
 
 
 def main(count: int) -> None:
@@ -115,24 +130,19 @@ def main(count: int) -> None:
     host = Host()
     try:
         scene = Scene(host)
-        measured: dict[str, list[tuple[float, float, list[list[float]]]]] = {"without": [], "with": []}
-        for _ in range(TURNS):
-            measured["without"].append(measure(scene, (), count))
-            measured["with"].append(measure(scene, ("10.0.0.0/8", "fd00::/8"), count))
+        turns = [(measure(scene, (), count), measure(scene, REMOTE_NETWORKS, count)) for _ in range(TURNS)]
     finally:
         host.close()
-    print(f"\n| {count:,} addresses | ns a run, connections | ns a run, datagrams |\n|---|---|---|")
-    for name, rows in measured.items():
-        tcp, udp = (statistics.median(row[n] for row in rows) for n in (0, 1))
-        print(f"| {name} remote networks | {tcp:.0f} | {udp:.0f} |")
+    print(f"\n| {count:,} addresses; ns a packet | without remote networks | with |\n|---|---|---|")
+    for name in turns[0][0]:
+        without, observed = (statistics.median(turn[n][name][0] for turn in turns) for n in (0, 1))
+        print(f"| {name} | {without:.0f} | {observed:.0f} |")
     print(
         "\n| a sample | CPU ms | addresses | no room | told | left out | resident MiB |\n|---|---|---|---|---|---|---|"
     )
-    for name, rows in measured.items():
-        for kind, look in zip(("connections", "datagrams"), rows[-1][2]):
-            used, seen, full, told, left_out, resident = look
-            print(f"| {name}, {kind} | {used * 1000:.0f} | {seen:.0f} | {full:.0f} | {told:.0f} | {left_out:.0f} "
-                  f"| {resident / 2**20:.1f} |")  # fmt: skip
+    for name, (_, (used, seen, full, told, left_out, resident)) in turns[-1][1].items():
+        print(f"| {name} | {used * 1000:.0f} | {seen:.0f} | {full:.0f} | {told:.0f} | {left_out:.0f} "
+              f"| {resident / 2**20:.1f} |")  # fmt: skip
 
 
 if __name__ == "__main__":
