@@ -54,7 +54,7 @@ class Signs:
         policy = memory.policy
         if policy is None or memory.spec is None or memory.spec.policy is None:
             return ""
-        if policy.hash != memory.spec.policy.hash:
+        if policy.hash != memory.spec.policy.hash or policy.hash == memory.taken_back:
             return ""
         if not 0 <= since_1970_s - memory.applied_at_s < WITHIN_S:
             return ""

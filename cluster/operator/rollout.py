@@ -62,14 +62,25 @@ class Step:
 def trouble(state: NodeState, node_ready: bool) -> Optional[Trouble]:
     """What is wrong with a node, the most telling first; None for a node that is well or has not answered yet."""
     answer = state.answer
-    if (
-        answer
-        and state.given
-        and answer.hash == state.given.hash
-        and answer.state in ("Refused", "TakenBack")
-    ):
+    if answer and given_up(state):
         reason = "ConfigRefused" if answer.state == "Refused" else "TakenBack"
         return Trouble(reason, answer.message or f"the agent says {answer.state}")
+    return _nodes_own(state, node_ready)
+
+
+def given_up(state: NodeState) -> bool:
+    """The node was given a document and has it not: the daemon has refused it, or the agent has taken it back."""
+    answer = state.answer
+    return (
+        answer is not None
+        and state.given is not None
+        and answer.hash == state.given.hash
+        and answer.state in ("Refused", "TakenBack")
+    )
+
+
+def _nodes_own(state: NodeState, node_ready: bool) -> Optional[Trouble]:
+    """What is wrong with the node, whatever has become of its document."""
     if not node_ready:
         return Trouble("NotReady", "the Node is not Ready: its kubelet does not answer")
     if state.ready is False:
@@ -89,6 +100,13 @@ def well(state: NodeState, node_ready: bool) -> bool:
     if state.judged not in (None, state.given_hash):
         return False
     return state.acknowledged and state.ready is True and trouble(state, node_ready) is None
+
+
+def able(state: NodeState, node_ready: bool) -> bool:
+    """It may be given a document: it is well, or would be but for the one that it was given and has not."""
+    if given_up(state):
+        return state.ready is True and _nodes_own(state, node_ready) is None
+    return well(state, node_ready)
 
 
 def has(policy: Policy, state: NodeState) -> bool:
@@ -141,7 +159,7 @@ def finished(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, b
     ):
         return False
     others = [each for each in targets if not has(policy, each)]
-    if any(well(each, _ready(ready, each)) or each.notes.failed == policy.hash for each in others):
+    if any(able(each, _ready(ready, each)) or each.notes.failed == policy.hash for each in others):
         return False
     allowed = max(policy.rollout.most(len(targets)), REMOVAL.most(len(targets)))
     return bool(holders) and len(others) <= allowed
@@ -174,7 +192,7 @@ def still(change: Change, policy: Optional[Policy], fresh: NodeState, node_ready
     if change.kind == CONFIRM:
         return well(fresh, node_ready) or (fresh.given is None and fresh.acknowledged)
     if change.kind == GIVE:
-        return _replaced_in_place(policy, fresh) or well(fresh, node_ready)
+        return _replaced_in_place(policy, fresh) or able(fresh, node_ready)
     return True
 
 
@@ -215,23 +233,23 @@ def _give(
     replaced = [each for each in outdated if _replaced_in_place(policy, each)]
     # 2. Others only while there is room, and only those that are well: what is wrong before is not held against it.
     others = [each for each in outdated if not in_change(each, now, pause_s) and each not in replaced]
-    able = sorted(each for each in others if well(each, _ready(ready, each)))
+    takers = sorted(each for each in others if able(each, _ready(ready, each)))
     room = max(0, policy.rollout.most(len(targets)) - len({each.name for each in (*moving, *replaced)}))
-    chosen = [*replaced, *able[:room]]
-    return [Change(GIVE, each) for each in chosen], _why_waiting(moving, others, able, ready)
+    chosen = [*replaced, *takers[:room]]
+    return [Change(GIVE, each) for each in chosen], _why_waiting(moving, others, takers, ready)
 
 
 def _why_waiting(
     moving: Sequence[NodeState],
     others: Sequence[NodeState],
-    able: Sequence[NodeState],
+    takers: Sequence[NodeState],
     ready: Mapping[str, bool],
 ) -> str:
     for state in sorted(moving):
         found = trouble(state, _ready(ready, state))
         if found:
             return f"{state.name} is not well since it was changed ({found.reason}): {found.sentence}"
-    unable = sorted(set(others) - set(able))
+    unable = sorted(set(others) - set(takers))
     if not unable:
         return ""
     found = trouble(unable[0], _ready(ready, unable[0]))

@@ -21,7 +21,7 @@ from cluster.operator.objects import (
     read_node_placement,
     write_time,
 )
-from cluster.operator.rollout import CONFIRM, GIVE, TAKE_BACK, Change
+from cluster.operator.rollout import CONFIRM, GIVE, TAKE_BACK, Change, given_up
 
 LABELS = {"app.kubernetes.io/managed-by": OPERATOR}
 
@@ -88,6 +88,8 @@ def node_labels(node: Node, installed: str, installing: str, failed: str = "") -
 def _way_back(found: Object, present: Any, notes: Mapping[str, Any]) -> Any:
     """What the node goes back to: what it has, if it was well with that; else what it would have gone back to."""
     state = read_node_placement(found)
+    if given_up(state):
+        return notes.get("previous")
     return present if state.confirmed or state.notes.failed else notes.get("previous")
 
 

@@ -82,7 +82,9 @@ class Connection:
         except asyncio.TimeoutError:
             raise Unreachable(f"{access.server} does not answer within {CONNECT_S:.0f} s") from None
         except OSError as error:
-            raise Unreachable(f"{access.server} cannot be reached: {error}") from None
+            raise Unreachable(
+                f"{access.server} cannot be reached: {str(error) or type(error).__name__}"
+            ) from None
         opened = writer.get_extra_info("socket")
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:

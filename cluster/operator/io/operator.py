@@ -34,7 +34,7 @@ from cluster.operator.io.leader import Leader
 from cluster.operator.io.node_access import NodeAccess
 from cluster.operator.objects import Node, NodeState, Policy, read_node, read_node_placement, read_policy
 from cluster.operator.plan import NewStatus, NodeChange, Plan, plan
-from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, still, well
+from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still
 from cluster.operator.summary import status_document
 from cluster.operator.writes import changed, merge_patch, new_node_placement
 
@@ -265,7 +265,7 @@ class Operator:
                 self._changed.set()
                 return
             self._leader.check()
-            document = changed(change, policy, found, self._clock.wall(), well(fresh, ready))
+            document = changed(change, policy, found, self._clock.wall(), able(fresh, ready))
             answer = await self._client.patch(PLACEMENTS, name, merge_patch(found, document))
         except ApiError as error:
             if error.status == 404:

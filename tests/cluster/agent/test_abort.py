@@ -41,6 +41,7 @@ def against(memory: Memory, signs: set[str], held_s: float, age_s: float = 60) -
         ("long after it was applied", MEMORY, {"Degraded"}, HOLD_S, WITHIN_S, ""),
         ("a clock that went back", MEMORY, {"Degraded"}, HOLD_S, -5, ""),
         ("no policy in force", Memory(), {"Degraded"}, HOLD_S, 60, ""),
+        ("taken back already", replace(MEMORY, taken_back="h"), {"Degraded"}, HOLD_S, 60, ""),
         (
             "another policy is asked for by now",
             replace(MEMORY, spec=Spec(policy=replace(POLICY, hash="other"))),

@@ -78,7 +78,7 @@ class Simulated:
 
     def _change(self, by: Optional[Policy], change: Change) -> None:
         found = self.placements[change.seen.name]
-        well = rollout.well(change.seen, True)
+        well = rollout.able(change.seen, True)
         if change.kind != rollout.CONFIRM:
             self.written.append((change.seen.name, change.kind))
         self._store(changed(change, by, found, self.now, well))

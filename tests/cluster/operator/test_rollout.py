@@ -215,6 +215,25 @@ def test_a_node_whose_agent_has_gone_back_by_itself_stops_the_rollout() -> None:
     assert given(cluster)["n0"] == GOOD
 
 
+@pytest.mark.parametrize("said", ["TakenBack", "Refused"])
+def test_a_node_that_does_not_have_its_document_any_more_is_given_the_next(said: str) -> None:
+    cluster = with_good_policy()
+    cluster.placements["n1"]["status"]["policy"].update(state=said, message="it could not be reached")
+    edit(cluster, BETTER)
+    for _ in range(6):
+        write_all(cluster)
+        for name, config in given(cluster).items():
+            if config == BETTER:
+                cluster.answer(name)
+        cluster.now += 20
+    assert given(cluster) == {"n0": BETTER, "n1": BETTER, "n2": BETTER}
+    assert status(cluster)["phase"] == "Complete"
+    notes = {name: read_node_placement(each).notes for name, each in cluster.placements.items()}
+    # What it has given up is not what it goes back to.
+    assert (bool(notes["n0"].previous), bool(notes["n1"].previous)) == (True, False)
+    assert not notes["n1"].unwell
+
+
 def test_a_node_that_comes_after_completion_fails_alone() -> None:
     cluster = with_good_policy(bad=lambda node, config: "refuse" if node == "n3" else "")
     cluster.nodes["n3"] = {**cluster.nodes["n0"], "metadata": {"name": "n3", "uid": "n3", "labels": {}}}
