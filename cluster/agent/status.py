@@ -96,8 +96,8 @@ def status_of(seen: Seen, told: Mapping[str, Any], now: str) -> dict[str, Any]:
     ``told``: what this function gave for the last write, {} = there was none. Equal to it where nothing is new.
     """
     status = {} if seen.report is None else _of_report(seen.report, told)
-    if seen.problems is not None:
-        status["doctor"] = _doctor(seen.problems)
+    # Never absent: of a mapping whose fields are all given up, servers such as 1.20 make a null, and refuse the write.
+    status["doctor"] = dict(told.get("doctor") or {}) if seen.problems is None else _doctor(seen.problems)
     if seen.judged is not None:
         status["judgedPolicy"] = seen.judged
     return {**status, "conditions": written(_conditions(seen), told.get("conditions", ()), now)}

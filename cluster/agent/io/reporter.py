@@ -130,7 +130,7 @@ class Reporter:
             return
         status = found.get("status") or {}
         self._cursor.already_told(str(status.get("instance") or "-"))
-        self._status.told = {"conditions": status.get("conditions") or []}
+        self._status.told = {key: status[key] for key in ("conditions", "doctor") if status.get(key)}
         self._asked = _asks(found)
         self._doctor.judged_hash = str(status.get("judgedPolicy") or "")
 

@@ -154,7 +154,15 @@ def test_a_daemon_that_is_away_is_not_ready_and_what_was_known_stays() -> None:
 
 
 def test_a_daemon_that_has_never_answered_is_not_ready_and_nothing_else_is_told() -> None:
-    assert set(status_of(Seen(None, "refused"), {}, NOW)) == {"conditions"}
+    found = status_of(Seen(None, "refused"), {}, NOW)
+    assert set(found) == {"conditions", "doctor"}
+    assert found["doctor"] == {}
+
+
+def test_what_doctor_has_said_stays_until_it_says_something_else() -> None:
+    said = {"errors": 1, "warnings": 0, "problems": []}
+    assert status_of(Seen(None, "refused"), {"doctor": said}, NOW)["doctor"] == said
+    assert status_of(Seen(report(), problems=()), {"doctor": said}, NOW)["doctor"]["errors"] == 0
 
 
 def test_degraded_names_every_reason() -> None:

@@ -147,6 +147,13 @@ async def test_newer_programs_work_on_older_schemas_and_objects_survive_both_way
         await until(
             lambda: policy_status(rights, "over"), lambda status: status.get("phase") == "Complete", WAIT_S
         )
+        # An agent that starts without its daemon, and so knows nothing, can write that.
+        assert found["status"]["doctor"]
+        await node.daemon.kill()
+        await node.agent.end()
+        await node.agent.start()
+        await until(seen, lambda of: condition(of, "Ready") == "False", WAIT_S)
+        assert "Invalid" not in node.agent.log()
     finally:
         await delete(rights, f"{POLICIES}/over")
         await node.close()

@@ -14,7 +14,7 @@ import pytest
 from cluster.api.crds import definitions
 from cluster.operator.objects import ROLLOUT_ANNOTATION
 from tests.agent import ROOT, Agent
-from tests.cluster.agent.io.node import NodeAgent, policy
+from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cluster.api_server import ApiServer
 from tests.cluster.declared import schema_of
 from tests.cluster.operator.cluster import node as kube_node
@@ -246,3 +246,29 @@ async def test_an_operator_goes_on_with_the_rollout_of_another_version_and_takes
     await api.until(lambda: given(api, "n0") == had)
     answer(api, "n0", **strange)
     await api.until(lambda: phase(api) == "Aborted")
+
+
+async def test_a_key_that_an_older_node_does_not_know_ends_the_rollout_and_reaches_no_other_node(
+    api: ApiServer, node: NodeAgent, operators: Operators, after: Path
+) -> None:
+    others = ("node-2", "node-3")
+    for name in (NAME, *others):
+        api.put(NODES, {"apiVersion": "v1", "kind": "Node", **kube_node(name)})
+    await run(node.daemon)
+    await node.start()
+    await operators.be(after)
+    await api.until(lambda: all(api.object(PLACEMENTS, name) for name in others))
+    for name in others:
+        answer(api, name)
+    await node.until_condition("Ready", "True", "DaemonAnswers")
+    # This node's agent and daemon are of this version, the operator is of the next.
+    api.put(POLICIES, placement_policy(config=NEW["config"]))
+    await api.until(
+        lambda: NEW_OPTION in ((api.object(POLICIES, "p") or {}).get("status") or {}).get("message", "")
+    )
+    # Its doctor finds no cgroups here: the node stays in change, so the phase says TakingBack.
+    await api.until(lambda: given(api, NAME) is None)
+    await api.until(lambda: node.status["policy"]["state"] == "None")
+    await node.until_condition("ConfigApplied", "True", "NoPolicy")
+    assert await in_force(node) is None
+    assert not [call for call in api.calls if call.method == "PATCH" and call.path.endswith(others)]
