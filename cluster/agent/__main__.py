@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.commander import Commander
-from cluster.agent.io.daemon import Daemon
+from cluster.agent.io.daemon import Daemon, FolderGone
 from cluster.agent.io.log import log
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.notify import Alive, is_healthy, notify
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         asyncio.run(_run(options, access))
     except asyncio.CancelledError:
         return 0
+    except FolderGone as error:
+        return _fail(str(error))
     return 0
 
 

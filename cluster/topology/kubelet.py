@@ -44,6 +44,19 @@ def read_topology_manager(config: str) -> TopologyManager:
     )
 
 
+def reported_topology_manager(report: Mapping[str, Any]) -> Optional[TopologyManager]:
+    """What the daemon's report says of it; None: the daemon cannot read kubelet's file either, or is an older one."""
+    found = report.get("topology_manager")
+    if not isinstance(found, Mapping):
+        return None
+    most_nodes = found.get("most_numa_nodes")
+    return TopologyManager(
+        str(found.get("policy") or "none"),
+        str(found.get("scope") or "container"),
+        most_nodes if isinstance(most_nodes, int) else 0,
+    )
+
+
 def _json(config: str) -> Optional[dict[str, Any]]:
     """The values of a file that is JSON; None = it is YAML."""
     try:

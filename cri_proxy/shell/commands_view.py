@@ -95,6 +95,7 @@ class ViewCommands:
             "degraded": dict(parts.health.reasons),
             "warnings": parts.health.warnings,
             "cluster": daemon.cluster.document(),
+            "topology_manager": parts.machine.topology_manager,
         }
 
     def _zones(self, topology: Topology) -> tuple[tuple[Zone, ...], dict[str, Any]]:

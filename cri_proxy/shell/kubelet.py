@@ -1,9 +1,10 @@
-"""Reads what kubelet says about CPUs: the static CPU manager's assignments and the reserved system CPUs."""
+"""Reads what kubelet says of CPUs: the static CPU manager's assignments, reserved CPUs, its topology manager."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, Optional
 
 import yaml
 
@@ -52,6 +53,28 @@ def read_reserved(directory: Path) -> frozenset[int]:
         return NO_CPUS
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError, BadCpuList) as error:
         raise NotUnderstood(_sentence(path, error, "no reserved CPUs are known from it")) from None
+
+
+def read_topology_manager(directory: Path) -> Optional[dict[str, Any]]:
+    """``policy``, ``scope`` and ``most_numa_nodes`` (0: kubelet's default) of config.yaml; None: there is no such file.
+
+    What the file leaves out has kubelet's default.
+
+    :raises NotUnderstood: it cannot be read.
+    """
+    path = directory / "config.yaml"
+    try:
+        document = yaml.safe_load(read_bytes(path, MOST_BYTES)) or {}
+        options = document.get("topologyManagerPolicyOptions") or {}
+        return {
+            "policy": str(document.get("topologyManagerPolicy") or "none"),
+            "scope": str(document.get("topologyManagerScope") or "container"),
+            "most_numa_nodes": int(options.get("max-allowable-numa-nodes") or 0),
+        }
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise NotUnderstood(_sentence(path, error, "its topology manager is not known")) from None
 
 
 def _sentence(path: Path, error: Exception, consequence: str) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.core.assemble import Machine
 from cri_proxy.core.cri import kubepods_root
 from cri_proxy.core.quota import pod_cgroup
 from cri_proxy.shell.bounded_files import read_bytes, read_number, read_text
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
-from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved
+from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved, read_topology_manager
 from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.topology import BadTopology, Topology, TopologyData, remember
@@ -40,6 +40,8 @@ class MachineReader:
     kubelet: Path
     proc: Path = Path("/proc")
     warnings: tuple[str, ...] = field(default=())
+    #: What kubelet's topology manager is set to, as `read_topology_manager` has it: for reports, placements do not go by it.
+    topology_manager: Optional[Mapping[str, Any]] = None
     _kubepods: str = ""
     #: The newest pod's cgroup, and what was read last: by path, "" = kubelet's.
     _newest: str = ""
@@ -64,6 +66,7 @@ class MachineReader:
         except BadTopology as error:
             raise NoMachine(f"{self.source}: {error}") from None
         parent = self.cgroups.effective(self._kubepods or self.cgroups.kubepods())
+        self.topology_manager = self._kubelets(read_topology_manager, None)
         self._allowed = {"": parent, **self._read_parents({*pods, self._newest} - {""})}
         return Machine(
             topology,

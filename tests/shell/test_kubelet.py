@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved
+from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved, read_topology_manager
 from policies.cpus import format_cpus
 
 STATIC: dict[str, Any] = {
@@ -89,3 +89,30 @@ def test_reserved_cpus_that_cannot_be_understood_are_a_sentence(text: str, tmp_p
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(NotUnderstood, match="/config.yaml cannot be used: .*; no reserved CPUs"):
         read_reserved(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ("kind: KubeletConfiguration\n", ("none", "container", 0)),
+        (
+            "topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n"
+            'topologyManagerPolicyOptions: {max-allowable-numa-nodes: "16"}\n',
+            ("single-numa-node", "pod", 16),
+        ),
+    ],
+    ids=["nothing said", "all said"],
+)
+def test_the_topology_manager_is_told_in_kubelets_words(
+    config: str, found: tuple[str, str, int], tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    keys = ("policy", "scope", "most_numa_nodes")
+    assert read_topology_manager(tmp_path) == dict(zip(keys, found))
+
+
+def test_without_kubelets_configuration_its_topology_manager_is_not_known(tmp_path: Path) -> None:
+    assert read_topology_manager(tmp_path) is None
+    (tmp_path / "config.yaml").write_text("topologyManagerPolicyOptions: {max-allowable-numa-nodes: many}")
+    with pytest.raises(NotUnderstood, match="its topology manager is not known"):
+        read_topology_manager(tmp_path)

@@ -21,6 +21,10 @@ class DaemonAway(Exception):
     """The daemon gave no answer. The message says which socket, and why."""
 
 
+class FolderGone(Exception):
+    """The socket's folder was removed from the host while this process has it mounted: no daemon can be there again."""
+
+
 class Daemon:
     """One socket of the daemon."""
 
@@ -31,6 +35,7 @@ class Daemon:
         """The result of a command.
 
         :raises DaemonAway: no answer; whether the command was carried out is not known.
+        :raises FolderGone: nor will there be one; a pod has to be given the host's folder anew.
         :raises ControlError: the daemon's own sentence.
         """
         try:
@@ -38,6 +43,11 @@ class Daemon:
         except asyncio.TimeoutError:
             raise DaemonAway(f"{self._socket} gave no answer within {patience_s:.0f} s") from None
         except (OSError, ValueError) as error:
+            if self._is_folder_gone():
+                raise FolderGone(
+                    f"{self._socket.parent} was removed from the host and is empty for ever: "
+                    "this container ends, to be started with the folder that is there now"
+                ) from None
             raise DaemonAway(f"{self._socket}: {_said(error)}") from None
         if not line.endswith(b"\n"):
             raise DaemonAway(f"{self._socket}: the connection was closed before the answer")
@@ -49,6 +59,12 @@ class Daemon:
         if not isinstance(found, dict):
             raise ControlError("the daemon's report is no object")
         return found
+
+    def _is_folder_gone(self) -> bool:
+        try:
+            return self._socket.parent.stat().st_nlink == 0
+        except OSError:
+            return False
 
     async def _line(self, command: str, arguments: dict[str, Any]) -> bytes:
         reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=MOST_REPLY)

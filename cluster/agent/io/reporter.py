@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from cluster.agent.events import EventCursor, Events, Write
 from cluster.agent.io.clock import Clock
-from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway
+from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway, FolderGone
 from cluster.agent.io.log import Said, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import Pace
@@ -30,7 +30,7 @@ from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
 from cluster.kube.requests import Resource
 from cluster.topology import resource_topology
-from cluster.topology.kubelet import TopologyManager, read_topology_manager
+from cluster.topology.kubelet import TopologyManager, read_topology_manager, reported_topology_manager
 from cri_api.control import ControlError
 
 TOPOLOGIES = Resource(resource_topology.GROUP, resource_topology.VERSION, resource_topology.PLURAL)
@@ -210,7 +210,7 @@ class Reporter:
         wanted = resource_topology.node_resource_topology(
             self._reporting.node,
             self._report,
-            self._kubelet(),
+            self._kubelet(self._report),
             single_numa_node=self._reporting.single_numa_node,
             owners=() if self._owner is None else (self._owner,),
         )
@@ -235,12 +235,15 @@ class Reporter:
             self._topology_said.well()
         return True
 
-    def _kubelet(self) -> Optional[TopologyManager]:
+    def _kubelet(self, report: Mapping[str, Any]) -> Optional[TopologyManager]:
+        """From kubelet's file; in a pod, which has no such file, from the daemon that has."""
         path = self._reporting.kubelet_config
         try:
-            return None if path is None else read_topology_manager(path.read_text())
+            if path is not None:
+                return read_topology_manager(path.read_text())
         except (OSError, ValueError):
-            return None
+            pass
+        return reported_topology_manager(report)
 
     async def _write_events(self) -> bool:
         if self._events_pace.wait_s(self._clock.monotonic()) > 0:
@@ -325,7 +328,7 @@ class _Doctor:
         try:
             found = await self._daemon.ask("doctor", DOCTOR_PATIENCE_S)
             self.problems = [problem for problem in found["problems"] if isinstance(problem, dict)]
-        except (DaemonAway, ControlError, KeyError, TypeError):
+        except (DaemonAway, FolderGone, ControlError, KeyError, TypeError):
             # An older daemon knows no such command: what was known last is better than nothing.
             pass
         self.judged_hash = policy_hash

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -32,8 +33,10 @@ class NodeAgent:
     def view(self) -> Path:
         return self.daemon.control.parent / "view" / "view.sock"
 
-    async def start(self, *arguments: str, commands: bool = True, source: Path = ROOT) -> None:
-        """``source``: the folder that has the agent's modules."""
+    async def start(
+        self, *arguments: str, commands: bool = True, source: Path = ROOT, keep: Sequence[int] = ()
+    ) -> None:
+        """``source``: the folder that has the agent's modules; ``keep``: descriptors that it inherits."""
         words = [f"--view-socket={self.view}", f"--node={NAME}", f"--kubeconfig={self.kubeconfig}"]
         words += [f"--control-socket={self.daemon.control}"] if commands else []
         words += [f"--state-dir={self.folder / 'state'}", "--period=0.2", "--poll=0.1", *arguments]
@@ -41,7 +44,13 @@ class NodeAgent:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "cluster.agent", *words,
                 stdout=log, stderr=log, cwd=source, env={**os.environ, "NODE_NAME": ""},
+                pass_fds=keep,
             )  # fmt: skip
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), 60)
 
     async def stop(self) -> int:
         """End it as systemd does; its exit code."""

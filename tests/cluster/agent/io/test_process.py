@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from tests.cluster.agent.io.node import NodeAgent, is_write, policy
@@ -44,6 +46,22 @@ async def test_the_topology_for_schedulers_belongs_to_the_nodes_object(node: Nod
     assert [zone["name"] for zone in node.topology["zones"]][:2] == ["node-0", "node-1"]
 
 
+async def test_an_agent_without_kubelets_file_has_its_topology_manager_from_the_daemon(
+    node: NodeAgent,
+) -> None:
+    kubelet = Path(node.daemon.config["kubelet"]["directory"])
+    kubelet.mkdir()
+    (kubelet / "config.yaml").write_text("topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n")
+    await node.daemon.kill()
+    await node.daemon.start()
+    node.create()
+    await node.start(f"--kubelet-config={node.folder}/none")
+    await node.api.until(lambda: node.topology)
+    assert node.topology is not None
+    said = {each["name"]: each["value"] for each in node.topology["attributes"]}
+    assert (said["topologyManagerPolicy"], said["topologyManagerScope"]) == ("restricted", "pod")
+
+
 async def test_without_the_kind_for_schedulers_everything_else_works(node: NodeAgent) -> None:
     node.api.missing.add("noderesourcetopologies")
     node.create()
@@ -72,6 +90,25 @@ async def test_a_container_on_a_larger_rung_is_an_event_on_its_pod(
     found = node.events[0]
     assert found["involvedObject"]["kind"] == "Pod" and found["involvedObject"]["name"].startswith("web-")
     assert found["reason"] == "LargerRung"
+
+
+async def test_an_agent_whose_folder_was_removed_from_the_host_ends_to_be_given_the_new_one(
+    node: NodeAgent, tmp_path: Path
+) -> None:
+    # As a mount of it, a descriptor keeps a folder that is not there any more.
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    mounted = os.open(folder, os.O_RDONLY)
+    try:
+        socket = f"/proc/self/fd/{mounted}/view.sock"
+        node.create()
+        await node.start(f"--view-socket={socket}", commands=False, keep=(mounted,))
+        await node.until_condition("Ready", "False", "DaemonAway")
+        folder.rmdir()
+        assert await node.ended() == 1
+    finally:
+        os.close(mounted)
+    assert "was removed from the host" in node.log.splitlines()[-1]
 
 
 # ---------------------------------------------------------------------- commanding
