@@ -23,7 +23,7 @@ from policies.topology import TopologyData
 from policies.topology_json import write_topology
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 
 
 def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Agent:
         """SIGTERM, and the exit code."""
         assert self.process is not None
         self.process.terminate()
-        return await asyncio.wait_for(self.process.wait(), 30)
+        return await asyncio.wait_for(self.process.wait(), READY_TIMEOUT_S)
 
     async def kill(self) -> None:
         """SIGKILL."""

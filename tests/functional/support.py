@@ -77,7 +77,7 @@ async def reloaded(agent: Agent) -> Any:
 
 
 async def compared(agent: Agent) -> Any:
-    """The status after a comparison with the runtime that has begun after this call.
+    """The status after a comparison with the runtime that has begun after this call, and the updates that follow from it.
 
     Unlike ``conftest.resync`` it works for a daemon that was started again.
     """
@@ -86,7 +86,8 @@ async def compared(agent: Agent) -> Any:
         done = resyncs(status)
         await ask(agent, "mode", mode=status["mode_wanted"])
         status = await until(agent, lambda status, done=done: resyncs(status) > done)
-    return status
+    # Not in observe and off: none is sent then.
+    return await until(agent, lambda status: status["mode"] != "enforce" or not status["updates_waiting"])
 
 
 def updates(runtime: FakeRuntime) -> int:
