@@ -49,6 +49,16 @@ def resident_mb(pid: int) -> float:
     return 0.0
 
 
+def memory_mb(pid: int) -> tuple[float, float, float]:
+    """Resident memory of a process, its share of what it shares with others, and the most that was resident."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = {
+        words[0]: int(words[1]) / 1024 for line in rollup + status if (words := line.split())[-1] == "kB"
+    }
+    return found["Rss:"], found["Pss:"], found["VmHWM:"]
+
+
 def print_row(*cells: str) -> None:
     """A row of a table in Markdown."""
     print("| " + " | ".join(cells) + " |", flush=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import ctypes
+import functools
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.agent.io.clock import Clock
@@ -42,6 +43,7 @@ STATE = Path("/var/lib/cri-resmgr/agent")
 FIGURES_S = 3600.0
 #: mallopt(3): without it each thread has an arena of its own, which is never given back.
 _M_ARENA_MAX = -8
+_TLS_BUFFER = 16 << 10
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,14 +55,13 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(
             "give --view-socket to report, --control-socket to carry out what the spec asks, or both"
         )
-    with contextlib.suppress(AttributeError):  # musl has no arenas
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    trim = _keep_small()
     try:
         access = _access(options)
     except NoAccess as error:
         return _fail(str(error))
     try:
-        asyncio.run(_run(options, access))
+        asyncio.run(_run(options, access, trim))
     except asyncio.CancelledError:
         return 0
     except FolderGone as error:
@@ -108,9 +109,28 @@ def _access(options: argparse.Namespace) -> Access:
     raise NoAccess(f"there is no kubeconfig: none of {', '.join(map(str, KUBECONFIGS))}; give --kubeconfig")
 
 
-async def _run(options: argparse.Namespace, access: Access) -> None:
+def _keep_small() -> Callable[[], object]:
+    """See to it that this process stays small; what to call when something large is no longer needed."""
+    # Of each connection, from Python 3.11 on: 256 KB, of which a watch fills some hundred bytes.
+    if hasattr(SSLProtocol, "max_size"):
+        SSLProtocol.max_size = _TLS_BUFFER
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_ARENA_MAX, 1)
+        return functools.partial(library.malloc_trim, 0)
+    except AttributeError:  # musl has no arenas
+        return lambda: None
+
+
+async def _run(options: argparse.Namespace, access: Access, trim: Callable[[], object]) -> None:
     clock, client = Clock(), Client(access, user_agent=AGENT)
     alive = Alive(options.health_file)
+
+    def beat() -> None:
+        alive.beat()
+        # A round has had a report and a status, each of them some hundred KB, as text and as objects.
+        trim()
+
     halves = []
     if options.view_socket is not None:
         reporting = Reporting(
@@ -122,11 +142,11 @@ async def _run(options: argparse.Namespace, access: Access) -> None:
             options.single_numa_node,
             options.kubelet_config,
         )
-        halves.append(Reporter(Daemon(options.view_socket), client, reporting, clock, alive.beat).run())
+        halves.append(Reporter(Daemon(options.view_socket), client, reporting, clock, beat).run())
     if options.control_socket is not None:
         file = MemoryFile(options.state_dir)
         daemon = Daemon(options.control_socket)
-        halves.append(Commander(daemon, client, options.node, file, clock, options.period, alive.beat).run())
+        halves.append(Commander(daemon, client, options.node, file, clock, options.period, beat).run())
     tasks: list[asyncio.Future[object]] = [
         asyncio.ensure_future(half) for half in (*halves, _figures(client))
     ]
@@ -143,17 +163,10 @@ async def _run(options: argparse.Namespace, access: Access) -> None:
         for task in done:
             task.result()
     finally:
-        await _cancelled(tasks)
-        await client.close()
-
-
-async def _cancelled(tasks: Sequence[asyncio.Future[object]]) -> None:
-    """Return once all have ended. Before Python 3.12 ``wait_for`` loses a cancellation that comes with its answer."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
+        for task in tasks:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.5)
+        await asyncio.wait(tasks)
+        await client.close()
 
 
 async def _figures(client: Client) -> None:

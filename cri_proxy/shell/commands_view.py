@@ -34,6 +34,8 @@ SLICE = 100
 FRONT_ENDS = {"proxy": "cri", "nri-plugin": "nri", "standalone": "standalone"}
 #: The commands of the control socket that the view socket has as well.
 SHARED = ("status", "topology", "placements", "explain", "affinity", "metrics")
+#: Parts of a report that have a row a zone or a container.
+ROWS = frozenset(("zones", "placements", "affinity_groups"))
 
 Item = TypeVar("Item")
 
@@ -54,7 +56,23 @@ class ViewCommands:
         return {"report": self.report, "doctor": self.doctor}
 
     async def report(self, arguments: dict[str, Any]) -> Any:
-        """All that is told of the node. ``events_since``: ``events_next`` of the answer before; null = all that are kept."""
+        """All that is told of the node, or some of it.
+
+        ``events_since``: ``events_next`` of the answer before; null = all that are kept. ``parts``: keys of the answer that
+        are wanted, null = all; names that are none are passed over, as a newer agent may know more.
+        """
+        parts = arguments.get("parts")
+        if parts is not None and not (
+            isinstance(parts, list) and all(isinstance(part, str) for part in parts)
+        ):
+            raise ControlError(f"parts is {parts!r}, expected a list of texts, or null")
+        if parts is None:
+            return await self._report(arguments)
+        # Rows are the work, and an agent that only commands asks for none of them.
+        document = await self._report(arguments, with_rows=not ROWS.isdisjoint(parts))
+        return {key: value for key, value in document.items() if key in parts}
+
+    async def _report(self, arguments: dict[str, Any], with_rows: bool = True) -> dict[str, Any]:
         since = arguments.get("events_since")
         if since is not None and (isinstance(since, bool) or not isinstance(since, int) or since < 0):
             raise ControlError(f"events_since is {since!r}, expected a whole number of 0 or more, or null")
@@ -72,7 +90,10 @@ class ViewCommands:
         zones, machine = self._zones(engine.host.topology)
         grants = running(engine)
         peers, left_out = self._daemon.affinity.remote()
-        document |= {"machine": machine, "zones": zone_rows(engine.node, zones)}
+        document["machine"] = machine
+        if not with_rows:
+            return document
+        document["zones"] = zone_rows(engine.node, zones)
         # 2. What follows from records that do not change any more.
         rows = await sliced(grants, lambda some: [container_row(engine, grant, zones) for grant in some])
         groups = await self._group_rows(engine, zones)

@@ -112,3 +112,19 @@ async def test_containers_of_more_than_one_slice_are_all_told(agent: Agent, clie
     await asyncio.gather(*(run_pod_with(client, f"web-{n}", cpu_limit=100) for n in range(SLICE + 1)))
     report = await look(agent, "report")
     assert len(report["placements"]) == SLICE + 1
+
+
+async def test_of_a_report_only_the_parts_that_are_asked_for_are_told(
+    agent: Agent, client: CriClient
+) -> None:
+    await run_pod_with(client, "web", cpu_limit=2000)
+    whole = await look(agent, "report")
+    for parts in (["cluster", "machine", "telepathy"], ["placements", "instance"], []):
+        told = await look(agent, "report", parts=parts)
+        assert told == {key: whole[key] for key in parts if key in whole}
+
+
+async def test_parts_must_be_a_list_of_texts(agent: Agent) -> None:
+    for parts in ("cluster", [1], {"cluster": True}):
+        with pytest.raises(ControlError, match="expected a list of texts"):
+            await look(agent, "report", parts=parts)

@@ -39,8 +39,6 @@ COMMANDS_A_ROUND = 8
 #: A daemon that takes a command and does not do it is not asked again before.
 AGAIN_S = 60.0
 DOCTOR_EVERY_S = 60.0
-#: Events are the reporting half's: a number that none has.
-NO_EVENTS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class Commander:
 
     async def _look(self) -> _Look:
         try:
-            report = await self._daemon.report(since=NO_EVENTS)
+            report = await self._daemon.summary()
         except (DaemonAway, ControlError) as error:
             self._daemon_said.trouble(str(error))
             return _Look(None, str(error))
@@ -176,7 +174,7 @@ class Commander:
                 break
             try:
                 await self._send(command, spec, report)
-                report = await self._daemon.report(since=NO_EVENTS)
+                report = await self._daemon.summary()
             except DaemonAway as error:
                 self._daemon_said.trouble(str(error))
                 return _Look(report, str(error))

@@ -15,6 +15,10 @@ MOST_REPLY = 64 << 20
 PATIENCE_S = 20.0
 #: ``doctor`` looks at the whole node, in a process of its own.
 DOCTOR_PATIENCE_S = 90.0
+#: Events are numbered from one: a number that none has.
+NO_EVENTS = 1 << 62
+#: What says whether a node is as its spec has it.
+SUMMARY = ("instance", "mode_wanted", "degraded", "machine", "cluster")
 
 
 class DaemonAway(Exception):
@@ -55,10 +59,11 @@ class Daemon:
 
     async def report(self, since: Any = None) -> dict[str, Any]:
         """The node's report; events from the number ``since`` on, None = all that the daemon still has."""
-        found = await self.ask("report", events_since=since)
-        if not isinstance(found, dict):
-            raise ControlError("the daemon's report is no object")
-        return found
+        return _document(await self.ask("report", events_since=since))
+
+    async def summary(self) -> dict[str, Any]:
+        """The report without rows and events, from a daemon that knows of parts; an older one gives all of it."""
+        return _document(await self.ask("report", events_since=NO_EVENTS, parts=SUMMARY))
 
     def _is_folder_gone(self) -> bool:
         try:
@@ -74,6 +79,12 @@ class Daemon:
             return await reader.readline()
         finally:
             writer.close()
+
+
+def _document(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ControlError("the daemon's report is no object")
+    return found
 
 
 def _said(error: Exception) -> str:

@@ -375,7 +375,7 @@ class Client:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def _refuse(self, answer: Answer, said: bytes) -> None:
-        raise refusal(answer.status, said, answer.headers.get("Retry-After", ""))
+        raise refusal(answer.status, said, answer.headers.get("retry-after", ""))
 
     def _has_answered(self) -> None:
         self.problem = ""

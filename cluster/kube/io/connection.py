@@ -1,16 +1,15 @@
 """One HTTP/1.1 connection to an API server: a request at a time, its answer in pieces as they come.
 
-By asyncio's streams, headers read by http.client: a call can be cancelled, and a watch needs no thread.
+By asyncio's streams: a call can be cancelled, and a watch needs no thread. Header fields are read here: http.client would
+bring the whole of the email package, half a MB in each node's agent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
-import io
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Callable
 
 from cluster.kube.errors import Unreachable
@@ -28,17 +27,20 @@ Count = Callable[[int], None]
 
 
 class Answer:
-    """The head of an answer; ``pieces()`` is its body, to be read to the end before the connection's next request."""
+    """The head of an answer; ``pieces()`` is its body, to be read to the end before the connection's next request.
 
-    def __init__(self, connection: Connection, status: int, headers: http.client.HTTPMessage) -> None:
+    ``headers``: values by name in small letters.
+    """
+
+    def __init__(self, connection: Connection, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
         self.headers = headers
         self._connection = connection
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """:raises Unreachable: the connection ends before the body does."""
-        length = self.headers.get("Content-Length")
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+        length = self.headers.get("content-length")
+        if self.headers.get("transfer-encoding", "").lower() == "chunked":
             async for piece in self._connection.chunks():
                 yield piece
         elif length is not None:
@@ -47,7 +49,7 @@ class Answer:
         else:
             async for piece in self._connection.rest():
                 yield piece
-        if self.headers.get("Connection", "").lower() == "close":
+        if self.headers.get("connection", "").lower() == "close":
             self._connection.close()
 
 
@@ -123,7 +125,7 @@ class Connection:
         except OSError as error:
             raise Unreachable(f"the connection to the server has ended: {error}") from None
         self.is_fresh = False
-        return Answer(self, int(words[1]), http.client.parse_headers(io.BytesIO(rest)))
+        return Answer(self, int(words[1]), _headers(rest))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while True:
@@ -171,6 +173,27 @@ class Connection:
         """Without waiting: nothing of it is read any more."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.transport.abort()
+
+
+def _headers(head: bytes) -> dict[str, str]:
+    """Header fields as RFC 9112 (5) has them; one that is repeated is a list with commas, and a folded line is one.
+
+    :raises Unreachable: a line is none.
+    """
+    found: dict[str, str] = {}
+    name = ""
+    for line in head.decode("latin-1").split("\r\n"):
+        if not line:
+            continue
+        if line[0] in " \t" and name:
+            found[name] += " " + line.strip()
+            continue
+        name, colon, value = line.partition(":")
+        name = name.lower()
+        if not colon or not name or name != name.strip():
+            raise Unreachable(f"the server does not speak HTTP/1.1: {line[:60]!r} is no header")
+        found[name] = f"{found[name]}, {value.strip()}" if name in found else value.strip()
+    return found
 
 
 def _number(text: str, base: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.agent.__main__ import _arguments
 from cluster.installer.job import install_job, uninstall_job
 from tests.cluster.manifests.rendered import identity, kustomized, pod_of, workloads
 
@@ -173,3 +175,21 @@ def test_before_admission_policies_the_same_runs_and_no_role_is_all_agents(front
     roles = {one["metadata"]["name"] for one in old if one["kind"] == "ClusterRole"}
     assert "cri-resmgr-agent" not in roles and "cri-resmgr-operator-per-node" in roles
     assert not any(one["kind"].startswith("ValidatingAdmission") for one in old)
+
+
+@pytest.mark.parametrize("folder", ["base/agent", "base/agent-as-node"])
+def test_the_agents_two_containers_are_told_which_half_each_is(folder: str) -> None:
+    (agent,) = workloads(folder).values()
+    told = {}
+    for container in pod_of(agent)["containers"]:
+        *program, module = container["command"][:4]
+        assert (program[1:], module) == (["-I", "-m"], "cluster.agent")
+        told[container["name"]] = _arguments([*container["command"][4:], *container.get("args", ())])
+        probe = container["livenessProbe"]["exec"]["command"]
+        assert _arguments(probe[4:]).check_health == told[container["name"]].health_file
+    report, command = told["report"], told["command"]
+    # The half that reports would else answer a spec with "reports only", beside the half that carries it out.
+    assert report.commands_elsewhere and report.control_socket is None
+    assert report.view_socket == Path(VIEW, "view.sock")
+    assert command.view_socket is None and command.control_socket == Path(RUN, "control.sock")
+    assert command.state_dir == Path(AGENT)

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from policies.cpus import parse_cpus
 from tests.cluster.agent.io.node import NodeAgent, is_write, policy
 from tests.cri_client import CriClient
-from tests.functional.conftest import ask
+from tests.fake_runtime import FakeRuntime
+from tests.functional.conftest import ask, cpus_of
 from tests.functional.support import run_pod_with, start
 
 OVERRIDE = {"namespace": "default", "pod": "web", "container": "web", "zone": "node-3"}
@@ -266,3 +268,88 @@ async def test_bad_usage_is_one_sentence(node: NodeAgent) -> None:
     assert node.process is not None
     assert await node.process.wait() == 1
     assert node.log.count("\n") == 1 and "/nowhere/at/all" in node.log
+
+
+# ---------------------------------------------------------------------- overrides
+
+
+def overridden(node: NodeAgent) -> dict[str, tuple[str, str]]:
+    """State and message of each override that is acknowledged, by its zone."""
+    return {row["zone"]: (row["state"], row["message"]) for row in node.status.get("overrides", ())}
+
+
+def shown_zone(node: NodeAgent, pod: str) -> str:
+    """Where the node's status says that a pod's container is."""
+    found = {row["pod"]: row["zone"] for row in node.status.get("placements", ())}
+    return str(found.get(pod, ""))
+
+
+async def test_a_container_is_moved_to_its_overrides_zone_and_that_is_acknowledged(
+    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    node.create()
+    _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
+    before = cpus_of(runtime, container_id)
+    await node.start()
+    await node.api.until(lambda: shown_zone(node, "web") == "l3-0")
+    node.ask(overrides=[OVERRIDE])
+    await node.api.until(lambda: overridden(node).get("node-3", ("", ""))[0] == "Applied")
+    zone = next(row for row in node.status["zones"] if row["name"] == "node-3")
+    after = cpus_of(runtime, container_id)
+    assert after and after <= parse_cpus(zone["cpus"]) and not after & before
+    await node.api.until(
+        lambda: shown_zone(node, "web") == "node-3" or shown_zone(node, "web") in _l3s_of(node)
+    )
+    assert node.status["observedGeneration"] == node.placement["metadata"]["generation"]
+
+
+def _l3s_of(node: NodeAgent) -> set[str]:
+    """The L3s of NUMA node 3."""
+    return {row["name"] for row in node.status["zones"] if row.get("parent") == "node-3"}
+
+
+async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(
+    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    node.create(freeze=True)
+    _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
+    before = runtime.cpuset(container_id)
+    await node.start()
+    await node.api.until(lambda: node.status.get("frozen") is True)
+    node.ask(freeze=True, overrides=[OVERRIDE])
+    await node.api.until(lambda: overridden(node).get("node-3", ("", ""))[0] == "Waiting")
+    assert "frozen" in overridden(node)["node-3"][1]
+    assert runtime.cpuset(container_id) == before
+    node.ask(freeze=False, overrides=[OVERRIDE])
+    await node.api.until(lambda: overridden(node)["node-3"][0] == "Applied")
+    assert runtime.cpuset(container_id) != before
+
+
+async def test_an_override_to_a_zone_that_is_not_there_is_refused_in_a_sentence(
+    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    node.create(overrides=[{**OVERRIDE, "zone": "node-99"}])
+    _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
+    before = runtime.cpuset(container_id)
+    await node.start()
+    await node.api.until(lambda: overridden(node).get("node-99", ("", ""))[0] == "Refused")
+    assert "node-99" in overridden(node)["node-99"][1]
+    found = await node.until_condition("ConfigApplied", "False", "Refused")
+    assert "node-99" in found["message"]
+    assert runtime.cpuset(container_id) == before
+
+
+async def test_an_override_waits_for_its_container_and_is_applied_when_that_comes(
+    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+) -> None:
+    node.create(overrides=[OVERRIDE])
+    await node.start()
+    await node.api.until(
+        lambda: overridden(node).get("node-3", ("", ""))[0] == "Waiting" and node.status["zones"]
+    )
+    _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
+    # The daemon is looked at every half a minute while nothing is known to change; a spec is news.
+    node.ask(overrides=[OVERRIDE], mode="enforce")
+    await node.api.until(lambda: overridden(node)["node-3"][0] == "Applied")
+    zone = next(row for row in node.status["zones"] if row["name"] == "node-3")
+    assert cpus_of(runtime, container_id) <= parse_cpus(zone["cpus"])
