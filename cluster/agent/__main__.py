@@ -85,7 +85,12 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--poll", type=_seconds, default=5.0, help="seconds between two looks at the daemon")
     add("--no-node-resource-topology", action="store_true", help="write no NodeResourceTopology")
     add("--single-numa-node", action="store_true", help="publish that policy where containers keep it")
-    add("--kubelet-config", type=Path, default=KUBELET_CONFIG, help="whose topology manager is told of")
+    add(
+        "--kubelet-config",
+        type=Path,
+        default=KUBELET_CONFIG,
+        help="kubelet's file: its topology manager is told of",
+    )
     add("--health-file", type=Path, help="touched with every round")
     add("--check-health", type=Path, metavar="FILE", help="exit code 0 if a running agent touches FILE")
     return parser.parse_args(words)

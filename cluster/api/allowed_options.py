@@ -280,7 +280,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
    "shared",
    "exclusive"
   ],
-  "description": "Who runs on a container's CPUs. shared: others of its domain, too; exclusive: whole CPUs of its own for Guaranteed containers that ask for 1 or more; preset: exclusive with policy.Active topology-aware, else shared. Balloons are shared by those in them, whatever this says. Default: preset.",
+  "description": "What runs on a container's CPUs. shared: others of its domain, too; exclusive: whole CPUs of its own for Guaranteed containers that ask for 1 or more; preset: exclusive with policy.Active topology-aware, else shared. Balloons are shared by those in them, whatever this says. Default: preset.",
   "expected": "preset, shared or exclusive"
  },
  "placement.ladder": {
@@ -322,7 +322,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
    "exclusive",
    "spread"
   ],
-  "description": "CPUs of a container's own and L3s. prefer: as few L3s as can be; require: one L3; exclusive: nobody else in those L3s; spread: one thread a core over many L3s. Where that cannot be had the container shares CPUs; only its own annotation makes a demand of it, and fails the create. Default: prefer.",
+  "description": "CPUs of a container's own and L3s. prefer: as few L3s as can be; require: one L3; exclusive: no other container in those L3s; spread: one thread a core over many L3s. Where that cannot be had the container shares CPUs; only its own annotation makes a demand of it, and fails the create. Default: prefer.",
   "expected": "prefer, require, exclusive or spread"
  },
  "placement.smt": {
@@ -498,7 +498,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "type": "number",
   "minimum": 0,
   "maximum": 1,
-  "description": "Edges that are a smaller part of all traffic of either end do not count: they are what glues everybody to name servers and metrics collectors. Default: 0.01.",
+  "description": "Edges that are a smaller part of all traffic of either end do not count: they are what glues all containers to name servers and metrics collectors. Default: 0.01.",
   "expected": "a number from 0 to 1"
  },
  "affinity.most_weight": {
@@ -515,7 +515,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
    "namespace",
    "owner"
   ],
-  "description": "Whose traffic counts: everybody's, only inside a namespace, or only among replicas and containers of one workload. Default: node.",
+  "description": "Which traffic counts: all of it, only inside a namespace, or only among replicas and containers of one workload. Default: node.",
   "expected": "node, namespace or owner"
  },
  "affinity.declared_weight": {

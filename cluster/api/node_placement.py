@@ -356,7 +356,8 @@ def _status() -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """The whole object."""
     return record(
-        "A node's resources and who has them; its name is the node's.", {"spec": _spec(), "status": _status()}
+        "A node's resources and the containers that have them; its name is the node's.",
+        {"spec": _spec(), "status": _status()},
     )
 
 

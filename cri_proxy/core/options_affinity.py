@@ -1,6 +1,6 @@
 """The options of affinity: what the observer sees, what of it counts, and what may be moved. See ``options.py``.
 
-Those of ``OBSERVERS`` are read by the observer and by nobody else.
+Those of ``OBSERVERS`` are read by the observer only.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         "affinity.least_share",
         decimal(0, 1),
         0.01,
-        "Edges that are a smaller part of all traffic of either end do not count: they are what glues everybody "
-        "to name servers and metrics collectors.",
+        "Edges that are a smaller part of all traffic of either end do not count: they are what glues all "
+        "containers to name servers and metrics collectors.",
         cluster=True,
     ),
     Option(
@@ -114,7 +114,7 @@ AFFINITY_OPTIONS: tuple[Option, ...] = (
         "affinity.within",
         one_of("node", "namespace", "owner"),
         "node",
-        "Whose traffic counts: everybody's, only inside a namespace, or only among replicas and containers of one "
+        "Which traffic counts: all of it, only inside a namespace, or only among replicas and containers of one "
         "workload.",
         cluster=True,
     ),

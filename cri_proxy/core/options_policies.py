@@ -72,7 +72,7 @@ POLICY_OPTIONS: tuple[Option, ...] = (
         "placement.cpus",
         one_of("preset", "shared", "exclusive"),
         "preset",
-        "Who runs on a container's CPUs. shared: others of its domain, too; exclusive: whole CPUs of its own "
+        "What runs on a container's CPUs. shared: others of its domain, too; exclusive: whole CPUs of its own "
         "for Guaranteed containers that ask for 1 or more; preset: exclusive with policy.Active "
         "topology-aware, else shared. Balloons are shared by those in them, whatever this says.",
         cluster=True,
@@ -97,8 +97,8 @@ POLICY_OPTIONS: tuple[Option, ...] = (
         "placement.l3",
         one_of("prefer", "require", "exclusive", "spread"),
         "prefer",
-        "CPUs of a container's own and L3s. prefer: as few L3s as can be; require: one L3; exclusive: nobody "
-        "else in those L3s; spread: one thread a core over many L3s. Where that cannot be had the container "
+        "CPUs of a container's own and L3s. prefer: as few L3s as can be; require: one L3; exclusive: no "
+        "other container in those L3s; spread: one thread a core over many L3s. Where that cannot be had the container "
         "shares CPUs; only its own annotation makes a demand of it, and fails the create.",
         cluster=True,
     ),
