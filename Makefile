@@ -20,7 +20,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -119,6 +119,9 @@ bench-affinity: setup ## Plans against the optimum and others, their time, and h
 bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real containerd; SOAK=180: seconds (root)
 	@tools/debian-packages $(DEBIAN) python3-bpfcc
 	$(BIN)/python -m bench.soak $(SOAK)
+
+bench-cluster: setup ## Memory, CPU and bytes of a node's agent
+	$(BIN)/python -m bench.cluster_agent
 
 docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs and their allow-list from the tables
 	$(BIN)/python -m cri_proxy.core.config_docs > docs/configuration.md

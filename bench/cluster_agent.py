@@ -1,10 +1,11 @@
 """What the node agent takes and sends: ``python -m bench.cluster_agent``.
 
 The agent runs as a process of its own, both halves in it, against an API server over TLS, for what it keeps in memory;
-and an hour of its rounds is run on a clock that jumps, for its bytes and its CPU: a node on which nothing happens, and
+for its CPU, and an hour of its rounds is run on a clock that jumps, for its bytes: a node on which nothing happens, and
 one on which a container is replaced between any two looks, which is the most that its pace lets through. The daemon is
 a socket that gives reports of as many containers on a two-socket machine of 16 L3s; what the API server answers is
-counted as well. ``AGENT_PYTHON`` (words): another Python for the process. ``AGENT_SIZES``: other numbers of containers.
+counted as well. CPU is that of as many rounds as an hour has, each with a write where containers are replaced.
+``AGENT_PYTHON`` (words): another Python for the process. ``AGENT_SIZES``: other numbers of containers.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import shlex
 import ssl
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.figures import machine_line, memory_mb, print_row
+from bench.figures import cpu_s, machine_line, memory_mb, print_row
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import Daemon
 from cluster.agent.io.reporter import Reporter, Reporting
@@ -71,10 +72,8 @@ class ReportingDaemon:
         writer.close()
 
     def _reply(self, parts: Any, arguments: Any) -> bytes:
-        if (
-            parts is not None
-            or (arguments.get("events_since", 0)
-            and (arguments["events_since"] or 0) > 1 << 60)
+        if parts is not None or (
+            arguments.get("events_since", 0) and (arguments["events_since"] or 0) > 1 << 60
         ):
             self.looks += 1
             return write_result({key: value for key, value in self._report().items() if key in parts})
@@ -139,9 +138,9 @@ async def measure(folder: Path, containers: int, churns: bool, tls: ssl.SSLConte
         kubeconfig = api.kubeconfig(folder / "kubeconfig", ca_file=cert)
         daemon = ReportingDaemon(containers, churns)
         async with await daemon.serve(socket):
-            resident, proportional, most = await memory(api, daemon, socket, kubeconfig)
+            (resident, proportional, most), cpu = await process(daemon, socket, kubeconfig)
             _create(api)
-            writes, sent, received, cpu = await hour(api, socket, kubeconfig)
+            writes, sent, received = await hour(api, socket, kubeconfig)
     print_row(
         str(containers), "churning" if churns else "steady",
         f"{resident:.1f}", f"{proportional:.1f}", f"{most:.1f}",
@@ -156,31 +155,36 @@ def _create(api: ApiServer) -> None:
     api.put(PLACEMENTS, body)
 
 
-async def memory(
-    api: ApiServer, daemon: ReportingDaemon, socket: Path, kubeconfig: Path
-) -> tuple[float, float, float]:
-    """MB of both halves in one process, after ``WRITES`` rounds: resident, its share of what is shared, the most."""
+async def process(
+    daemon: ReportingDaemon, socket: Path, kubeconfig: Path
+) -> tuple[tuple[float, float, float], float]:
+    """Of both halves in one process after ``WRITES`` rounds: MB (see ``memory_mb``), and seconds of CPU in an hour."""
     words = [f"--view-socket={socket}", f"--control-socket={socket}", f"--kubeconfig={kubeconfig}"]
     words += [f"--node={NODE}", f"--state-dir={socket.parent / 'state'}", "--poll=0.2", "--period=0.1"]
-    process = await asyncio.create_subprocess_exec(
+    agent = await asyncio.create_subprocess_exec(
         *PYTHON, "-m", "cluster.agent", *words, cwd=ROOT, stderr=asyncio.subprocess.DEVNULL, env=os.environ
     )
     try:
-        while daemon.reports < 2 * WRITES or daemon.looks < LOOKS:
-            if process.returncode is not None:
-                raise RuntimeError(f"the agent has ended with {process.returncode}")
-            await asyncio.sleep(0.2)
-        return memory_mb(process.pid)
+        await until(agent, lambda: daemon.reports >= WRITES)
+        began_s, began = cpu_s(agent.pid), daemon.reports
+        await until(agent, lambda: daemon.reports >= 3 * WRITES and daemon.looks >= LOOKS)
+        a_round_s = (cpu_s(agent.pid) - began_s) / (daemon.reports - began)
+        return memory_mb(agent.pid), a_round_s * HOUR_S / LOOK_S
     finally:
-        process.terminate()
-        await process.wait()
+        if agent.returncode is None:
+            agent.terminate()
+        await agent.wait()
 
 
-async def hour(api: ApiServer, socket: Path, kubeconfig: Path) -> tuple[int, int, int, float]:
-    """Writes, bytes sent, bytes received, both with what the watches of the own object take, and seconds of CPU.
+async def until(agent: asyncio.subprocess.Process, is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        if agent.returncode is not None:
+            raise RuntimeError(f"the agent has ended with {agent.returncode}")
+        await asyncio.sleep(0.2)
 
-    CPU is that of the reporting half with its client alone, the API server and the daemon being in other threads.
-    """
+
+async def hour(api: ApiServer, socket: Path, kubeconfig: Path) -> tuple[int, int, int]:
+    """Writes, bytes sent, bytes received, both with what the watches of the own object take."""
     now_s = 0.0
 
     async def no_sleep(seconds: float) -> None:
@@ -196,11 +200,9 @@ async def hour(api: ApiServer, socket: Path, kubeconfig: Path) -> tuple[int, int
         now_s += 30
         await reporter.round()
         begun = client.bytes_sent, client.bytes_received, _writes(api)
-        began_s = time.process_time()
         for _ in range(HOUR_S // LOOK_S):
             now_s += LOOK_S
             await reporter.round()
-        cpu = time.process_time() - began_s
         sent, received = client.bytes_sent - begun[0], client.bytes_received - begun[1]
         writes = _writes(api) - begun[2]
         opened, spoken = await watch_bytes(api, client)
@@ -208,7 +210,7 @@ async def hour(api: ApiServer, socket: Path, kubeconfig: Path) -> tuple[int, int
         await client.close()
     sent += WATCHES * WATCHES_AN_HOUR * opened[0]
     received += WATCHES * (WATCHES_AN_HOUR * opened[1] + BOOKMARKS_AN_HOUR * spoken)
-    return writes, sent, received, cpu
+    return writes, sent, received
 
 
 def _writes(api: ApiServer) -> int:
