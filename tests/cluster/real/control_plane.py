@@ -277,8 +277,10 @@ class ControlPlane:
             self._sign(name, "".join(f"/O={group}" for group in groups) + f"/CN={user}", "clientAuth", "")
         return self.folder / f"{name}.crt", self.folder / f"{name}.key"
 
-    def kubeconfig(self, path: Path, *, token: str = "", certificate: Sequence[Path] = ()) -> Path:
-        """Write a kubeconfig for the bearer of a token or of a certificate and key."""
+    def kubeconfig(
+        self, path: Path, *, token: str = "", certificate: Sequence[Path] = (), url: str = ""
+    ) -> Path:
+        """Write a kubeconfig for the bearer of a token or of a certificate and key; ``url``: another way there."""
         user: dict[str, Any] = {"token": token}
         if certificate:
             user = {"client-certificate": str(certificate[0]), "client-key": str(certificate[1])}
@@ -286,7 +288,7 @@ class ControlPlane:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
-                {"name": "c", "cluster": {"server": self.url, "certificate-authority": str(self.ca)}}
+                {"name": "c", "cluster": {"server": url or self.url, "certificate-authority": str(self.ca)}}
             ],
             "users": [{"name": "u", "user": user}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],

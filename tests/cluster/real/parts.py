@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
 
 from cluster.api.names import API_VERSION, NODE_PLACEMENTS, PLACEMENT_POLICIES, PLACEMENT_POLICY
 from tests.agent import ROOT, Agent
-from tests.cluster.real.control_plane import ControlPlane
+from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.node import found
 from tests.e2e.node import REAL_CGROUPS, until
 from tests.fake_runtime import FakeRuntime
@@ -25,6 +26,8 @@ POLICIES = f"/apis/{API_VERSION}/{PLACEMENT_POLICIES}"
 WAIT_S = 120.0
 #: Its doctor sees no kubelet of another node.
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+#: Between two heartbeats of a described node; a node is lost after 40 s without.
+HEARTBEAT_S = 5.0
 ABORT_ON = ("Degraded", "NotReady", "ConfigRefused")
 
 
@@ -81,11 +84,11 @@ def with_view_socket(daemon: Agent) -> Agent:
     return daemon
 
 
-def operator(folder: Path, kubeconfig: Path, *more: str) -> Part:
+def operator(folder: Path, kubeconfig: Path, *more: str, name: str = "operator") -> Part:
     """An operator that is not started; it does not wait longer than it must."""
     return Part(
         folder,
-        "operator",
+        name,
         "cluster.operator",
         f"--kubeconfig={kubeconfig}",
         "--quiet=1",
@@ -95,27 +98,52 @@ def operator(folder: Path, kubeconfig: Path, *more: str) -> Part:
 
 
 class DescribedNode:
-    """A node without a kubelet: a daemon on a described machine, a runtime made for tests, an agent, a Node object."""
+    """A node without a kubelet: a daemon on a described machine, a runtime made for tests, an agent, a Node object.
 
-    def __init__(self, api: ControlPlane, folder: Path, name: str, described: str) -> None:
+    The Node has heartbeats: without them the controllers take it for lost a minute after its creation.
+    """
+
+    def __init__(self, api: ControlPlane, folder: Path, name: str, described: str, url: str = "") -> None:
         self.api = api
         self.name = name
         folder.mkdir()
         self.runtime = FakeRuntime(str(folder / "r.sock"))
         self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described), REAL_CGROUPS))
         pair = api.certificate(f"system:node:{name}", "system:nodes")
-        kubeconfig = api.kubeconfig(folder / "kubeconfig", certificate=pair)
+        kubeconfig = api.kubeconfig(folder / "kubeconfig", certificate=pair, url=url)
         self.agent = node_agent(folder, name, self.daemon, kubeconfig)
+        self._beats: Optional[asyncio.Future[None]] = None
 
     async def start(self, **labels: str) -> None:
         """Create the Node and start its processes."""
         await create_node(self.api, self.name, labels)
+        self._beats = asyncio.ensure_future(self._beat())
         await self.runtime.start()
-        await self.daemon.start(command=(*ALONE, sys.executable, "-m", "cri_proxy"))
+        await self.start_daemon()
         await self.agent.start()
+
+    async def start_daemon(self) -> None:
+        await self.daemon.start(command=(*ALONE, sys.executable, "-m", "cri_proxy"))
+
+    async def _beat(self) -> None:
+        """Kubelet's part, for as long as the node is there; a server that is away hears of it later."""
+        path = f"/api/v1/nodes/{self.name}/status"
+        kind = "application/strategic-merge-patch+json"
+        while True:
+            now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            ready = {"type": "Ready", "status": "True", "reason": "Tests", "lastHeartbeatTime": now}
+            body = {"status": {"conditions": [ready]}}
+            with contextlib.suppress(Refused, OSError):
+                await asyncio.to_thread(
+                    lambda body=body: self.api.ask("PATCH", path, body, content_type=kind)
+                )
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def close(self) -> None:
         """End what runs, delete the Node, and show what the agent has said if the test fails."""
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
         if self.agent.process is not None:
             await self.agent.end()
         await self.daemon.close()
