@@ -115,6 +115,8 @@ def _connections(pid: int) -> set[str]:
         fields = line.split(None, 7)
         if len(fields) == 8:
             served[int(fields[6])] = socket_of(fields[7])
+    # The same right as for its descriptors, which the daemon's unit has not; those would seem to be no sockets.
+    os.readlink(_PROC / str(pid) / "exe")
     mine = set(socket_inodes(str(_PROC), pid))
     diag = SockDiag()
     try:

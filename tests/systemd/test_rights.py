@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -132,3 +134,36 @@ async def test_on_cri_o_it_makes_the_socket_by_which_kubelet_knows_that(folder: 
         assert by_name in (await ask(agent, "status"))["sockets"]
         async with CriClient(by_name) as client:
             await run_pod_with(client, "web", cpu_limit=8000)
+
+
+CONNECTION = """
+import signal, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+print("connected", flush=True)
+signal.pause()
+"""
+CONNECTED = """
+import sys
+from cri_proxy.shell.kubelet_service import is_connected
+print(is_connected(int(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def test_what_the_unit_may_not_see_of_kubelet_is_not_known_and_no_warning(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(path)
+        served.listen()
+        kubelet = subprocess.Popen([sys.executable, "-c", CONNECTION, path], stdout=subprocess.PIPE)
+        assert kubelet.stdout is not None
+        try:
+            assert kubelet.stdout.readline() == b"connected\n"
+            words = ["-c", CONNECTED, str(kubelet.pid), f"unix://{path}"]
+            outside = subprocess.check_output([sys.executable, *words], text=True)
+            inside = subprocess.check_output([*as_the_unit()[:-2], *words], text=True)
+        finally:
+            kubelet.kill()
+            kubelet.wait()
+            kubelet.stdout.close()
+    assert (outside.strip(), inside.strip()) == ("True", "None")
