@@ -142,13 +142,6 @@ async def report(agent: Client, node: str, status_: Json) -> Json:
     )
 
 
-def test_the_schemas_are_structural_to_the_server(server: ControlPlane) -> None:
-    for manifest in manifests(crds_of(server)):
-        name = manifest["metadata"]["name"]
-        assert _holds(server, name, "NamesAccepted")
-        assert not _holds(server, name, "NonStructuralSchema")
-
-
 def test_500_containers_with_managed_fields_are_under_256_kib_on_the_server(server: ControlPlane) -> None:
     make(server, NODE_PLACEMENTS, "NodePlacement", "full", spec={"freeze": True})
     path = f"{OBJECTS}/{NODE_PLACEMENTS}/full/status?fieldManager={AGENT}&force=true"
