@@ -67,7 +67,7 @@ e2e-kubelet: setup ## A real kubelet with static pods on a real containerd; buil
 	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet
 
 e2e-cluster: setup ## A real kube-apiserver, nodes, agents and the operator; builds it (KUBE_APISERVER, ETCD, KUBELET: others) (root)
-	@tools/debian-packages $(DEBIAN) $(CLUSTER)
+	@tools/debian-packages $(DEBIAN) $(CLUSTER) mmdebstrap
 	$(BIN)/python -m pytest -v --cluster --numprocesses=0 --durations=0 --durations-min=5 tests/cluster/real
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)

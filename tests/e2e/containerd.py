@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -65,7 +66,7 @@ class Containerd:
     the end of the configuration. After the first `start`, `number` tells this instance from the others on the
     machine, and `cgroup_parent` is "/cri-e2e-NUMBER" if none was given. Give every pod a cgroup parent below
     it: elsewhere only the containers' own cgroups are removed, not the pods'. `cpus`: all that this cgroup may
-    use, with memory of NUMA node 0; "" is the whole machine.
+    use, with memory of NUMA node 0; "" is the whole machine. `routes`: networks that pods reach over the bridge.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Containerd:
         cgroup_parent: str = "",
         cpus: str = "",
         more_config: str = "",
+        routes: Sequence[str] = (),
     ) -> None:
         self.folder = folder.resolve()
         self.socket = self.folder / "c.sock"
@@ -90,6 +92,7 @@ class Containerd:
         self.cgroup_parent = cgroup_parent
         self.cpus = cpus
         self.more_config = more_config
+        self.routes = routes
         self.number = -1
         self.bridge = ""
         self._daemon: Optional[subprocess.Popen[bytes]] = None
@@ -180,6 +183,12 @@ class Containerd:
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
         return done.stdout
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process, which runs."""
+        assert self._daemon is not None
+        return self._daemon.pid
 
     # --- what the kernel says of a container; asked without the daemon, so also while it is dead
 
@@ -284,6 +293,7 @@ class Containerd:
         (self.folder / "config.toml").write_text(config)
         ranges = [[{"subnet": f"10.213.{self.number}.0/24"}]]
         addresses = {"type": "host-local", "dataDir": f"{self.folder}/addresses", "ranges": ranges}
+        addresses["routes"] = [{"dst": network} for network in self.routes]
         plugin = {"type": "bridge", "bridge": self.bridge, "ipam": addresses}
         network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
         (self.folder / "cni" / "net.conflist").write_text(json.dumps(network))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,32 +16,12 @@ from policies.topology_json import write_topology
 from tests.cluster.manifests.rendered import kustomized, pod_of, workloads
 from tests.cri_client import CriClient, Pod, create_request, pod_config
 from tests.e2e.containerd import Containerd
+from tests.e2e.image import ARCHIVE, NAME, build
 from tests.e2e.node import ONE_NODE, Node, until
 
 pytestmark = pytest.mark.containerd
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-NAME = f"docker.io/library/cri-resmgr:{VERSION}"
 PYTHON = ("/usr/lib/cri-resmgr/bin/python", "-I", "-m")
-
-
-def build(dist: Path) -> dict[str, str]:
-    """The digests of the images by name; no packages for hosts in them."""
-    command = [
-        sys.executable,
-        str(REPOSITORY / "packaging/cluster/image.py"),
-        "--packages=",
-        f"--dist={dist}",
-    ]
-    # The date of the sources, which another commit would change while this runs.
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
-    if "mmdebstrap" in done.stderr and done.returncode != 0:
-        pytest.skip(f"Debian's packages cannot be had: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    return dict(line.split() for line in done.stdout.splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +33,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def image(containerd: Containerd, dist: Path) -> str:
-    containerd.add_image(dist / f"cri-resmgr-{VERSION}-amd64.oci.tar", NAME)
+    containerd.add_image(dist / ARCHIVE, NAME)
     return NAME
 
 

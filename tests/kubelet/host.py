@@ -6,10 +6,12 @@ import json
 import os
 import shlex
 import socket as sockets
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from tests.e2e.containerd import mounts_below
 from tests.kubelet.build import version_of
 from tests.kubelet_host import KubeletHost
 from tests.kubelet_trees import CONFIG, KUBEADM
@@ -26,7 +28,7 @@ SYSCTLS = {
 }
 #: The mounts are this kubelet's own. In the end it is the same process, named kubelet, as the service manager started.
 _START = """#!/bin/sh
-exec unshare --mount --propagation slave sh -ec '
+exec unshare --mount --propagation {propagation} sh -ec '
 {mounts}
 exec "$@"
 ' sh {program} {flags} "$@"
@@ -36,7 +38,8 @@ exec "$@"
 class RealKubeletHost(KubeletHost):
     """``folder`` is short; ``cgroup`` has all pods. Before it is started it is pointed at a runtime.
 
-    With a ``kubeconfig``, which may be written until kubelet is started, it registers a node of this name.
+    With a ``kubeconfig``, which may be written until kubelet is started, it registers a node of this name. With
+    ``shares_volumes`` the runtime sees what kubelet mounts for pods (secrets, tokens, folders in memory).
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class RealKubeletHost(KubeletHost):
         name: str,
         sys: Path,
         kubeconfig: Optional[Path] = None,
+        shares_volumes: bool = False,
     ) -> None:
         self.name = name
+        self._shares_volumes = shares_volumes
         self._kubeconfig = kubeconfig
         self.port, self.health_port, self._main_port = (_free_port() for _ in range(3))
         self.manifests = folder / "manifests"
@@ -57,6 +62,10 @@ class RealKubeletHost(KubeletHost):
         self._cgroup = cgroup
         self._version = version_of(program)
         super().__init__(folder, KUBEADM)
+        if shares_volumes:
+            (folder / "k").mkdir()
+            subprocess.run(["mount", "--bind", f"{folder}/k", f"{folder}/k"], check=True)
+            subprocess.run(["mount", "--make-shared", f"{folder}/k"], check=True)
         (folder / "bin").mkdir()
         # The process is named after the link.
         (folder / "bin" / "kubelet").symlink_to(program)
@@ -112,8 +121,13 @@ class RealKubeletHost(KubeletHost):
         ]
         if self._kubeconfig is not None:
             flags.append(f"--kubeconfig={self._kubeconfig}")
+        lines = [f'mount --bind "{here}" {there}' for here, there in mounts.items()]
+        if self._shares_volumes:
+            # The mounts above are still its own; those below its folder are everybody's.
+            lines = [*(f"mount --make-slave {place}" for place in ("/", "/sys", "/proc")), *lines]
         return _START.format(
-            mounts="\n".join(f'mount --bind "{here}" {there}' for here, there in mounts.items()),
+            propagation="unchanged" if self._shares_volumes else "slave",
+            mounts="\n".join(lines),
             program=shlex.quote(str(self.folder / "bin" / "kubelet")),
             flags=shlex.join(flags),
         )
@@ -122,6 +136,12 @@ class RealKubeletHost(KubeletHost):
     def log(self) -> str:
         path = self.folder / "kubelet.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def close(self) -> None:
+        """End what runs, and unmount what is left of pods."""
+        super().close()
+        if self._shares_volumes and (mounts := mounts_below(self.folder)):
+            subprocess.run(["umount", "--lazy", *reversed(mounts)], check=True)
 
     def put(self, pod: Mapping[str, Any]) -> None:
         """Give kubelet a static pod."""

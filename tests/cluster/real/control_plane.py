@@ -25,6 +25,9 @@ END_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 60.0
 ADMIN_TOKEN = "admin-of-the-tests"
 SERVICE_CIDR = "10.233.0.0/24"
+#: The service ``kubernetes``, as which pods know the server: the first of that network.
+SERVICE_ADDRESS = "10.233.0.1"
+LOOPBACK = "127.0.0.1"
 ETCD_URL = "unix://etcd.sock:1"
 #: An hour, seconds: the least that a server mints a token for is ten minutes.
 TOKEN_S = 3600
@@ -40,14 +43,20 @@ class Refused(AssertionError):
 
 
 class ControlPlane:
-    """``etcd``, ``kube_apiserver``: programs. ``url`` and the credentials stay the same over restarts."""
+    """``etcd``, ``kube_apiserver``: programs. ``url`` and the credentials stay the same over restarts.
 
-    def __init__(self, folder: Path, etcd: Path, kube_apiserver: Path) -> None:
+    ``address``: where the server listens, an address of this machine; ``port`` 0: a free one.
+    """
+
+    def __init__(
+        self, folder: Path, etcd: Path, kube_apiserver: Path, *, address: str = LOOPBACK, port: int = 0
+    ) -> None:
         self.folder = folder
         self._etcd_program = etcd
         self._server_program = kube_apiserver
-        self.port = free_port()
-        self.url = f"https://127.0.0.1:{self.port}"
+        self.address = address
+        self.port = port or free_port()
+        self.url = f"https://{address}:{self.port}"
         self.ca = folder / "ca.crt"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._make_credentials()
@@ -79,7 +88,7 @@ class ControlPlane:
             "kube-apiserver",
             str(self._server_program),
             f"--etcd-servers={ETCD_URL}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self.address}",
             f"--secure-port={self.port}",
             # The endpoints of the service `kubernetes`: loopback is refused there, and nothing goes there.
             "--advertise-address=192.0.2.1",
@@ -305,7 +314,10 @@ class ControlPlane:
             "-keyout", "ca.key", "-out", "ca.crt",
         )  # fmt: skip
         self._sign(
-            "server", "/CN=kube-apiserver", "serverAuth", "subjectAltName=IP:127.0.0.1,DNS:localhost\n"
+            "server",
+            "/CN=kube-apiserver",
+            "serverAuth",
+            f"subjectAltName=IP:{self.address},IP:{LOOPBACK},DNS:localhost\n",
         )
         self._openssl("genrsa", "-out", "accounts.key", "2048")
         tokens = self.folder / "tokens.csv"

@@ -1,0 +1,237 @@
+"""Our DaemonSets as they are applied, in pods of a real kubelet: what they do, and that their end changes no host."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.api.names import (
+    AGENT,
+    FRONT_END_LABEL,
+    INSTALLED_LABEL,
+    INSTALLING_LABEL,
+    NAMESPACE,
+)
+from cluster.installer.job import INSTALL, job_name
+from cluster.operator.objects import INSTALL_ANNOTATION
+from cri_proxy.version import VERSION
+from tests.agent import ROOT
+from tests.cluster.real.whole import NODE, PODS, WholeCluster, until
+from tests.e2e.image import ARCHIVE, build
+
+pytestmark = pytest.mark.cluster
+
+DAEMON, OPERATOR_POD = "cri-resmgr-standalone", "cri-resmgr-operator"
+INSTALLER_IMAGE = f"cri-resmgr-installer:{VERSION}"
+FOLDER, PROXY_FOLDER = "before-1.30/standalone", "before-1.30/proxy"
+NODES, JOBS = "/api/v1/nodes", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+MERGE = "application/merge-patch+json"
+#: After all others by name, and well; it has no kubelet.
+LATER = "zz-later"
+#: The one thing that an installer which does nothing leaves on its host, which here is this machine.
+LOCK = Path("/run/cri-resmgr-installer.lock")
+
+
+@pytest.fixture(scope="module")
+def archive(cluster_programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dist = tmp_path_factory.mktemp("dist")
+    build(dist)
+    return dist / ARCHIVE
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_programs: dict[str, Path], archive: Path) -> Iterator[WholeCluster]:
+    with WholeCluster(cluster_programs, archive) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def applied(cluster: WholeCluster) -> WholeCluster:
+    """The cluster with all that one command applies, ready."""
+    apply(cluster)
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def no_pods_of_people(cluster: WholeCluster) -> Iterator[None]:
+    """Every test begins without."""
+    yield
+    cluster.remove_people()
+
+
+def apply(cluster: WholeCluster) -> None:
+    cluster.kubectl.run("apply", "-f", str(cluster.written(FOLDER)))
+    for app in (DAEMON, AGENT, OPERATOR_POD):
+        cluster.ready_pod(app)
+
+
+def placed(cluster: WholeCluster, name: str) -> str:
+    """The id of the container of a new pod, once it has one CPU: each is an L3, and a quarter of one is wanted."""
+    container = cluster.run(name, limit="250m")
+    until(lambda: cluster.containerd.cpuset_of(container)[0], lambda cpus: cpus in ("0", "1"))
+    return container
+
+
+def evict(cluster: WholeCluster, pod: dict[str, Any]) -> None:
+    """As `kubectl drain` and the descheduler do."""
+    metadata = {"name": pod["metadata"]["name"], "namespace": NAMESPACE}
+    version = "policy/v1" if cluster.api.version() >= (1, 22) else "policy/v1beta1"
+    eviction = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
+    cluster.api.ask("POST", f"{PODS.format(NAMESPACE)}/{metadata['name']}/eviction", eviction)
+
+
+def update(cluster: WholeCluster, pod: dict[str, Any]) -> None:
+    """A rolling update: another environment."""
+    cluster.kubectl.run("-n", NAMESPACE, "set", "env", f"daemonset/{DAEMON}", "NEWS=1")
+    cluster.kubectl.run("-n", NAMESPACE, "rollout", "status", f"daemonset/{DAEMON}", "--timeout=120s")
+
+
+def test_one_command_runs_our_image_in_pods_that_place_and_tell(applied: WholeCluster) -> None:
+    for app in (DAEMON, AGENT, OPERATOR_POD):
+        statuses = applied.ready_pod(app)["status"]["containerStatuses"]
+        assert {status["imageID"] for status in statuses} == {applied.image_id()}
+    container = placed(applied, "one")
+    row = until(lambda: applied.rows().get("one"))
+    assert row is not None
+    assert (row["cpus"], row["state"]) == (applied.containerd.cpuset_of(container)[0], "managed")
+    assert applied.node_placement()["status"]["frontEnd"] == "standalone"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(update, id="rolling update"),
+        pytest.param(evict, id="eviction", marks=pytest.mark.long),
+    ],
+)
+def test_a_pod_of_the_daemon_that_is_replaced_changes_no_host(applied: WholeCluster, change: Any) -> None:
+    kept = placed(applied, "kept")
+    old = applied.ready_pod(DAEMON)
+    before = applied.state_of_host(kept)
+    change(applied, old)
+    new = applied.ready_pod(DAEMON, but=old["metadata"]["uid"])
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    # The daemon in the new pod is at work, and has taken over what the old one had placed.
+    placed(applied, "young")
+    until(lambda: set(applied.rows()), lambda pods: pods == {"kept", "young"})
+    assert applied.rows()["kept"]["state"] == "managed"
+    assert applied.state_of_host(kept) == before
+
+
+@pytest.mark.long
+def test_an_agent_is_given_a_folder_that_was_made_anew(applied: WholeCluster) -> None:
+    # As the removal of a package that ran on the host leaves it, and its next installation.
+    before = applied.ready_pod(AGENT)
+    applied.kubectl.run("-n", NAMESPACE, "delete", "daemonset", DAEMON)
+    until(lambda: not applied.all_pods(DAEMON))
+    shutil.rmtree(applied.on_host("/run/cri-resmgr"))
+    until(lambda: applied.condition("Ready"), lambda status: status == "False")
+    apply(applied)
+    until(lambda: applied.condition("Ready"), lambda status: status == "True")
+
+    # The half that commands looks twice a minute.
+    def restarts() -> list[int]:
+        return [status["restartCount"] for status in applied.pods(AGENT)[0]["status"]["containerStatuses"]]
+
+    until(restarts, lambda counts: counts == [1, 1])
+    assert applied.ready_pod(AGENT)["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def test_deleting_everything_without_an_uninstall_changes_no_host(applied: WholeCluster) -> None:
+    kept = placed(applied, "kept")
+    before = applied.state_of_host(kept)
+    applied.kubectl.run("delete", "-f", str(applied.written(FOLDER)))
+    until(lambda: not applied.our_containers())
+    assert applied.state_of_host(kept) == before
+    assert applied.is_kubelet_well()
+    # 2. Kubelet and the runtime run pods as they did before us: anywhere.
+    free = applied.run("free", limit="250m")
+    assert applied.containerd.cpuset_of(free)[0] in ("", applied.all_cpus())
+    # 3. What stays is what docs/cluster.md says.
+    left = {str(path.relative_to(applied.host.root)) for path in applied.own_folders()}
+    assert left == {"run/cri-resmgr", "var/lib/cri-resmgr", "var/lib/cri-resmgr-agent"}
+
+
+@pytest.mark.long
+def test_containers_have_all_cpus_again_where_the_daemon_was_told_to_release_them(
+    cluster: WholeCluster,
+) -> None:
+    apply(cluster)
+    kept = placed(cluster, "kept")
+    pod = cluster.ready_pod(DAEMON)
+    daemon = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+    cluster.containerd.ctr(
+        "tasks", "exec", "--exec-id", "release", daemon, "/usr/bin/cri-resmgr", "release", "--all"
+    )
+    until(lambda: cluster.containerd.allowed_of(kept)[0], lambda cpus: cpus == cluster.all_cpus())
+    cluster.kubectl.run("delete", "-f", str(cluster.written(FOLDER)))
+    until(lambda: not cluster.our_containers())
+    assert cluster.containerd.allowed_of(kept)[0] == cluster.all_cpus()
+
+
+@pytest.fixture
+def proxies(cluster: WholeCluster) -> Iterator[WholeCluster]:
+    """The cluster with what installs the proxy; two nodes are to have it."""
+    cluster.kubectl.run("apply", "-f", str(cluster.written(PROXY_FOLDER)))
+    cluster.ready_pod(OPERATOR_POD)
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": LATER}}
+    cluster.api.ask("POST", NODES, node)
+    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "."}
+    patch = {"status": {"conditions": [ready]}}
+    cluster.api.ask("PATCH", f"{NODES}/{LATER}/status", patch, content_type=MERGE)
+    was_locked = LOCK.exists()
+    yield cluster
+    if not was_locked:
+        LOCK.unlink(missing_ok=True)
+    cluster.api.ask("DELETE", f"{NODES}/{LATER}")
+    gone = {"metadata": {"labels": {FRONT_END_LABEL: None}, "annotations": {INSTALL_ANNOTATION: None}}}
+    cluster.api.ask("PATCH", f"{NODES}/{NODE}", gone, content_type=MERGE)
+    cluster.kubectl.run("delete", "--ignore-not-found", "-f", str(cluster.written(PROXY_FOLDER)))
+
+
+def label(cluster: WholeCluster, node: str) -> None:
+    cluster.kubectl.run("label", "node", node, f"{FRONT_END_LABEL}=proxy")
+
+
+def labels(cluster: WholeCluster, node: str) -> set[str]:
+    """Those that tell of installations."""
+    found = cluster.api.ask("GET", f"{NODES}/{node}")["metadata"].get("labels") or {}
+    return {INSTALLED_LABEL, INSTALLING_LABEL} & found.keys()
+
+
+def test_a_node_that_cannot_be_installed_says_why_and_no_other_is_begun(proxies: WholeCluster) -> None:
+    # The image has no packages: the Job looks at this machine, and refuses.
+    kept = proxies.run("kept", limit="250m")
+    before = proxies.state_of_host(kept)
+    for node in (NODE, LATER):
+        label(proxies, node)
+
+    def why() -> str:
+        annotations = proxies.api.ask("GET", f"{NODES}/{NODE}")["metadata"].get("annotations") or {}
+        return str(annotations.get(INSTALL_ANNOTATION, ""))
+
+    said = until(why)
+    assert said.startswith(f"{INSTALLER_IMAGE}: Python on this node: ")
+    assert said.endswith("the deb packages of this image are for: none; nothing was changed")
+    until(lambda: f"installations wait: {NODE}: {INSTALLER_IMAGE}" in proxies.logs(OPERATOR_POD))
+    jobs = proxies.api.ask("GET", JOBS)["items"]
+    assert [job["metadata"]["name"] for job in jobs] == [job_name(INSTALL, NODE)]
+    assert labels(proxies, NODE) == labels(proxies, LATER) == set()
+    assert proxies.state_of_host(kept) == before
+
+
+def test_uninstall_waits_for_the_real_job_and_takes_the_labels_away(proxies: WholeCluster) -> None:
+    proxies.kubectl.run("label", "node", NODE, f"{INSTALLED_LABEL}={VERSION}")
+    command = [sys.executable, "-m", "cluster.kubectl", "uninstall", f"--node={NODE}", "--yes"]
+    command.append(f"--kubeconfig={proxies.api.folder}/admin.kubeconfig")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{NODE}: nothing on this node is from the installer\n"
+    assert labels(proxies, NODE) == set()
+    assert proxies.is_kubelet_well()
