@@ -10,7 +10,7 @@ from typing import Optional
 
 from tests.e2e.images import make_images
 from tests.e2e.traffic_images import build_talk
-from tests.vm.packages import newer
+from tests.vm.packages import broken, newer
 
 TESTS = Path(__file__).parents[1]
 RUNTIME_PROGRAMS = ("containerd", "containerd-shim-runc-v2")
@@ -28,6 +28,8 @@ def make_job(
     shutil.copy(deb, folder / deb.name)
     (folder / "upgrade").mkdir()
     newer(deb, folder / "upgrade")
+    (folder / "broken").mkdir()
+    broken(deb, folder / "broken")
     if runtime is not None:
         (folder / "containerd").mkdir()
         for name in RUNTIME_PROGRAMS:

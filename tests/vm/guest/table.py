@@ -10,6 +10,7 @@ from tests.vm.guest import (
     affinity,
     doctor,
     faults,
+    installer,
     kubelet,
     load,
     nesting,
@@ -70,6 +71,16 @@ _REMOVAL: tuple[Check, ...] = (
 )
 
 
+#: After the removal: of the cluster's installer, on a node without a package.
+_INSTALLER: tuple[Check, ...] = (
+    installer.the_installer_installs_a_node_restarts_nothing_for_the_same_bytes_and_leaves_it_as_it_was,
+)
+_TAKEN_BACK: tuple[Check, ...] = (
+    installer.a_package_that_is_broken_is_taken_back,
+    installer.a_unit_that_does_not_start_is_taken_back,
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """One boot: ``shape`` and ``system`` by name, the words for the kernel that choose the cgroups."""
@@ -104,9 +115,10 @@ RUNS: Mapping[str, Run] = {
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
             *_PLUGINS,
             *_REMOVAL,
+            *_INSTALLER,
         ),
     ),
-    "life": Run("cores-4", "bookworm", "3.11", "systemd", "runtime.v1", (), _LIFE),
+    "life": Run("cores-4", "bookworm", "3.11", "systemd", "runtime.v1", (), (*_LIFE, *_TAKEN_BACK)),
     "old-cgroup-v1": Run(
         "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1,
         (
