@@ -44,6 +44,7 @@ from cri_proxy.shell.kubelet_service import (
     Found,
     find_kubelet,
     is_connected,
+    is_failing,
     is_off_after_boot,
     look,
     our_sockets,
@@ -230,8 +231,10 @@ def _bring_back(host: Host, found: Found, endpoint: str, restart: bool) -> bool:
             return True
         click.echo(f"now type: {restart_line(found.setup)}")
         return False
-    restart_kubelet(host.systemctl, found.setup.unit, only_if_active=found.kubelet is None)
-    if found.kubelet is None:
+    # One that cannot start with what it was given is none that was stopped: it is to come back.
+    is_stopped = found.kubelet is None and not is_failing(host.systemctl, found.setup.unit)
+    restart_kubelet(host.systemctl, found.setup.unit, only_if_active=is_stopped)
+    if is_stopped:
         click.echo("kubelet did not run; it is not started", err=True)
     else:
         fresh = wait_for_kubelet(found.kubelet, endpoint, host.proc, host.wait_s)

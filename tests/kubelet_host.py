@@ -35,9 +35,11 @@ signal.pause()
 #: ``fail``: and systemctl says so; ``refuse``: the old one is not even ended; ``enabled``: what is said of our units.
 _SYSTEMCTL = """#!/bin/sh
 [ "$1" != is-enabled ] || exec cat {folder}/enabled
+[ "$1" != is-active ] || exec cat {folder}/active
 echo "$*" >> {folder}/systemctl.log
 case $1 in
   daemon-reload) exit 0 ;;
+  reset-failed) echo inactive > {folder}/active; exit 0 ;;
   try-restart) [ -e {folder}/pid ] || exit 0 ;;
 esac
 [ ! -e {folder}/refuse ] || {{ echo "Job for kubelet.service canceled" >&2; exit 1; }}
@@ -45,6 +47,7 @@ esac
 rm -f {folder}/pid
 [ ! -e {folder}/fail ] || {{ echo "Job for kubelet.service failed" >&2; exit 1; }}
 [ ! -e {folder}/break ] || exit 0
+[ $(cat {folder}/active) != failed ] || {{ echo "start request repeated too quickly" >&2; exit 1; }}
 [ ! -e {root}/var/lib/kubelet/kubeadm-flags.env ] || . {root}/var/lib/kubelet/kubeadm-flags.env
 [ ! -e {root}/etc/default/kubelet ] || . {root}/etc/default/kubelet
 {folder}/kubelet --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS \\
@@ -67,6 +70,7 @@ class KubeletHost:
             self.write(path, text)
         self._script("kubelet", _KUBELET.format(root=str(self.root)))
         self.say_enabled("enabled", "enabled")
+        self.say_active("inactive")
         self._script("systemctl", _SYSTEMCTL.format(folder=folder, root=self.root))
 
     def _script(self, name: str, text: str) -> None:
@@ -76,6 +80,10 @@ class KubeletHost:
     def say_enabled(self, *words: str) -> None:
         """What systemctl answers of our service and our socket."""
         (self.folder / "enabled").write_text("\n".join(words))
+
+    def say_active(self, state: str) -> None:
+        """What systemctl answers of kubelet while it does not run; one that has failed too often is not started."""
+        (self.folder / "active").write_text(f"{state}\n")
 
     def write(self, path: str, text: str) -> None:
         file = self.root / path.lstrip("/")

@@ -177,7 +177,11 @@ def _package(kind: str, now: HostState, target: Target) -> tuple[Step, ...]:
     if now.version:
         # Without a purge dpkg would still know the configuration; rpm has none, and leaves what was edited.
         purge = kind == "deb" and not target.left
-        words = {"deb": ("dpkg", "--purge" if purge else "--remove"), "rpm": ("rpm", "--erase")}
+        # dpkg refuses to remove what it was killed in the middle of, unless it is told to.
+        words = {
+            "deb": ("dpkg", "--force-remove-reinstreq", "--purge" if purge else "--remove"),
+            "rpm": ("rpm", "--erase"),
+        }
         found.append(Step("package removed", (*words[kind], PACKAGE), PACKAGE_S))
     gone = tuple(path for path in LEFTOVERS if path in now.left | _made(now) and path not in target.left)
     if gone:

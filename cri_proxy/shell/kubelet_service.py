@@ -137,6 +137,9 @@ def is_soon_connected(pid: int, endpoints: Sequence[str], timeout_s: float) -> O
         time.sleep(_LOOK_S)
 
 
+#: States of a unit that was not stopped and does not run.
+FAILING = ("failed", "activating")
+
 # ---------------------------------------------------------------------- restart
 
 
@@ -145,9 +148,12 @@ def restart_kubelet(systemctl: str, unit: str, only_if_active: bool = False) -> 
 
     :raises CannotRestart: with what systemctl said.
     """
-    restart = "try-restart" if only_if_active else "restart"
+    commands = [("daemon-reload",), ("try-restart" if only_if_active else "restart", unit)]
     # Always reloaded: a unit may have been changed by a command before this one, too.
-    for command in [[systemctl, "daemon-reload"], [systemctl, restart, unit]]:
+    if not only_if_active and _state(systemctl, unit) in FAILING:
+        commands.insert(1, ("reset-failed", unit))  # else it may have failed too often to be started
+    for words in commands:
+        command = [systemctl, *words]
         line = " ".join(command)
         try:
             done = subprocess.run(
@@ -158,6 +164,23 @@ def restart_kubelet(systemctl: str, unit: str, only_if_active: bool = False) -> 
         if done.returncode != 0:
             said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
             raise CannotRestart(f"{line}: {said}", f"journalctl -u {unit}")
+
+
+def is_failing(systemctl: str, unit: str) -> bool:
+    """Whether a kubelet that does not run is meant to: it has failed, or systemd waits before it starts it again."""
+    return _state(systemctl, unit) in FAILING
+
+
+def _state(systemctl: str, unit: str) -> str:
+    """In systemd's word; "" if it does not answer."""
+    try:
+        done = subprocess.run(
+            [systemctl, "is-active", unit],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
 
 
 def is_off_after_boot(systemctl: str) -> bool:

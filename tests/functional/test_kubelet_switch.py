@@ -204,6 +204,25 @@ async def test_a_changed_unit_is_read_again(make_host: MakeHost, agent: Agent, r
     assert "it is not started" in err
 
 
+@pytest.mark.parametrize("state", ["failed", "activating"])
+async def test_a_kubelet_that_failed_with_our_endpoint_comes_back_with_its_own(
+    state: str, make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+) -> None:
+    host = make_host(flags_tree(runtime.socket))
+    await restarted(host)
+    before = host.files()
+    (host.folder / "break").touch()
+    code, _, err = await host.cli(agent, "enable", "--restart", wait_s=0.5)
+    assert (code, host.pid is None or "no kubelet runs" in err) == (1, True)
+    (host.folder / "break").unlink()
+    host.say_active(state)
+    code, out, err = await host.cli(agent, "disable", "--restart")
+    assert (code, host.files()) == (0, before), err
+    assert f"connected to unix://{runtime.socket}" in out
+    assert host.pid is not None
+    assert "reset-failed kubelet" in host.asked()
+
+
 async def test_a_dry_run_shows_the_change_and_makes_none(host: KubeletHost, agent: Agent) -> None:
     before = host.files()
     code, out, _ = await host.cli(agent, "enable", "--restart", "--dry-run")

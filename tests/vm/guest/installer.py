@@ -10,7 +10,7 @@ from typing import Optional
 
 from cluster.installer.job import install_job, uninstall_job
 from tests.vm.guest.installation import PACKAGE, RELAY, SERVICE, SOCKET_UNIT, STATE, run, unit
-from tests.vm.guest.kubelet import FILES, FLAGS, KUBELET, PROGRAM, kubelet_runs
+from tests.vm.guest.kubelet import CONFIG, FILES, FLAGS, KUBELET, PROGRAM, kubelet_runs
 from tests.vm.guest.node import Node
 
 IMAGE, TREE = Path("/run/installer-image"), Path("/run/installer-tree")
@@ -67,6 +67,19 @@ async def a_package_that_is_broken_is_taken_back(node: Node) -> None:
 async def a_unit_that_does_not_start_is_taken_back(node: Node) -> None:
     drop_in = {f"{DROP_INS}/fails.conf": "[Service]\nExecStartPre=/bin/false\n"}
     await _taken_back(node, drop_in, "units started")
+
+
+async def a_kubelet_that_does_not_come_back_is_taken_back(node: Node) -> None:
+    refuses = FILES[PROGRAM].replace(
+        "\nsignal.pause()", '\n"cri-resmgr" in sys.argv[-2] and sys.exit(1)\nsignal.pause()'
+    )
+    assert refuses != FILES[PROGRAM]
+    await _taken_back(node, {PROGRAM: refuses}, "kubelet switched")
+
+
+async def a_problem_that_the_doctor_finds_has_it_taken_back(node: Node) -> None:
+    other = {"systemd": "cgroupfs", "cgroupfs": "systemd"}[node.driver]
+    await _taken_back(node, {CONFIG: f"{FILES[CONFIG]}cgroupDriver: {other}\n"}, "doctor: ")
 
 
 async def _taken_back(node: Node, files: dict[str, str], why: str, packages: Optional[Path] = None) -> None:

@@ -78,6 +78,8 @@ _INSTALLER: tuple[Check, ...] = (
 _TAKEN_BACK: tuple[Check, ...] = (
     installer.a_package_that_is_broken_is_taken_back,
     installer.a_unit_that_does_not_start_is_taken_back,
+    installer.a_kubelet_that_does_not_come_back_is_taken_back,
+    installer.a_problem_that_the_doctor_finds_has_it_taken_back,
 )
 
 

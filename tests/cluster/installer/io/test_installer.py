@@ -224,7 +224,7 @@ def test_uninstall_takes_back_exactly_what_install_did(host: FakeHost) -> None:
         f"{PROGRAM} kubelet disable --restart",
         f"systemctl stop {UNITS}",
         f"systemctl disable {UNITS}",
-        "dpkg --purge cri-resmgr",
+        "dpkg --force-remove-reinstreq --purge cri-resmgr",
     ]
 
 
@@ -235,7 +235,7 @@ def test_configuration_that_was_there_before_outlives_the_package(host: FakeHost
     host.run("install")
     assert host.run("uninstall")[0] is Outcome.DONE
     assert host.look() == before
-    assert "dpkg --remove cri-resmgr" in host.changes()
+    assert "dpkg --force-remove-reinstreq --remove cri-resmgr" in host.changes()
 
 
 def test_uninstall_where_nothing_was_installed_does_nothing(host: FakeHost) -> None:
@@ -258,10 +258,10 @@ def test_where_kubelet_does_not_go_back_the_package_stays_and_the_next_try_goes_
 
 def test_a_failure_whose_taking_back_fails_is_told_and_taken_back_by_the_next(host: FakeHost) -> None:
     before = host.look()
-    host.fail(f"{PROGRAM} kubelet enable", "dpkg --purge")
+    host.fail(f"{PROGRAM} kubelet enable", "dpkg --force-remove-reinstreq --purge")
     outcome, sentence = host.run("install")
     assert outcome is Outcome.STUCK
-    assert "kubelet enable" in sentence and "dpkg --purge" in sentence
+    assert "kubelet enable" in sentence and "--purge" in sentence
     host.mend()
     assert host.run("uninstall")[0] is Outcome.DONE
     assert host.look() == before
