@@ -12,18 +12,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import yaml
 
+from cluster.api.names import NAMESPACE, OPERATOR
 from demo.cluster.report import Measured, measurements, table
 from policies.topology import TopologyData
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ADMIN_TOKEN, ControlPlane
+from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import PODS, RegisteredNode
+from tests.cluster.real.parts import Part, node_agent, operator, placement, until_ready, with_view_socket
 from tests.cluster.real.programs import programs_of_a_cluster
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
@@ -37,7 +40,12 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 #: Measurements of ten seconds each, before and after.
 ROUNDS = 3
 WAIT_S = 180.0
+PACKAGING = Path(__file__).parents[2] / "packaging" / "cluster"
 LOGS = Path("/var/log/pods"), Path("/var/log/containers")
+
+
+async def _nothing() -> None:
+    pass
 
 
 class Case:
@@ -46,8 +54,13 @@ class Case:
     def __init__(self, node: RegisteredNode) -> None:
         self._node = node
 
-    async def measure(self) -> tuple[str, str, list[Measured]]:
-        """Apply the manifests, measure, delete them: CPUs of nginx, CPUs of wrk, what wrk said."""
+    async def measure(
+        self, meanwhile: Callable[[], Awaitable[None]] = _nothing
+    ) -> tuple[str, str, list[Measured]]:
+        """Apply the manifests, measure, delete them: CPUs of nginx, CPUs of wrk, what wrk said.
+
+        ``meanwhile`` is done when all is measured, while both run.
+        """
         await self._apply("nginx-deployment.yaml")
         await self._apply("nginx-service.yaml")
         nginx, status = await self._running("nginx")
@@ -55,6 +68,7 @@ class Case:
         wrk, _ = await self._running("wrk")
         measured = await until(lambda: self._measurements("wrk"), lambda found: len(found) >= ROUNDS, WAIT_S)
         cpus = [self._node.containerd.allowed_of(container)[0] for container in (nginx, wrk)]
+        await meanwhile()
         for path in (
             f"{DEPLOYMENTS}/nginx",
             f"{DEPLOYMENTS}/wrk",
@@ -122,7 +136,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Path]]:
             name=name, sys=Path("/sys"), kubeconfig=kubeconfig,
         )  # fmt: skip
         host.point_at(str(containerd.socket))
-        agent = Agent(containerd.socket, machine_here(), REAL_CGROUPS)
+        agent = with_view_socket(Agent(containerd.socket, machine_here(), REAL_CGROUPS))
         try:
             async with CriClient(str(containerd.socket)) as direct:
                 node = RegisteredNode(control_plane, containerd, agent, direct, host)
@@ -169,8 +183,9 @@ async def main() -> int:
             await node.agent.start()
             node.host.point_at(node.agent.socket)
             await node.start_kubelet()
+            said: list[str] = []
             print(f"After: kubelet speaks to cri-resmgr. {ROUNDS} measurements of 10 s ...", flush=True)
-            after = await case.measure()
+            after = await case.measure(lambda: show(node, kubectl, folder, said))
             print()
             print(table([("before", *before), ("after", *after)]))
             print()
@@ -178,7 +193,8 @@ async def main() -> int:
                 "Of a machine with few L3s nothing follows for one with many: there the gain is that a pod's threads\n"
                 "share one L3. Here each pod is kept to its CPUs, and what one gains another may lose."
             )
-            await show(node, kubectl, folder)
+            print("\nWhat kubectl showed while both ran:")
+            print("\n".join(said))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -189,14 +205,75 @@ def version(node: RegisteredNode) -> str:
     return str(said["status"]["nodeInfo"]["kubeletVersion"])
 
 
-async def show(node: RegisteredNode, kubectl: Path, folder: Path) -> None:
-    """What kubectl shows of the cluster."""
+@asynccontextmanager
+async def cluster_half(node: RegisteredNode, kubectl: Path, folder: Path) -> AsyncIterator[None]:
+    """The kinds of objects, the rights, the operator and the node's agent, as processes; the node is Ready."""
+    told, api = Kubectl(kubectl, node.api), node.api
+    crds = "crds" if api.version() >= (1, 25) else "crds-before-1.25"
+    for words in (
+        ("apply", "-k", str(PACKAGING / crds)),
+        ("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"),
+        ("apply", "-k", str(PACKAGING / "base" / "namespace")),
+        ("apply", "-k", str(PACKAGING / "rbac-per-node")),
+    ):
+        await asyncio.to_thread(told.run, *words)
+    token = await asyncio.to_thread(api.account_token, NAMESPACE, OPERATOR)
+    pair = api.certificate(f"system:node:{node.name}", "system:nodes")
+    parts: list[Part] = [
+        operator(folder, api.kubeconfig(folder / "of-operator", token=token)),
+        node_agent(folder, node.name, node.agent, api.kubeconfig(folder / "of-agent", certificate=pair)),
+    ]
+    try:
+        for part in parts:
+            await part.start()
+        await until_ready(api, node.name)
+        yield
+    finally:
+        for part in parts:
+            if part.process is not None:
+                await part.end()
+
+
+async def show(node: RegisteredNode, kubectl: Path, folder: Path, said: list[str]) -> None:
+    """What kubectl and its plugin show of the cluster, into ``said``; its parts take no CPU of what was measured."""
     kubeconfig = node.api.kubeconfig(folder / "admin", token=ADMIN_TOKEN)
-    for words in (("get", "nodes"),):
-        print(f"\n$ kubectl {' '.join(words)}")
-        command = (str(kubectl), f"--kubeconfig={kubeconfig}", *words)
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-        print((done.stdout + done.stderr).rstrip())
+    program = folder / "bin" / "kubectl-cri_resmgr"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom cluster.kubectl import main\nsys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    environment = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PACKAGING.parents[1]),
+        "KUBECONFIG": str(kubeconfig),
+        "HOME": str(folder),
+    }
+    # Its agent writes a moment after a container has started.
+    await until(lambda: placement(node.api, node.name), _has_both, WAIT_S)
+    pods = await asyncio.to_thread(node.api.ask, "GET", PODS)
+    nginx = next(name for pod in pods["items"] if (name := pod["metadata"]["name"]).startswith("nginx"))
+    for words in (
+        ("get", "nodeplacements"),
+        ("cri_resmgr", "top"),
+        ("cri_resmgr", "placements"),
+        ("cri_resmgr", "explain", nginx),
+    ):
+        said.append(f"\n$ kubectl {' '.join(words)}")
+        done = await asyncio.to_thread(
+            subprocess.run,
+            (str(kubectl), *words),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        said.append((done.stdout + done.stderr).rstrip())
+
+
+def _has_both(found: Any) -> bool:
+    rows = found.get("status", {}).get("placements", [])
+    return {"nginx", "wrk"} <= {row["container"] for row in rows}
 
 
 if __name__ == "__main__":
