@@ -302,7 +302,7 @@ class Graph:
     def restore(self, state: Any, elapsed_s: float = 0.0, with_edges: bool = True) -> None:
         """Take over what ``state()`` gave ``elapsed_s`` ago; edges of containers only ``with_edges``.
 
-        Nothing fades for the time that nobody looked, but what would have expired is gone.
+        Nothing fades for the time in between, but what would have expired is gone.
 
         :raises ValueError: it is something else; nothing is taken over then.
         """

@@ -77,7 +77,7 @@ class RemoteRates:
         return [list(peer) for peer in self.told]
 
     def restore(self, state: Any) -> None:
-        """Take over what ``state()`` gave; nothing fades for the time that nobody looked.
+        """Take over what ``state()`` gave; nothing fades for the time in between.
 
         :raises ValueError: it is something else; nothing is taken over then.
         """

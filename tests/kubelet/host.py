@@ -123,7 +123,7 @@ class RealKubeletHost(KubeletHost):
             flags.append(f"--kubeconfig={self._kubeconfig}")
         lines = [f'mount --bind "{here}" {there}' for here, there in mounts.items()]
         if self._shares_volumes:
-            # The mounts above are still its own; those below its folder are everybody's.
+            # The mounts above are still its own; those below its folder are shared.
             lines = [*(f"mount --make-slave {place}" for place in ("/", "/sys", "/proc")), *lines]
         return _START.format(
             propagation="unchanged" if self._shares_volumes else "slave",
