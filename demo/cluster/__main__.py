@@ -184,8 +184,13 @@ async def main() -> int:
             node.host.point_at(node.agent.socket)
             await node.start_kubelet()
             said: list[str] = []
+
+            async def shown() -> None:
+                async with cluster_half(node, kubectl, folder):
+                    await show(node, kubectl, folder, said)
+
             print(f"After: kubelet speaks to cri-resmgr. {ROUNDS} measurements of 10 s ...", flush=True)
-            after = await case.measure(lambda: show(node, kubectl, folder, said))
+            after = await case.measure(shown)
             print()
             print(table([("before", *before), ("after", *after)]))
             print()

@@ -107,7 +107,7 @@ def test_one_command_runs_our_image_in_pods_that_place_and_tell(applied: WholeCl
     "change",
     [
         pytest.param(update, id="rolling update"),
-        pytest.param(evict, id="eviction"),
+        pytest.param(evict, id="eviction", marks=pytest.mark.long),
     ],
 )
 def test_a_pod_of_the_daemon_that_is_replaced_changes_no_host(applied: WholeCluster, change: Any) -> None:
