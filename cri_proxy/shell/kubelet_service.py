@@ -137,9 +137,6 @@ def is_soon_connected(pid: int, endpoints: Sequence[str], timeout_s: float) -> O
         time.sleep(_LOOK_S)
 
 
-#: States of a unit that was not stopped and does not run.
-FAILING = ("failed", "activating")
-
 # ---------------------------------------------------------------------- restart
 
 
@@ -150,7 +147,7 @@ def restart_kubelet(systemctl: str, unit: str, only_if_active: bool = False) -> 
     """
     commands = [("daemon-reload",), ("try-restart" if only_if_active else "restart", unit)]
     # Always reloaded: a unit may have been changed by a command before this one, too.
-    if not only_if_active and _state(systemctl, unit) in FAILING:
+    if not only_if_active and is_failing(systemctl, unit):
         commands.insert(1, ("reset-failed", unit))  # else it may have failed too often to be started
     for words in commands:
         command = [systemctl, *words]
@@ -168,32 +165,24 @@ def restart_kubelet(systemctl: str, unit: str, only_if_active: bool = False) -> 
 
 def is_failing(systemctl: str, unit: str) -> bool:
     """Whether a kubelet that does not run is meant to: it has failed, or systemd waits before it starts it again."""
-    return _state(systemctl, unit) in FAILING
-
-
-def _state(systemctl: str, unit: str) -> str:
-    """In systemd's word; "" if it does not answer."""
-    try:
-        done = subprocess.run(
-            [systemctl, "is-active", unit],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+    return _answer(systemctl, "is-active", unit).strip() in ("failed", "activating")
 
 
 def is_off_after_boot(systemctl: str) -> bool:
     """Whether systemd starts neither our daemon nor its socket at a boot, and says so."""
-    command = [systemctl, "is-enabled", *OUR_UNITS]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    found = _answer(systemctl, "is-enabled", *OUR_UNITS).split()
     # Either brings the other up. Without an answer it is no daemon of the package's.
-    return bool(done.stdout.split()) and not set(done.stdout.split()) - {"disabled", "masked"}
+    return bool(found) and not set(found) - {"disabled", "masked"}
+
+
+def _answer(*command: str) -> str:
+    """What systemctl prints, whatever its exit code; "" if it does not answer."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def wait_for_kubelet(
