@@ -114,7 +114,7 @@ async def stopped_node(
     finally:
         await asyncio.to_thread(host.close)
         # Shown if the test fails.
-        told = [line for line in host.log.splitlines() if not any(word in line for word in SAID_ALWAYS)]
+        told = [line for line in host.said() if not any(word in line for word in SAID_ALWAYS)]
         runtime = containerd.log.read_text(errors="replace").splitlines()
         print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
         print("--- containerd", *runtime[-LINES:], sep="\n")

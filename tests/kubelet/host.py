@@ -26,6 +26,8 @@ SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
+#: So often a kubelet may end by itself while a test waits for it.
+MOST_ENDINGS = 3
 #: The mounts are this kubelet's own. In the end it is the same process, named kubelet, as the service manager started.
 _START = """#!/bin/sh
 exec unshare --mount --propagation {propagation} sh -ec '
@@ -56,6 +58,7 @@ class RealKubeletHost(KubeletHost):
         self.name = name
         self._shares_volumes = shares_volumes
         self._kubeconfig = kubeconfig
+        self._endings = 0
         self.port, self.health_port, self._main_port = (_free_port() for _ in range(3))
         self.manifests = folder / "manifests"
         self.manifests.mkdir()
@@ -136,6 +139,27 @@ class RealKubeletHost(KubeletHost):
     def log(self) -> str:
         path = self.folder / "kubelet.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def said(self) -> list[str]:
+        """Kubelet's log without stacks: klog begins a line with a letter (F: fatal, E: error) and the day."""
+        return [line for line in self.log.splitlines() if line[1:5].isdigit()]
+
+    def keep_running(self) -> None:
+        """Start kubelet again if it has ended by itself, as the service manager does; AssertionError at the third time.
+
+        On a slow machine a kubelet may end as it starts, since its cAdvisor has not read yet what its container manager
+        wants to know (kubernetes/kubernetes#71704).
+        """
+        try:
+            if Path(f"/proc/{self.pid}/cmdline").read_bytes():
+                return
+        except OSError:
+            pass
+        said = [line for line in self.said() if line[0] in "FE"][-3:]
+        self._endings += 1
+        print("kubelet has ended by itself:", *said, sep="\n")
+        assert self._endings < MOST_ENDINGS, said
+        self.start()
 
     def close(self) -> None:
         """End what runs, and unmount what is left of pods."""

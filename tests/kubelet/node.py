@@ -98,7 +98,12 @@ class KubeletNode:
         await self.until_kubelet_is_well()
 
     async def until_kubelet_is_well(self) -> None:
-        await until(lambda: self._get(self.host.health_port, "healthz"), lambda said: said == "ok", TIMEOUT_S)
+
+        async def health() -> str:
+            await asyncio.to_thread(self.host.keep_running)
+            return await self._get(self.host.health_port, "healthz")
+
+        await until(health, lambda said: said == "ok", TIMEOUT_S)
 
     async def pod_status(self, pod: str) -> Mapping[str, Any]:
         """What kubelet says of a pod; {} if it knows none of that name."""

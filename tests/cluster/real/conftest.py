@@ -170,7 +170,7 @@ async def registered(
         await asyncio.to_thread(host.close)
         await asyncio.to_thread(api_server.ask, "DELETE", f"/api/v1/nodes/{name}")
         # Shown if the test fails.
-        told = [line for line in host.log.splitlines() if not any(word in line for word in SAID_ALWAYS)]
+        told = [line for line in host.said() if not any(word in line for word in SAID_ALWAYS)]
         print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
         await agent.close()
         for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):

@@ -155,6 +155,7 @@ class WholeCluster:
         self.host.start()
 
         def ready() -> bool:
+            self.host.keep_running()
             with contextlib.suppress(Refused):
                 conditions = self.api.ask("GET", f"/api/v1/nodes/{NODE}")["status"].get("conditions") or ()
                 return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
