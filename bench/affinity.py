@@ -26,9 +26,9 @@ from bench.affinity_graphs import (
 from bench.affinity_optimum import optimum
 from bench.affinity_stability import FREE, WAYS, distance_per_byte, simulate
 from bench.figures import machine_line
-from policies.affinity.instance import Instance
-from policies.affinity.planner import plan
-from policies.affinity.problem import PlanSettings, Problem
+from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.planner import plan
+from policies.affinity.planner.problem import PlanSettings, Problem
 
 SMALL_CASES, SEEDS, REPEATS = 30, 10, 7
 

@@ -12,9 +12,9 @@ from typing import Callable
 import networkx
 
 from bench.affinity_graphs import Case
-from policies.affinity.arrangement import Arrangement
-from policies.affinity.instance import Instance
-from policies.affinity.refine import Refinement
+from policies.affinity.planner.arrangement import Arrangement
+from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.refine import Refinement
 
 Places = list[int]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from policies.affinity.problem import Leaf, Problem, Site, Tree, Vertex
+from policies.affinity.planner.problem import Leaf, Problem, Site, Tree, Vertex
 
 #: Nanoseconds beside those of one L3: 1, 2 and 4 steps, as the study's figures have it.
 STEP_NS = 84.0

@@ -9,7 +9,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
 from bench.affinity_graphs import STEP_NS, Case
-from policies.affinity.instance import NANOSECOND
+from policies.affinity.planner.instance import NANOSECOND
 
 #: The steps of distance that two containers save by sharing a socket, a node, a leaf (4, 2, 1, 0 apart).
 _SAVED = (("socket", 2.0), ("node", 1.0), ("leaf", 1.0))

@@ -15,9 +15,9 @@ from typing import Optional
 
 from bench.affinity_baselines import packed_by_app
 from bench.affinity_graphs import HYGON, STEP_NS, Case, applications
-from policies.affinity.instance import NANOSECOND, Instance
-from policies.affinity.planner import plan
-from policies.affinity.problem import PlanSettings
+from policies.affinity.planner.instance import NANOSECOND, Instance
+from policies.affinity.planner.planner import plan
+from policies.affinity.planner.problem import PlanSettings
 
 INTERVAL_S, MINUTES, HALF_LIFE_S = 10, 20, 66.0
 #: Lognormal noise of a sample; the part of the time an edge is busy; how often that changes, per sample.

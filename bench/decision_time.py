@@ -17,10 +17,10 @@ from bench.figures import machine_line, percentile
 from cri_proxy.core.cri import read_create, write_create_delta
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import EngineOptions, Host
-from policies.balloon_types import BalloonSettings, BalloonType
+from policies.balloons.types import BalloonSettings, BalloonType
+from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
-from policies.topology import Cpu, Topology, TopologyData
 from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
 
 CONTAINERS = 1000

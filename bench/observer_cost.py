@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench.figures import machine_line
 from bench.observer_load import Connections, Load
-from bpf.syscalls import ProgramInfo, program_by_id, program_info
+from bpf.kernel.syscalls import ProgramInfo, program_by_id, program_info
 from tests.e2e.observer import Observer, kernel_objects_of, missing_for_ebpf
 
 ROUNDS = 6

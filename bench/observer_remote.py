@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from bench.figures import machine_line
 from bench.observer_cost import kernel_statistics
-from bpf.options import REMOTE_NETWORKS
+from bpf.service.options import REMOTE_NETWORKS
 from tests.bpf.pods import UNIFIED, Host, Talker
 from tests.bpf.talkers import PROGRAMS, Stage, missing
 
@@ -42,9 +42,9 @@ def to_each(first, count):
 #: In the observer's process.
 LOOK = """
 import json, os, time
-from bpf.ebpf import EbpfProvider
-from bpf.syscalls import program_info
-from policies.affinity.remote import RemoteRates
+from bpf.sources.ebpf import EbpfProvider
+from bpf.kernel.syscalls import program_info
+from policies.affinity.graph.remote import RemoteRates
 def rss():
     return int(open('/proc/self/statm').read().split()[1]) * 4096
 def program():

@@ -15,11 +15,11 @@ from random import Random
 from bench.placement_search import fewest, search
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import EngineOptions, Host
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import NO_FENCE, Container, PlacementRefused, Pod, Qos, Resources, Wishes
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
-from policies.topology import Cpu, Topology, TopologyData
 from tests.policies.kubelet import Row, Rows, take
 
 SEQUENCES, OPERATIONS, DELETES, LARGEST = 12, 24, 0.35, 16

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 
-from bpf.options import BadOptions, Options, read_options
+from bpf.service.options import BadOptions, Options, read_options
 
 USAGE = "usage: python -m bpf --options JSON-or-@FILE (see: cri-resmgr observer run)"
 #: mallopt(3): without it each thread has an arena of its own, which is never given back.
@@ -52,15 +52,15 @@ def _stay_small(options: Options) -> None:
 def _run(options: Options, argument: str) -> int:
     import asyncio
 
-    from bpf.attribution import Attribution
-    from bpf.capabilities import NEEDED, keep_only
-    from bpf.clock import boot_time_s
-    from bpf.ladder import Ladder
-    from bpf.log import log
-    from bpf.providers import Owners, rungs_of
-    from bpf.samples import ProviderLost
-    from bpf.server import Listener
-    from bpf.service import Observer
+    from bpf.identity.attribution import Attribution
+    from bpf.kernel.capabilities import NEEDED, keep_only
+    from bpf.kernel.clock import boot_time_s
+    from bpf.service.log import log
+    from bpf.service.server import Listener
+    from bpf.service.service import Observer
+    from bpf.sources.fallback import Ladder
+    from bpf.sources.providers import Owners, rungs_of
+    from bpf.sources.samples import ProviderLost
 
     listener = Listener(options)
     looks = options.provider not in ("replay", "declared")

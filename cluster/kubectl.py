@@ -34,7 +34,7 @@ from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
 from cluster.kube.io.within import within
 from cluster.kube.requests import Resource
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 NODES = Resource("", "v1", "nodes")

@@ -27,8 +27,8 @@ from cri_proxy.shell.control import DaemonAbsent, ask
 from cri_proxy.shell.listen import is_served
 from cri_proxy.shell.sysfs import SysfsError, read_sysfs
 from cri_proxy.version import VERSION
-from policies.topology import BadTopology, Topology, TopologyData
-from policies.topology_json import read_topology, write_topology
+from policies.machine.topology import BadTopology, Topology, TopologyData
+from policies.machine.topology_json import read_topology, write_topology
 
 
 @click.group(cls=RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})

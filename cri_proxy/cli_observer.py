@@ -114,7 +114,7 @@ def _document(files: settings.Files) -> dict[str, Any]:
 
 
 def observer_options(config: Config) -> dict[str, Any]:
-    """What the observer is told of a configuration (``bpf.options.Options``)."""
+    """What the observer is told of a configuration (``bpf.service.options.Options``)."""
     path = str(config["relay.runtime_endpoint"])
     return {
         **{name: config[key] for name, key in _OPTIONS.items()},

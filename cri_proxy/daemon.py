@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, TextIO, cast
 
-from bpf.notify import notify, watchdog_period_s
+from bpf.kernel.notify import notify, watchdog_period_s
 from cri_proxy.core.config import BadConfig, Config
 from cri_proxy.core.engine import Engine
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker

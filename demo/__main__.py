@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Callable
 
 from cri_proxy.core.picture import draw_topology
-from policies.cpus import parse_cpus
-from policies.topology import Topology
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Topology
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, cgroup_parent
 from tests.fake_runtime import FakeRuntime

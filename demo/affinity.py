@@ -18,8 +18,8 @@ from typing import Any
 from cri_proxy.core.affinity_text import affinity_text, rebalance_text
 from cri_proxy.shell import control
 from demo.affinity_scene import Service, coloured, flows, heading, picture, services
-from policies.cpus import parse_cpus
-from policies.topology import Topology
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Topology
 from tests.agent import Agent
 from tests.cri_client import CriClient, cgroup_parent
 from tests.fake_runtime import FakeRuntime

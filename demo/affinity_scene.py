@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policies.cpus import parse_cpus
-from policies.topology import Topology
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Topology
 
 #: Calls for each page that is asked for. Social network: DeathStarBench's sources (60 % home, 30 % user timelines, 10 %
 #: posts); tea store: TeaStore's emulation in muBench; the rates below them are made up.

@@ -1,9 +1,9 @@
 """The default policy: the ladder of the Hygon tuning manual, with shared ownership of CPUs.
 
 Every container climbs the ladder by its own CPU limit (policies/ladder.py); the pod rule says which domains come
-first (policies/pod_domain.py). Containers that are to own CPUs (policies/ownership.py) go to policies/owning.py:
-here only those whose annotations ask for it, in the preset ``topology-aware`` the Guaranteed ones. Isolated CPUs
-(``isolcpus``) are kept for containers that own them.
+first (policies/pod_domain.py). Containers that are to own CPUs (policies/exclusive/rules.py) are placed by
+policies/exclusive/place.py: here only those whose annotations ask for it, in the preset ``topology-aware`` the
+Guaranteed ones. Isolated CPUs (``isolcpus``) are kept for containers that own them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
-from policies.cpus import format_cpus
+from policies.exclusive.place import Owning
+from policies.exclusive.rules import ask_of
 from policies.ladder import Choice, Climb, Ladder
+from policies.machine.cpus import format_cpus
+from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
     NO_FENCE,
@@ -29,12 +32,9 @@ from policies.model import (
     wanted_milli,
 )
 from policies.node import Node
-from policies.ownership import ask_of
-from policies.owning import Owning
 from policies.pod_domain import PodDomains
 from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from policies.wanted import demand_of, hinted_nodes, l3_mode_of
 
 #: Levels inside one NUMA node.

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
+from policies.machine.topology import Domain, Topology
 from policies.model import BudgetSpent
 from policies.node import NANO_PER_MILLI, Node, Survey
-from policies.topology import Domain, Topology
 from policies.wanted import missed_hints
 
 #: Sites looked at for one decision. 1,024 CPUs in 128 CCXs make 8,200 pairs at worst (NPS1); ten times that is a bug.

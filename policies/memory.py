@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
-from policies.cpus import NO_CPUS, format_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.settings import PlacementSettings

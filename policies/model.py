@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional, Protocol, TypeVar
 
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 
 #: The levels a placement can have, in the order of the ladder; ``none`` = we set nothing.
 PLACEMENT_LEVELS = (

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology
 from policies.model import Container, Placement
-from policies.topology import Topology
 
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.

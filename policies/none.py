@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Optional
 
+from policies.machine.topology import Topology
 from policies.model import NO_FENCE, UNTOUCHED, Affinity, Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 
 
 class NoPolicy:

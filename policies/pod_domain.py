@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Optional
 
+from policies.machine.topology import Domain, Topology
 from policies.model import Affinity, Container, wanted_milli
 from policies.node import NANO_PER_MILLI, Node, Resident, Survey
-from policies.topology import Domain, Topology
 
 
 class PodDomains:

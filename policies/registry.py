@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Optional, Protocol
 
-from policies.balloons import Balloons
+from policies.balloons.policy import Balloons
 from policies.hygon import Hygon
+from policies.machine.topology import Topology
 from policies.model import Affinity, Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.none import NoPolicy
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from policies.topology_aware import TopologyAware
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from policies.cpus import NO_CPUS, format_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.machine.topology import Topology
 from policies.model import Container, Fence, Placement, wanted_milli
 from policies.node import Node
-from policies.topology import Topology
 
 
 @dataclass(frozen=True)

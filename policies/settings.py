@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies.balloon_types import BalloonSettings
-from policies.cpus import NO_CPUS
+from policies.balloons.types import BalloonSettings
+from policies.machine.cpus import NO_CPUS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The preset ``topology-aware``: as ``hygon``, and Guaranteed containers own whole CPUs (policies/ownership.py)."""
+"""The preset ``topology-aware``: as ``hygon``, and Guaranteed containers own whole CPUs (policies/exclusive/rules.py)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Optional
 
 from policies.hygon import Hygon
+from policies.machine.topology import Topology
 from policies.model import NO_FENCE, Affinity, Container, Decision, Fence, Placement
 from policies.node import Node
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 
 
 class TopologyAware:

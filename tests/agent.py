@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from policies.topology import TopologyData
-from policies.topology_json import write_topology
+from policies.machine.topology import TopologyData
+from policies.machine.topology_json import write_topology
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 60.0

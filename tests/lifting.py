@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from cri_proxy.launcher import main
+from policies.machine.topology import Topology
 from policies.model import Container, Decision
 from policies.node import Node
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from tests.scenes import HYGON, Owning
 
 

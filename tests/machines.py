@@ -30,8 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from policies.cpus import format_cpus, parse_cpus
-from policies.topology import Cpu, TopologyData
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Cpu, TopologyData
 
 FOLDER = Path(__file__).parent / "data" / "topologies"
 GIB = 1024**3

@@ -14,8 +14,9 @@ from typing import Optional, Union
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant
 from cri_proxy.core.host import EngineOptions, Host
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.hygon import Hygon
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Topology, TopologyData
 from policies.model import (
     NO_FENCE,
     Affinity,
@@ -34,7 +35,6 @@ from policies.model import (
 from policies.node import Node, Resident
 from policies.registry import Policy
 from policies.settings import PlacementSettings
-from policies.topology import Topology, TopologyData
 from tests.machines import GIB, machine
 
 Number = Union[int, float]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bpf.options import Options, parse_options
+from bpf.service.options import Options, parse_options
 from cri_proxy.cli_observer import observer, observer_options
 from cri_proxy.core.cluster_policy import read_policy
 from cri_proxy.core.config import Source, read_config

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cri_proxy.core.config import Config
-from policies.affinity.graph import GraphSettings
-from policies.affinity.problem import PlanSettings
+from policies.affinity.graph.graph import GraphSettings
+from policies.affinity.planner.problem import PlanSettings
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.peers import APART, WHERE, bytes_text, where_both
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.graph.traffic import Edge, Traffic
 
 #: As many edges are shown unless all are asked for.
 SHOWN = 20

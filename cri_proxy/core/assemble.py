@@ -9,11 +9,11 @@ from typing import Optional
 from cri_proxy.core.config import Config, CpuConstraint, engine_options, placement_settings, reservation
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import Host
-from policies.cpus import NO_CPUS, format_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.machine.topology import Topology
 from policies.model import NO_FENCE, Fence
 from policies.registry import POLICIES, Policy
 from policies.reserved import reserve
-from policies.topology import Topology
 
 
 @dataclass(frozen=True)

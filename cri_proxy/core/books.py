@@ -17,15 +17,15 @@ from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.notable import NotableEvents
 from cri_proxy.core.orders import NO_ORDERS, Orders, Override
 from cri_proxy.core.zones import Zone, zones_of
-from policies.affinity.declared import Combined, declared_weights, peers_of
-from policies.affinity.observed import Observed, Peer, owner_of_container, pull_of
-from policies.affinity.traffic import Traffic
-from policies.cpus import NO_CPUS
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.pull.declared import Combined, declared_weights, peers_of
+from policies.affinity.pull.observed import Observed, Peer, owner_of_container, pull_of
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, spread_limit
 from policies.model import Affinity, Container, Pod, altered, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
-from policies.topology import Topology
 
 #: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"

@@ -18,7 +18,7 @@ from cri_proxy.core.config_text import BadText, Source, read_entries, show_key
 from cri_proxy.core.host import Host
 from cri_proxy.core.options import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.core.options_affinity import OBSERVERS
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 
 #: How its name and its hash may look: as names of Kubernetes objects do, at most.
 NAME_CHARS = 253

@@ -29,8 +29,8 @@ from cri_proxy.core.config_text import (
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.option_checks import CpuConstraint
 from cri_proxy.core.options import BY_KEY, OPTIONS, SECTIONS
-from policies.balloon_types import BalloonSettings, BalloonType
-from policies.cpus import NO_CPUS, format_cpus
+from policies.balloons.types import BalloonSettings, BalloonType
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.reserved import Reservation
 from policies.settings import PlacementSettings
 

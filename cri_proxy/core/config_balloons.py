@@ -24,8 +24,8 @@ from cri_proxy.core.option_checks import (
     write_list,
     write_text,
 )
-from policies.affinity.expressions import OPERATORS, fault_of
-from policies.balloon_types import SHARE_LEVELS, BalloonType
+from policies.affinity.pull.expressions import OPERATORS, fault_of
+from policies.balloons.types import SHARE_LEVELS, BalloonType
 from policies.model import Condition
 
 #: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.

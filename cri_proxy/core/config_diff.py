@@ -17,8 +17,8 @@ from cri_proxy.core.grants import Grant, Life, Stance, Ticket
 from cri_proxy.core.host import Host
 from cri_proxy.core.orders import NO_ORDERS, Orders
 from cri_proxy.core.updates import has_changed, update_of
-from policies.affinity.traffic import Traffic
-from policies.cpus import format_cpus
+from policies.affinity.graph.traffic import Traffic
+from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod
 
 

@@ -20,7 +20,7 @@ from cri_proxy.core.grants import Quota
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quantity import BadQuantity, parse_milli
 from cri_proxy.core.wishes import understood
-from policies.cpus import BadCpuList, format_cpus, parse_cpus
+from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
 
 # Kubernetes' cpu.shares: 1024 a CPU, at least 2, at most 262144 (kubelet, cm/helpers_linux.go MilliCPUToShares).

@@ -18,7 +18,8 @@ from cri_proxy.core.orders import Override
 from cri_proxy.core.peers import with_peers
 from cri_proxy.core.pins import PINNED_BY, DoesNotFit, check_fit, inside_of, is_inside, pinned_text
 from cri_proxy.core.settle import effective, keep_memory, memory_for
-from policies.cpus import NO_CPUS, format_cpus
+from policies.exclusive.sparing import emptied_by
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import (
     NO_FENCE,
     UNTOUCHED,
@@ -32,7 +33,6 @@ from policies.model import (
     wanted_milli,
 )
 from policies.node import Resident
-from policies.sparing import emptied_by
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
 OPT_OUT = {

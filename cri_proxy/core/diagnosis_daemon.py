@@ -8,7 +8,7 @@ from typing import Any
 
 from cri_proxy.core.diagnosis_facts import Facts, FileFacts, StateFacts
 from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding, duration_text
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 
 _JOURNAL = "journalctl -u cri-resource-manager -n 50"
 _STATUS = "cri-resmgr status"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from cri_proxy.core.kubelet_status import KubeletStatus
-from policies.cpus import NO_CPUS
-from policies.topology import TopologyData
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import TopologyData
 
 #: How the daemon runs where it is no proxy, by the name of its front end.
 RUNS_AS: Mapping[str, str] = {"nri-plugin": "as an NRI plugin", "standalone": "standalone"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from cri_proxy.core.diagnosis_facts import RUNS_AS, Facts, KubeletFacts
 from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding, duration_text
-from policies.cpus import BadCpuList, format_cpus, parse_cpus
+from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
 
 _JOURNAL = "journalctl -u kubelet -n 50"
 #: kubelet asks for the runtime's status every 5 s (syncLoop's updateRuntimeUp): this is a dozen of them missed.

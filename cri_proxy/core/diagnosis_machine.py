@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from cri_proxy.core.diagnosis_facts import Facts, MachineFacts
 from cri_proxy.core.findings import DOCUMENTS, NOTE, OK, PROBLEM, WARNING, Finding
-from policies.cpus import format_cpus
-from policies.topology import BadTopology, Topology
+from policies.machine.cpus import format_cpus
+from policies.machine.topology import BadTopology, Topology
 
 TOPIC = "machine"
 LOOK = "cri-resmgr topology"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cri_proxy.core.diagnosis_facts import RUNS_AS, Facts, UnitFacts
 from cri_proxy.core.findings import NOTE, OK, PROBLEM, WARNING, Finding
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 
 SERVICE, SOCKET, OBSERVER = (
     "cri-resource-manager.service",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from cri_proxy.core.diagnosis_facts import Facts, MachineFacts
 from cri_proxy.core.diagnosis_machine import threads_per_core
 from cri_proxy.core.findings import DOCUMENTS, NOTE, OK, WARNING, Finding
-from policies.topology import BadTopology, Topology
+from policies.machine.topology import BadTopology, Topology
 
 TOPIC = "virtual machine"
 _CHIPLETS = ("HygonGenuine", "AuthenticAMD")

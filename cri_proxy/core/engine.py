@@ -25,9 +25,9 @@ from cri_proxy.core.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
 from cri_proxy.core.orders import Orders
 from cri_proxy.core.quota import lifts_to_end
 from cri_proxy.core.settle import grown, put_and_settle, refresh, refreshed
-from policies.affinity.observed import Observed
-from policies.affinity.traffic import Traffic
-from policies.cpus import NO_CPUS
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.pull.observed import Observed
+from policies.machine.cpus import NO_CPUS
 from policies.memory import MemoryCharge
 from policies.model import (
     Affinity,

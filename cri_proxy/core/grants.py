@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Optional
 
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Resources
 
 

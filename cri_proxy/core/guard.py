@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Optional
 
-from policies.affinity.problem import Problem
+from policies.affinity.planner.problem import Problem
 
 LEAST_RISE = 0.10
 LEAST_RATIO = 1.5

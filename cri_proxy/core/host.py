@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cri_proxy.core.quota import pod_cgroup
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology
 from policies.model import NO_FENCE, Fence
-from policies.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from cri_proxy.core.decide import opted_out
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.peers import with_peers
 from cri_proxy.core.settle import give_places, placed, refreshed
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from cri_proxy.core.books import KUBELET_KEY, resident_of
 from cri_proxy.core.grants import Grant, Life, Stance, Ticket
 from cri_proxy.core.host import Host
-from policies.cpus import NO_CPUS, format_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.node import Node
 
 

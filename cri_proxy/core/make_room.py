@@ -15,6 +15,7 @@ from cri_proxy.core.books import Books, resident_of
 from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.moves import being_resized
 from cri_proxy.core.settle import keep_memory
+from policies.machine.topology import Domain
 from policies.model import (
     PLACEMENT_LEVELS,
     BudgetSpent,
@@ -26,7 +27,6 @@ from policies.model import (
     wanted_milli,
 )
 from policies.node import NANO_PER_MILLI, Resident
-from policies.topology import Domain
 
 #: Domains tried for one container; each costs a placement for every move.
 DOMAINS_TRIED = 8

@@ -22,9 +22,9 @@ from cri_proxy.core.invariants import (
 from cri_proxy.core.moves import being_resized
 from cri_proxy.core.settle import keep_memory, placed, refresh
 from cri_proxy.core.updates import has_changed, update_of
-from policies.cpus import format_cpus
+from policies.exclusive.sparing import emptied_by
+from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, Placement, PlacementRefused
-from policies.sparing import emptied_by
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Optional
 from cri_proxy.core.books import Books, resident_of
 from cri_proxy.core.grants import Grant, Life, Move, Plan, Stance, Update
 from cri_proxy.core.settle import barred_from_owning, effective, keep_memory, memory_for, refreshed
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, Fence, Placement, PlacementRefused, wanted_milli
 
 #: Key in the books of a container at its new place, while the plan is being checked.

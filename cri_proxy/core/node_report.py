@@ -14,13 +14,13 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.report import placement_row, present_why
 from cri_proxy.core.zones import ZONES, Zone, id_at, parent_of, zone_around
-from policies.affinity.groups import Group
-from policies.affinity.remote import RemotePeer
-from policies.affinity.traffic import POD_PREFIX, Traffic
-from policies.cpus import format_cpus
+from policies.affinity.graph.groups import Group
+from policies.affinity.graph.remote import RemotePeer
+from policies.affinity.graph.traffic import POD_PREFIX, Traffic
+from policies.machine.cpus import format_cpus
+from policies.machine.topology import Topology
 from policies.memory import allocatable_bytes, room_bytes
 from policies.node import Node
-from policies.topology import Topology
 from policies.wanted import demand_of
 
 #: What a container's state is called outside, by its stance.

@@ -17,7 +17,7 @@ import voluptuous as vol
 
 from cri_proxy.core.config_text import Raw
 from cri_proxy.core.quantity import BadQuantity, parse_milli
-from policies.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
+from policies.machine.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
 
 MAX_DURATION_S = 24 * 3600.0
 #: sun_path of a unix socket has 108 bytes, the last of them a NUL (linux/un.h).

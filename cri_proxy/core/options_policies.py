@@ -15,7 +15,7 @@ from cri_proxy.core.option_checks import (
     subset,
     whole,
 )
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 
 _DOMAINS = one_of("ccx", "numa", "socket", "machine")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from cri_proxy.core.books import Books
 from cri_proxy.core.grants import Grant
-from policies.affinity.observed import Peer
-from policies.affinity.traffic import LINE_BYTES
+from policies.affinity.graph.traffic import LINE_BYTES
+from policies.affinity.pull.observed import Peer
+from policies.machine.topology import Topology
 from policies.model import Container, Decision
-from policies.topology import Topology
 
 #: As many are named in a sentence, and as many are listed.
 NAMED = 3

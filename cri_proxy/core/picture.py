@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Optional
 
-from policies.cpus import NO_CPUS, format_cpus
-from policies.topology import Domain, Topology
+from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.machine.topology import Domain, Topology
 
 #: The 32 CCXs of two EPYC 9754 in NPS1 are still seen at once; 64 boxes are a wall.
 MAX_BOXES = 40

@@ -15,9 +15,9 @@ from cri_proxy.core.grants import Grant, Life, Move, Plan, Stance
 from cri_proxy.core.moves import being_resized
 from cri_proxy.core.orders import Override
 from cri_proxy.core.zones import names_text
-from policies.cpus import NO_CPUS
+from policies.exclusive.rules import ask_of
+from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, Container, Decision, Fence, Placement, PlacementRefused, wanted_milli
-from policies.ownership import ask_of
 
 APPLIED, WAITING, REFUSED = "applied", "waiting", "refused"
 #: Why a container that runs is not moved, whatever is asked for.

@@ -12,8 +12,8 @@ from cri_proxy.core.guard import Ban
 from cri_proxy.core.moves import being_resized, may_move
 from cri_proxy.core.peers import NAMED, bytes_text
 from cri_proxy.core.question import Question
-from policies.affinity.problem import Proposal
-from policies.affinity.traffic import LINE_BYTES
+from policies.affinity.graph.traffic import LINE_BYTES
+from policies.affinity.planner.problem import Proposal
 
 
 def plan_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.affinity.problem import Problem
+from policies.affinity.planner.problem import Problem
 from policies.model import Placement
 
 

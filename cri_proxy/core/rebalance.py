@@ -21,10 +21,10 @@ from cri_proxy.core.moves import being_resized, may_move
 from cri_proxy.core.proposals import describe, plan_of
 from cri_proxy.core.question import Question
 from cri_proxy.core.sites import Sites
-from policies.affinity.declared_edges import DeclaredEdges, declares_any
-from policies.affinity.observed import keys_of
-from policies.affinity.problem import Problem, Tree, Vertex
-from policies.affinity.traffic import Traffic
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.planner.problem import Problem, Tree, Vertex
+from policies.affinity.pull.declared_edges import DeclaredEdges, declares_any
+from policies.affinity.pull.observed import keys_of
 from policies.node import NANO_PER_MILLI, Node
 
 __all__ = [

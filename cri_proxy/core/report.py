@@ -13,10 +13,10 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.findings import duration_text
 from cri_proxy.core.grants import Change, Grant, Life, Record, Stance
 from cri_proxy.core.peers import peer_rows, peer_text
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
+from policies.machine.topology import Topology
 from policies.memory import room_bytes
 from policies.node import Node
-from policies.topology import Topology
 
 
 @dataclass(frozen=True)

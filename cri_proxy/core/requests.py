@@ -22,7 +22,7 @@ from cri_proxy.core.settle import (
     refreshed,
 )
 from cri_proxy.core.updates import has_changed, update_of
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_FENCE,
     UNTOUCHED,

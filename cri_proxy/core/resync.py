@@ -14,7 +14,7 @@ from cri_proxy.core.decide import opted_out
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
 from cri_proxy.core.takeover import take_over
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, Callable
 
 from cri_proxy.core.quantity import BadQuantity, parse_bytes, parse_milli
-from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
+from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Qos
 
 #: More than any machine has, and what still fits into the 64 bits of CRI's quota and memory fields.

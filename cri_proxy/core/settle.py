@@ -15,7 +15,8 @@ from cri_proxy.core.books import Books, Pools
 from cri_proxy.core.grants import Grant, Life, Stance, Update
 from cri_proxy.core.notable import UNPLACED
 from cri_proxy.core.updates import has_changed, update_of
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology
 from policies.memory import Memory, MemoryCharge, memory_of
 from policies.model import (
     UNTOUCHED,
@@ -27,7 +28,6 @@ from policies.model import (
     PlacementRefused,
     altered,
 )
-from policies.topology import Topology
 from policies.wanted import without_demands
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.

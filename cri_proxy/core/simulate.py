@@ -19,8 +19,8 @@ from cri_proxy.core.resync import Resync
 from cri_proxy.core.scenario import BadScenario, Step, read_scenario
 from cri_proxy.core.simulated_node import Process, create_request, sandbox_request, update_request
 from cri_proxy.core.simulated_shell import Answer, SimulatedShell, sent_with
-from policies.cpus import format_cpus
-from policies.topology import BadTopology, Topology, TopologyData
+from policies.machine.cpus import format_cpus
+from policies.machine.topology import BadTopology, Topology, TopologyData
 
 __all__ = ["BadScenario", "read_scenario", "run_simulation", "simulate"]
 

@@ -28,7 +28,7 @@ from cri_proxy.core.cri import (
 from cri_proxy.core.grants import Seen, Update
 from cri_proxy.core.scenario import Step
 from cri_proxy.core.wishes import understood
-from policies.cpus import NO_CPUS, format_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, Container, Fence, Qos
 
 #: Kubelet asks for a millisecond a period at least (MilliCPUToQuota).

@@ -16,8 +16,8 @@ from cri_proxy.core.grants import Update
 from cri_proxy.core.rebalance import describe, plan_of, question_of
 from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process
-from policies.affinity.graph import Graph, Identity
-from policies.affinity.owners import owner_of
+from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.pull.owners import owner_of
 
 #: Moves that are explained one by one in a line of the output.
 EXPLAINED = 10
@@ -74,7 +74,7 @@ def _identity(process: Process) -> Identity:
 def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[Update, ...], str]:
     """Plan and carry it out at once, whatever the token bucket says; returns the updates, and what happened in words."""
     # The planner is a process of its own in the daemon; nothing of it is loaded until it is needed.
-    from policies.affinity.planner import plan
+    from policies.affinity.planner.planner import plan
 
     question = question_of(engine, affinity_settings(config), now_s)
     proposal = plan(question.problem)

@@ -36,8 +36,8 @@ from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process, Runtime
 from cri_proxy.core.simulated_observer import SimulatedObserver, rebalance
 from cri_proxy.core.snapshot import read_records, write_record
+from policies.machine.topology import Topology, TopologyData
 from policies.model import BudgetSpent, PlacementRefused, Pod
-from policies.topology import Topology, TopologyData
 
 #: What runc says of a cpuset the kernel does not take, and the exit code containerd gives such a container.
 START_ERROR, START_ERROR_CODE = "failed to write cpuset.cpus: invalid argument", 128

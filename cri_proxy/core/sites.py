@@ -7,12 +7,12 @@ from typing import Optional
 
 from cri_proxy.core.affinity_settings import AffinitySettings
 from cri_proxy.core.grants import Grant
-from policies.affinity.distances import distance_ns, tree_of
-from policies.affinity.problem import Tree
+from policies.affinity.planner.distances import distance_ns, tree_of
+from policies.affinity.planner.problem import Tree
+from policies.machine.topology import Topology
 from policies.model import wanted_milli
 from policies.node import Survey
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from policies.wanted import hinted_nodes, missed_hints
 
 #: The levels of placements that are one domain, as the topology calls it. Containers that own CPUs are in the

@@ -16,7 +16,7 @@ from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Change, Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.core.wishes import understood
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 
 #: Grows when an older daemon would take what this one writes for something else. It reads what it can of it all the same.

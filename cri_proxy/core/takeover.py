@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from policies.model import Container
 
 #: Makes the record of a container that runs; given what others own.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from cri_proxy.core.annotation_text import BadAnnotation, Value, kind_of, read_value
 from cri_proxy.core.config_text import quote
-from policies.affinity.expressions import OPERATORS, fault_of
+from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.model import AffinityTerm, Condition, Pod
 
 MAX_WEIGHT = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from policies.topology import Domain, Topology
+from policies.machine.topology import Domain, Topology
 
 #: Kinds of zones by the level of their domains, largest first: what a zone's name begins with, and its type.
 ZONES = {"socket": ("socket", "Socket"), "numa": ("node", "Node"), "l3": ("l3", "L3")}

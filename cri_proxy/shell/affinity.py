@@ -31,9 +31,9 @@ from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.parts import Parts
 from cri_proxy.shell.planner_worker import PlannerFailed, PlannerWorker
 from cri_proxy.shell.pressure import NOTHING
-from policies.affinity.problem import Proposal
-from policies.affinity.remote import RemotePeer
-from policies.affinity.traffic import Traffic
+from policies.affinity.graph.remote import RemotePeer
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.planner.problem import Proposal
 
 
 class TrafficSource(Protocol):

@@ -15,13 +15,13 @@ from typing import Any, Callable, Optional
 
 import grpc
 
-from bpf.clock import boot_time_s
-from bpf.json_file import set_aside, write_json
+from bpf.kernel.clock import boot_time_s
+from bpf.service.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
 from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
-from policies.affinity.picture import News, Picture
-from policies.affinity.remote import RemotePeer
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.graph.remote import RemotePeer
+from policies.affinity.graph.replica import News, Picture
+from policies.affinity.graph.traffic import Edge, Traffic
 
 FILE = "affinity.json"
 SAVE_EVERY_S = 60.0

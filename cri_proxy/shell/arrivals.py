@@ -17,7 +17,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.shell.lookup import look_up
 from cri_proxy.shell.parts import Parts
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
 
 

@@ -18,7 +18,7 @@ from cri_proxy.core.proposals import plan_of, without_banned
 from cri_proxy.core.question import Question
 from cri_proxy.shell.moving import Failed, Mover, Outcome
 from cri_proxy.shell.parts import Parts
-from policies.affinity.problem import Proposal
+from policies.affinity.planner.problem import Proposal
 
 #: So many moves take the engine ten milliseconds, and no call is relayed meanwhile.
 AT_ONCE = 20

@@ -9,7 +9,7 @@ from typing import Optional
 
 from cri_proxy.core.resources import Reading
 from cri_proxy.shell.bounded_files import read_beginning, read_number, read_text
-from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
+from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
 KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")

@@ -38,9 +38,9 @@ from cri_proxy.shell.control import Command
 from cri_proxy.shell.keeper import ENFORCE, MODES
 from cri_proxy.shell.machine import NoMachine
 from cri_proxy.version import VERSION
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
+from policies.machine.topology_json import write_topology
 from policies.model import BudgetSpent, PlacementRefused
-from policies.topology_json import write_topology
 
 #: How long a command waits for the runtime to take updates.
 WAIT_S = 30.0

@@ -11,8 +11,8 @@ from cri_proxy.core.affinity_text import edge_rows, endpoint_name, nearness_rows
 from cri_proxy.core.engine import Engine
 from cri_proxy.shell.affinity import AffinityController, CannotRebalance
 from cri_proxy.shell.control import Command
-from policies.affinity.groups import groups_of
-from policies.affinity.traffic import Traffic
+from policies.affinity.graph.groups import groups_of
+from policies.affinity.graph.traffic import Traffic
 
 #: As many edges are looked up at once: a few milliseconds.
 SLICE = 300

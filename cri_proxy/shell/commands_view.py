@@ -24,9 +24,9 @@ from cri_proxy.core.zones import Zone, zones_of
 from cri_proxy.shell.control import Command
 from cri_proxy.shell.examiner import Examiner
 from cri_proxy.version import VERSION
-from policies.affinity.groups import Group, groups_of
-from policies.affinity.traffic import Traffic
-from policies.topology import Topology
+from policies.affinity.graph.groups import Group, groups_of
+from policies.affinity.graph.traffic import Traffic
+from policies.machine.topology import Topology
 
 #: Containers that are written down at once: a millisecond.
 SLICE = 100

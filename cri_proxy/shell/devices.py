@@ -19,9 +19,9 @@ from typing import Optional
 from cri_proxy.core.hints import DEVICES, Use, hints_by_address, pci_address
 from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.mounts import Mounts
-from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
+from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
+from policies.machine.topology import Topology
 from policies.model import Hint
-from policies.topology import Topology
 
 #: How long a create waits for its hints, seconds; then it goes on without them.
 WAIT_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Callable
 
-from bpf.notify import notify
+from bpf.kernel.notify import notify
 from cri_proxy.shell.keeper import MODES
 from cri_proxy.shell.metrics import Metrics
 

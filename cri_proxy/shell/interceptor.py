@@ -42,7 +42,7 @@ from cri_proxy.shell.event_stream import EventCount, EventStream
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.lookup import look_up
 from cri_proxy.shell.restores import Restores
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
 
 

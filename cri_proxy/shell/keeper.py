@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
 
-from bpf.clock import boot_time_s
+from bpf.kernel.clock import boot_time_s
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Update
 from cri_proxy.core.orders import NO_ORDERS, Orders

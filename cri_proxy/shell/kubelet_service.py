@@ -107,8 +107,8 @@ def _connections(pid: int) -> set[str]:
 
     :raises OSError, ImportError: the kernel does not tell.
     """
-    from bpf.netlink import SockDiag
-    from bpf.procfs import socket_inodes
+    from bpf.kernel.netlink import SockDiag
+    from bpf.kernel.procfs import socket_inodes
 
     served: dict[int, str] = {}
     for line in (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:

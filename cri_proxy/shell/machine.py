@@ -17,9 +17,9 @@ from cri_proxy.shell.bounded_files import read_bytes, read_number, read_text
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved, read_topology_manager
 from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
-from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
-from policies.topology import BadTopology, Topology, TopologyData, remember
-from policies.topology_json import read_topology
+from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
+from policies.machine.topology import BadTopology, Topology, TopologyData, remember
+from policies.machine.topology_json import read_topology
 
 Known = TypeVar("Known")
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Optional
 
-from policies.affinity.problem import Problem, Proposal
+from policies.affinity.planner.problem import Problem, Proposal
 
 #: 1,000 containers are planned in a tenth of a second on a quiet machine; one that is busy may take its time.
 TIMEOUT_S = 30.0
@@ -161,7 +161,7 @@ def _end(process: asyncio.subprocess.Process) -> None:
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer problems with proposals until there are no more; with a sentence where the planner fails."""
-    from policies.affinity.planner import plan
+    from policies.affinity.planner.planner import plan
 
     while True:
         head = requests.read(_LENGTH.size)

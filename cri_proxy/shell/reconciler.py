@@ -31,7 +31,7 @@ from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.runtime import Runtime, gather_limited
-from policies.cpus import NO_CPUS, BadCpuList, parse_cpus
+from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod, Resources
 
 AT_A_TIME = 8

@@ -26,7 +26,7 @@ from cri_proxy.shell.state_file import Loaded, StateLocked
 from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import AT_A_TIME, Updates
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 
 
 @dataclass(frozen=True)

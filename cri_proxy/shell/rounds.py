@@ -13,7 +13,7 @@ from typing import Callable, Optional
 
 import grpc
 
-from bpf.notify import notify
+from bpf.kernel.notify import notify
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.invariants import unmet_in_short
 from cri_proxy.shell.assembly import Assembly

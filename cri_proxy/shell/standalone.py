@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 import grpc
 
-from bpf.clock import boot_time_s
+from bpf.kernel.clock import boot_time_s
 from cri_proxy.core.arrivals import Arrival
 from cri_proxy.core.engine import Engine
 from cri_proxy.shell.arrivals import Arrivals

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.shell.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
-from policies.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
-from policies.topology import Cpu, TopologyData
+from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
+from policies.machine.topology import Cpu, TopologyData
 
 BYTES_PER_KB = 1024
 #: Of the kernel's largest number, 64 bits; one that is longer is none.

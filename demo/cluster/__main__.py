@@ -21,7 +21,7 @@ import yaml
 
 from cluster.api.names import NAMESPACE, OPERATOR
 from demo.cluster.report import Measured, measurements, table
-from policies.topology import TopologyData
+from policies.machine.topology import TopologyData
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ADMIN_TOKEN, ControlPlane
 from tests.cluster.real.kubectl import Kubectl

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bpf.attribution import Attribution
-from bpf.samples import Sample
-from bpf.sock_diag import SockDiagProvider
+from bpf.identity.attribution import Attribution
+from bpf.sources.samples import Sample
+from bpf.sources.sock_diag import SockDiagProvider
 from tests.bpf.pods import Host, Talker, container_id, pod_uid
 
 SERVE = """
@@ -50,7 +50,7 @@ def ask_short(address, port, times, answer_bytes):
 WATCH = """
 import sys, select
 sys.path.insert(0, '.')
-from bpf.netlink import EndedTcp
+from bpf.kernel.netlink import EndedTcp
 ended = EndedTcp(1 << 22)
 def wait_ended(count, address):
     while count > 0:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bpf.ebpf import EbpfProvider
-from bpf.options import SYSTEM_PYTHON
-from bpf.samples import Flow
+from bpf.service.options import SYSTEM_PYTHON
+from bpf.sources.ebpf import EbpfProvider
+from bpf.sources.samples import Flow
 from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
 
 #: Defined in every talker: servers run in threads, callers return when all is answered and closed.

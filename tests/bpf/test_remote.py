@@ -50,7 +50,7 @@ class Node:
     def look(self, *networks: str, remotes: int = 8192) -> None:
         """Begin to look, at the cgroups of this node only."""
         self._observer.do(
-            "import json\nfrom bpf.ebpf import EbpfProvider\n"
+            "import json\nfrom bpf.sources.ebpf import EbpfProvider\n"
             f"names = {self.stage.names!r}\n"
             f"provider = EbpfProvider(lambda number: names.get(number, ''), {str(self._root)!r},"
             f" networks={networks!r}, remotes={remotes})"

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from cri_proxy.core.rebalance import AffinitySettings, plan_of, question_of
-from policies.affinity.observed import owner_of_container
-from policies.affinity.planner import plan
-from policies.affinity.traffic import Traffic
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.planner.planner import plan
+from policies.affinity.pull.observed import owner_of_container
 from tests.core.test_engine_properties import POLICIES, Node_, index
 from tests.machines import HYGON_7285_2S, MEMORYLESS_NODE, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
 

@@ -18,7 +18,7 @@ from cri_proxy.core.affinity_text import (
     table,
 )
 from cri_proxy.core.engine import Engine
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.graph.traffic import Edge, Traffic
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on, fence, make_container, make_pod, run
 

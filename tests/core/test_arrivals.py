@@ -16,7 +16,7 @@ from cri_proxy.core.arrivals import (
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementRefused, Qos, Wishes
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S
 from tests.scenes import (

@@ -11,10 +11,10 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Stance
 from cri_proxy.core.report import explain, explain_text, placement_rows
 from cri_proxy.core.snapshot import read_record, write_record
-from policies.cpus import format_cpus, parse_cpus
 from policies.hygon import Hygon
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Topology, remember
 from policies.model import NO_FENCE, Qos, Resources
-from policies.topology import Topology, remember
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S, machine, take_offline
 from tests.scenes import (

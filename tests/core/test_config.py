@@ -21,7 +21,7 @@ from cri_proxy.core.config import (
 )
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.options import BY_KEY, OPTIONS
-from policies.balloon_types import BalloonSettings, BalloonType
+from policies.balloons.types import BalloonSettings, BalloonType
 from policies.registry import POLICIES
 from policies.reserved import Reservation
 from policies.settings import PlacementSettings

@@ -6,7 +6,7 @@ import pytest
 
 from cri_proxy.core.config import balloon_settings
 from cri_proxy.core.config_balloons import FIELDS, MAX_TYPES
-from policies.balloon_types import BalloonType
+from policies.balloons.types import BalloonType
 from policies.model import Condition
 from tests.core.configs import NAMES, errors_of, read
 

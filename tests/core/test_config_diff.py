@@ -11,7 +11,7 @@ from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.config import engine_options
 from cri_proxy.core.config_diff import Shift, diff_document, diff_text, records_of, what_would_move
 from cri_proxy.core.engine import Engine
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import Qos
 from policies.registry import POLICIES
 from tests.core.configs import AVAILABLE, RESERVED, read

@@ -31,7 +31,7 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import UNTOUCHED, Fence, Placement, Pod, PodSize, Qos, Resources
 
 GUARANTEED, BURSTABLE, BESTEFFORT = Qos.GUARANTEED, Qos.BURSTABLE, Qos.BESTEFFORT

@@ -42,8 +42,8 @@ from cri_proxy.core.findings import (
 )
 from cri_proxy.core.kubelet_status import KubeletStatus
 from cri_proxy.core.options import BY_KEY, SECTIONS
-from policies.cpus import parse_cpus
-from policies.topology import Cpu, TopologyData
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Cpu, TopologyData
 from tests.core.configs import RESERVED, read
 from tests.machines import (
     ALL_MACHINES,

@@ -11,8 +11,8 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.report import explain, explain_text
-from policies.affinity.traffic import Edge, Traffic
-from policies.cpus import format_cpus
+from policies.affinity.graph.traffic import Edge, Traffic
+from policies.machine.cpus import format_cpus
 from policies.model import NO_FENCE, Container, Fence, Resources
 from tests.core.configs import read
 from tests.machines import HYGON_7285_2S

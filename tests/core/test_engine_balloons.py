@@ -14,12 +14,12 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Stance, Update
 from cri_proxy.core.grants import Life as GrantLife
 from cri_proxy.core.invariants import broken_invariants
-from policies.balloon_types import BalloonSettings, BalloonType
-from policies.balloons import Balloons
-from policies.cpus import format_cpus, parse_cpus
+from policies.balloons.policy import Balloons
+from policies.balloons.types import BalloonSettings, BalloonType
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Topology, remember
 from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
 from policies.settings import PlacementSettings
-from policies.topology import Topology, remember
 from tests.machines import (
     GIB,
     HYGON_7285_2S,

@@ -14,10 +14,10 @@ from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants, crowded_out
 from cri_proxy.core.resync import Listing, resync
 from cri_proxy.core.snapshot import read_record, write_record
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
 from policies.settings import PlacementSettings
-from policies.topology import Cpu, Topology, TopologyData
 from policies.topology_aware import TopologyAware
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (

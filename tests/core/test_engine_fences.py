@@ -13,7 +13,7 @@ from cri_proxy.core.grants import Admission, Grant, Stance
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.snapshot import read_record, write_record
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, UNTOUCHED, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import Number, engine_on, fence, host_of, make_container, make_pod, run

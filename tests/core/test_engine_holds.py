@@ -11,7 +11,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Life, Stance
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import NO_FENCE, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (

@@ -25,16 +25,16 @@ from cri_proxy.core.grants import Admission, Life, Move, Plan, Seen, Stance, Upd
 from cri_proxy.core.host import EngineOptions, Host
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, resync, unknown_ids
-from policies.balloon_types import BalloonSettings, BalloonType
-from policies.balloons import Balloons
-from policies.cpus import NO_CPUS
+from policies.balloons.policy import Balloons
+from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology, remember
 from policies.model import Container, Fence, PlacementRefused, Qos, Resources, Wishes
 from policies.node import Node
 from policies.registry import Policy
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
-from policies.topology import Topology, remember
 from policies.topology_aware import TopologyAware
 from tests.machines import (
     CPULESS_MEMORY_NODE,

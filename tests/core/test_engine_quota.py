@@ -13,7 +13,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Quota, Stance
 from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.core.snapshot import read_record, write_record
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import (
     NO_FENCE,
     Container,

@@ -13,12 +13,12 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance, Update
 from cri_proxy.core.host import Host
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.hygon import Hygon
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Topology, TopologyData, remember
 from policies.model import NO_FENCE, Placement, Qos, Wishes
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
-from policies.topology import Topology, TopologyData, remember
 from tests.machines import (
     ALL_MACHINES,
     GIB,

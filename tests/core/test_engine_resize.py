@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Grant, Life, Stance
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Fence, Placement, Qos, Resources, Wishes
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (

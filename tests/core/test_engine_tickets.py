@@ -14,8 +14,8 @@ from cri_proxy.core.grants import Admission, Life, Move, Plan, Seen, Stance
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants
 from cri_proxy.core.resync import Listing, Resync, resync
-from policies.cpus import format_cpus, parse_cpus
 from policies.hygon import Hygon
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
     NO_FENCE,
     Affinity,

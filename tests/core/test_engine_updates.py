@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Life, Move, Plan, Stance, Update
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_FENCE, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology

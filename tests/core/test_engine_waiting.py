@@ -11,7 +11,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Update
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import NO_FENCE, Container, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import Owning, again, engine_on, fence, make_container, run, topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_proxy.core.guard import BAN_S, Bans, Reading, forbid, shares, worse_places
-from policies.affinity.problem import Leaf, Problem, Site, Tree, Vertex
+from policies.affinity.planner.problem import Leaf, Problem, Site, Tree, Vertex
 
 HERE, THERE = frozenset(range(8)), frozenset(range(8, 16))
 

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Stance
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import NO_CPUS, parse_cpus
+from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_FENCE, Placement, Qos
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology

@@ -11,7 +11,7 @@ from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import Container
 from tests.machines import HYGON_7285_2S
 from tests.scenes import dump, engine_on, fence, host_of, make_container, run

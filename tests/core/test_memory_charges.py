@@ -13,11 +13,11 @@ from cri_proxy.core.grants import Seen, Stance
 from cri_proxy.core.report import explain, explain_text, placement_row
 from cri_proxy.core.resync import Listing, resync
 from cri_proxy.core.snapshot import everything, read_record, write_record
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Topology
 from policies.memory import MemoryCharge
 from policies.model import Container, Fence
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from tests.machines import GIB, HYGON_7285_2S, machine
 from tests.scenes import engine_on, fence, host_of, make_container, make_pod, run
 

@@ -11,12 +11,12 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Stance, Update
 from cri_proxy.core.invariants import broken_invariants, crowded_out
-from policies.balloon_types import BalloonSettings, BalloonType
-from policies.balloons import Balloons
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.balloons.policy import Balloons
+from policies.balloons.types import BalloonSettings, BalloonType
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import NO_FENCE, Qos, Resources
 from policies.settings import PlacementSettings
-from policies.topology import Cpu, Topology, TopologyData
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
 from tests.scenes import (

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Move, Plan, Update
 from cri_proxy.core.invariants import broken_invariants
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import Fence, Qos, Resources
 from policies.topology_aware import TopologyAware
 from tests.machines import GIB, HYGON_7285_2S

@@ -15,9 +15,9 @@ from cri_proxy.core.node_report import (
     zone_rows,
 )
 from cri_proxy.core.zones import zone_around, zones_of
-from policies.affinity.groups import groups_of
-from policies.affinity.traffic import Edge, Traffic, traffic_of
-from policies.cpus import parse_cpus
+from policies.affinity.graph.groups import groups_of
+from policies.affinity.graph.traffic import Edge, Traffic, traffic_of
+from policies.machine.cpus import parse_cpus
 from policies.model import NO_FENCE, Qos, Wishes
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, SNC_2S, VM_NO_CACHE_INFO

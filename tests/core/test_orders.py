@@ -24,7 +24,7 @@ from cri_proxy.core.orders import (
 )
 from cri_proxy.core.pins import override_states
 from cri_proxy.core.zones import names_text, zone_around, zones_of
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Placement, PlacementRefused, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, VM_NO_CACHE_INFO
 from tests.scenes import TOPOLOGY_AWARE, engine_on, fence, host_of, make_container, make_pod, run, topology

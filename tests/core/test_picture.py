@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from cri_proxy.core.picture import draw_topology
-from policies.cpus import format_cpus, parse_cpus
-from policies.topology import Cpu, Topology, TopologyData, remember
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Cpu, Topology, TopologyData, remember
 from tests.machines import (
     ALL_MACHINES,
     BIG_1024,

@@ -25,14 +25,14 @@ import pytest
 from cri_proxy.core.grants import Life, Seen, Stance
 from cri_proxy.core.invariants import broken_invariants, crowded_by, crowded_out
 from cri_proxy.core.orders import Override
-from policies.balloon_types import BalloonSettings, BalloonType
-from policies.balloons import Balloons
-from policies.cpus import NO_CPUS, format_cpus
+from policies.balloons.policy import Balloons
+from policies.balloons.types import BalloonSettings, BalloonType
+from policies.exclusive.rules import ask_of
+from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.machine.topology import Topology
 from policies.model import Placement, PlacementRefused, Qos, Resources
-from policies.ownership import ask_of
 from policies.registry import Policy
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from tests.core import test_engine_properties
 from tests.core.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, WISHES, Node_, Running
 from tests.machines import GIB, ONE_CPU, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO

@@ -18,10 +18,10 @@ from cri_proxy.core.rebalance import (
     plan_of,
     question_of,
 )
-from policies.affinity.planner import plan
-from policies.affinity.problem import Proposal, ProposedMove, Vertex
-from policies.affinity.traffic import Edge, Traffic
-from policies.cpus import parse_cpus
+from policies.affinity.graph.traffic import Edge, Traffic
+from policies.affinity.planner.planner import plan
+from policies.affinity.planner.problem import Proposal, ProposedMove, Vertex
+from policies.machine.cpus import parse_cpus
 from policies.model import AffinityTerm, Condition, Container, Fence, Hint, Qos, Resources, Wishes
 from policies.topology_aware import TopologyAware
 from tests.core.configs import read

@@ -23,7 +23,7 @@ from cri_proxy.core.report import (
     placements_text,
     status_text,
 )
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Placement, Qos
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import Owning, engine_on, fence, host_of, make_container, make_pod, run, topology

@@ -24,7 +24,7 @@ from cri_proxy.core.resync import (
     resync_slices,
     unknown_ids,
 )
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Container, Qos, Wishes
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (

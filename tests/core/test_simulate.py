@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cri_proxy.core.simulate import run_simulation
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.core.simulations import (
     CCX,
     KEYS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cri_proxy.core.simulate import simulate
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from tests.core.simulations import config, create
 from tests.policies.kubelet import cases, reach, rows_of, tree_of
 

@@ -14,7 +14,7 @@ import pytest
 
 from cri_proxy.core.config import BadConfig
 from cri_proxy.core.simulate import BadScenario, run_simulation, simulate
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.core.simulations import (
     CCX,
     NUMA,

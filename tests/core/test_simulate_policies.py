@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.core.simulations import CCX, NUMA, STATE, containers, create, last, places, run
 from tests.machines import OFFLINE_CPUS
 

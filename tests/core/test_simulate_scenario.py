@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cri_proxy.core.scenario import FIELDS, BadScenario, read_scenario
 from cri_proxy.core.simulate import simulate
-from policies.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS
 from tests.core.simulations import config, create
 from tests.machines import ONE_CPU, VM_NO_CACHE_INFO, machine
 

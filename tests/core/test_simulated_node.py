@@ -11,7 +11,7 @@ from cri_proxy.core.cri import CreateRequest, read_create, read_pod, read_update
 from cri_proxy.core.grants import Update
 from cri_proxy.core.scenario import Step, read_scenario
 from cri_proxy.core.simulated_node import Runtime, create_request, sandbox_request, update_request
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Pod, Qos
 from tests.machines import GIB
 

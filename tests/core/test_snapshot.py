@@ -21,7 +21,7 @@ from cri_proxy.core.snapshot import (
     write_placement,
     write_record,
 )
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import engine_on, fence, make_container, run

@@ -8,7 +8,7 @@ import pytest
 
 from cri_proxy.core.annotation_text import BadAnnotation
 from cri_proxy.core.wishes_affinity import MAX_CONDITION_VALUES, MAX_TERMS, read_affinity, read_condition
-from policies.affinity.expressions import OPERATORS
+from policies.affinity.pull.expressions import OPERATORS
 from policies.model import AffinityTerm, Condition
 from tests.scenes import make_pod
 

@@ -20,8 +20,8 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.shell import control
-from policies.topology import Cpu, TopologyData
-from policies.topology_json import write_topology
+from policies.machine.topology import Cpu, TopologyData
+from policies.machine.topology_json import write_topology
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, cgroup_parent
 from tests.e2e.containerd import Containerd

@@ -12,7 +12,7 @@ import yaml
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.version import VERSION
-from policies.topology_json import write_topology
+from policies.machine.topology_json import write_topology
 from tests.cluster.manifests.rendered import kustomized, pod_of, workloads
 from tests.cri_client import CriClient, Pod, create_request, pod_config
 from tests.e2e.containerd import Containerd

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from policies.topology import TopologyData
+from policies.machine.topology import TopologyData
 from tests.e2e.node import ONE_NODE, TWO_NODES, Node, until
 from tests.machines import take_offline, write_sysfs
 

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import pytest
 
-from policies.topology import TopologyData
+from policies.machine.topology import TopologyData
 from tests.e2e.node import ONE_NODE, TWO_NODES, Node, Running, until
 from tests.e2e.observer import Observer
 from tests.e2e.traffic import Pods, Talker

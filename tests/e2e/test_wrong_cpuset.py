@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from policies.topology import Cpu, TopologyData
+from policies.machine.topology import Cpu, TopologyData
 from tests.e2e.node import GIB, Node, problem_of
 
 pytestmark = pytest.mark.containerd

@@ -13,8 +13,8 @@ from typing import Any, Callable
 import pytest_asyncio
 
 from cri_api.control import read_reply, write_request
-from policies.cpus import parse_cpus
-from policies.topology import TopologyData
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import TopologyData
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, cgroup_parent
 from tests.fake_runtime import FakeRuntime

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, container_config, create_request, pod_config
 from tests.fake_runtime import FakeRuntime

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime

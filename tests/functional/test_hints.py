@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from policies.topology import Topology
+from policies.machine.topology import Topology
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.fake_runtime import FakeRuntime

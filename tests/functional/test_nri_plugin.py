@@ -18,7 +18,7 @@ import pytest_asyncio
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.core.nri.subscription import MASK_ALL, MASK_CLASSIC
 from cri_proxy.shell.nri.connection import CallFailed
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT, Agent
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import UPDATE, ask, until

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cri_api import runtime_v1_pb2 as cri
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT
 from tests.cri_client import CriClient, cgroup_parent
 from tests.fake_runtime import FakeRuntime

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, cgroup_parent, container_config, pod_config
 from tests.fake_runtime import FakeRuntime

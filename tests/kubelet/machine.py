@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from tests.e2e.cgroups import cgroup_mounts
 from tests.machines import HYGON_7285_2S, machine, write_sysfs
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.e2e.node import until
 from tests.kubelet.gate import Gate
 from tests.kubelet.node import KubeletNode, static_pod

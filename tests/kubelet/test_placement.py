@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.cri_client import CPU_PERIOD_US, CriClient
 from tests.e2e.node import until
 from tests.kubelet.node import KubeletNode

@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from policies.topology_json import write_topology
+from policies.machine.topology_json import write_topology
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S, machine

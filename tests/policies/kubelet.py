@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Optional
 
-from policies.topology import Cpu, Topology, TopologyData
+from policies.machine.topology import Cpu, Topology, TopologyData
 
 CASES = Path(__file__).parents[1] / "data" / "kubelet_l3_cases.json"
 

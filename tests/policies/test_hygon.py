@@ -7,7 +7,7 @@ from typing import Optional
 
 import pytest
 
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementRefused, Qos, Wishes, wanted_milli
 from policies.settings import PlacementSettings
 from tests.machines import (

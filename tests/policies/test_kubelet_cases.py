@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policies.exclusive import Claim, pick
+from policies.exclusive.pick import Claim, pick
 from tests.policies.kubelet import Rows, cases, reach, rows_of, take, tree_of
 
 CASES: list[dict[str, Any]] = cases()["cases"]

@@ -7,10 +7,10 @@ from typing import Callable, Optional
 
 import pytest
 
-from policies.cpus import format_cpus, parse_cpus
 from policies.ladder import BUDGET, FLOORS, Choice, Climb, Ladder
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Topology
 from policies.model import BudgetSpent
-from policies.topology import Topology
 from tests.machines import (
     ALL_MACHINES,
     BIG_1024,

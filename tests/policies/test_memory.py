@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Topology
 from policies.memory import FILL_PERCENT, Memory, Need, choose_memory
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
-from policies.topology import Topology
 from tests.machines import (
     ALL_MACHINES,
     CPULESS_MEMORY_NODE,

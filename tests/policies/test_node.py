@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import Placement
 from policies.node import FENCES_KEPT, NANO_PER_MILLI, Node, Resident, Survey
 from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO

@@ -6,7 +6,7 @@ from typing import Optional
 
 import pytest
 
-from policies.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.reserved import Reservation, Reserved, reserve
 from tests.machines import (
     ALL_MACHINES,

@@ -27,9 +27,9 @@ from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
-from policies.affinity.problem import Problem, Proposal
-from policies.affinity.traffic import Edge, Traffic
-from policies.cpus import parse_cpus
+from policies.affinity.graph.traffic import Edge, Traffic
+from policies.affinity.planner.problem import Problem, Proposal
+from policies.machine.cpus import parse_cpus
 from policies.model import NO_FENCE
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from bpf.clock import boot_time_s
-from bpf.options import Options
-from bpf.samples import Flow
-from bpf.server import AffinityService, Listener
+from bpf.kernel.clock import boot_time_s
+from bpf.service.options import Options
+from bpf.service.server import AffinityService, Listener
+from bpf.sources.samples import Flow
 from cri_api import affinity_pb2 as pb
 from cri_proxy.shell.affinity_client import FILE, AffinityClient, read_remote
-from policies.affinity.graph import Graph, Identity
-from policies.affinity.remote import RemotePeer
-from policies.affinity.traffic import Traffic
+from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.graph.remote import RemotePeer
+from policies.affinity.graph.traffic import Traffic
 from tests.bpf.observer import ObserverProcess, write_recording
 
 WEB, DB = "shop/web/nginx", "shop/db/pg"

@@ -11,7 +11,7 @@ import pytest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.rebalance import AffinitySettings, Question, question_of, question_slices
 from cri_proxy.shell.asking import TRIES, ask_in_slices
-from policies.affinity.traffic import Edge, Traffic
+from policies.affinity.graph.traffic import Edge, Traffic
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on, host_of, make_container, run
 

@@ -10,7 +10,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.shell.cgroups import KUBEPODS, Cgroups, Cpusets
-from policies.cpus import NO_CPUS, parse_cpus
+from policies.machine.cpus import NO_CPUS, parse_cpus
 
 POD = "/kubepods/burstable/pod1"
 TREES = ("v1", "v2", "hybrid")

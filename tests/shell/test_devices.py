@@ -12,8 +12,8 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.shell.devices import Devices
+from policies.machine.topology import Topology
 from policies.model import Hint
-from policies.topology import Topology
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, machine, write_sysfs
 
 GPU, DISK, UNTOLD, LISTED = "0000:41:00.0", "0000:61:00.0", "0000:71:00.0", "0000:81:00.0"

@@ -39,7 +39,7 @@ from cri_proxy.shell.examine_parts import (
 )
 from cri_proxy.shell.examine_state import read_state_facts
 from cri_proxy.shell.state_file import FILE
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT
 from tests.fake_runtime import FakeRuntime
 from tests.kubelet_trees import CONFIG, KUBEADM

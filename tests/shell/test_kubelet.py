@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved, read_topology_manager
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 
 STATIC: dict[str, Any] = {
     "policyName": "static",

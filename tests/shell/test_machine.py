@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.machine import MachineReader, NoMachine
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from tests.machines import MONOLITHIC_2S, write_sysfs
 
 #: No file system has it, and to look for it is an error of its own.

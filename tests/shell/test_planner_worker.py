@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from cri_proxy.shell.planner_worker import PlannerFailed, PlannerWorker
-from policies.affinity.problem import Leaf, Problem, Site, Tree, Vertex
+from policies.affinity.planner.problem import Leaf, Problem, Site, Tree, Vertex
 from tests.agent import ROOT
 
 Start = Callable[..., PlannerWorker]

@@ -13,7 +13,7 @@ import structlog
 from cri_proxy.core.grants import Grant, Life, Quota, Stance
 from cri_proxy.core.quota import pod_cgroup
 from cri_proxy.shell.quotas import HINT, Quotas
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import UNTOUCHED, Placement
 from tests.scenes import make_container, make_pod
 

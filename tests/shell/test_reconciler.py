@@ -27,8 +27,8 @@ from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
-from policies.cpus import format_cpus
 from policies.hygon import Hygon
+from policies.machine.cpus import format_cpus
 from policies.settings import PlacementSettings
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S

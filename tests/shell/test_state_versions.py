@@ -15,7 +15,7 @@ from cri_proxy.core.snapshot import FORMAT, UnreadableRecord, read_record, write
 from cri_proxy.shell.assembly import BOOT_KEY, restore
 from cri_proxy.shell.state_file import FILE, Loaded
 from cri_proxy.shell.store import Store
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from tests.data.state.record import BOOT_ID, FOLDER, busy_engine
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on

@@ -17,9 +17,9 @@ from typing import Any, Optional, Union
 import pytest
 
 from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
-from policies.cpus import parse_cpus
-from policies.topology import Cpu, Topology, TopologyData, remember
-from policies.topology_json import read_topology, write_topology
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Cpu, Topology, TopologyData, remember
+from policies.machine.topology_json import read_topology, write_topology
 from tests.agent import ROOT
 from tests.machines import (
     ALL_MACHINES,

@@ -14,7 +14,7 @@ import structlog
 from cri_proxy.core.grants import Update
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.updates import AT_A_TIME, Updates
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Placement
 
 WAIT_S = 20.0

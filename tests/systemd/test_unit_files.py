@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bpf.capabilities import NEEDED
+from bpf.kernel.capabilities import NEEDED
 from cri_proxy.core.config import read_config
 from cri_proxy.nri_launcher import unit_name
 from cri_proxy.shell.serving import longest_stop_us

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 
 MODEL = "Dhyana-v1"
 FEATURES = (

@@ -23,7 +23,7 @@ from cri_proxy.core.cri import (
 from cri_proxy.core.grants import Grant, Life, Quota, Seen, Update
 from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.wishes import understood
-from policies.cpus import BadCpuList, parse_cpus
+from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize
 
 #: Kubelet's count of restarts, which it also makes the attempt of the container (kuberuntime/labels.go).

@@ -22,7 +22,7 @@ from cri_proxy.core.nri import containers as reader
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.lookup import look_up
 from cri_proxy.shell.nri.sender import NriSender
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import Pod, PodSize
 
 #: How long a create or an update may take at the runtime before the runtime is asked what became of it, seconds.

@@ -14,7 +14,7 @@ import pytest
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.kube.backoff import Backoff
 from cri_proxy.shell import control
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.gate import Gate

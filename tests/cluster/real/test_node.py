@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.cluster.real.node import RegisteredNode
 from tests.kubelet.test_placement import SIZES
 

@@ -24,7 +24,7 @@ from typing import Any, Optional, TypeVar
 import yaml
 
 from cluster.api.names import NAMESPACE
-from policies.topology_json import write_topology
+from policies.machine.topology_json import write_topology
 from tests.cluster.manifests.rendered import PACKAGING, pod_of
 from tests.cluster.real.control_plane import SERVICE_ADDRESS, SERVICE_CIDR, ControlPlane, Refused
 from tests.cluster.real.kubectl import Kubectl

@@ -24,7 +24,7 @@ from cri_proxy.core.nri.containers import (
     write_adjustment,
     write_update,
 )
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import NO_FENCE, Fence, Placement, Qos
 from tests.cri_client import Pod as ClientPod
 from tests.cri_client import container_config, create_request, pod_config

@@ -18,7 +18,7 @@ from cri_proxy.core.host import EngineOptions
 from cri_proxy.core.snapshot import everything
 from cri_proxy.core.wishes import understood
 from cri_proxy.shell.store import Store
-from policies.cpus import format_cpus
+from policies.machine.cpus import format_cpus
 from policies.model import Qos
 from tests.machines import HYGON_7285_2S
 from tests.scenes import again, fence, host_of, make_container, make_pod, run

@@ -11,7 +11,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.nri.ids import PLUGIN_ID
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, pod_config
 from tests.fake_runtime import FakeRuntime

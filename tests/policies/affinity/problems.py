@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Optional, Union
 
-from policies.affinity.instance import Instance
-from policies.affinity.problem import Leaf, PlanSettings, Problem, Proposal, Site, Tree, Vertex
+from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.problem import Leaf, PlanSettings, Problem, Proposal, Site, Tree, Vertex
 
 #: Moves cost nothing, and any gain is enough.
 FREE = PlanSettings(hysteresis=0.0, kappa=0.0, horizon_s=1e12, work=4_000)

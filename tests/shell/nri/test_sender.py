@@ -10,7 +10,7 @@ import structlog
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.grants import Quota, Update
 from cri_proxy.shell.nri.sender import NriSender
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from policies.model import Placement
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
-from policies.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from tests.cri_client import CPU_PERIOD_US, Pod
 from tests.vm.guest.node import GIB, Node, Running, until
 from tests.vm.machine import Shape

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from policies.cpus import parse_cpus
+from policies.machine.cpus import parse_cpus
 from tests.cluster.agent.io.node import NodeAgent, is_write, policy
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

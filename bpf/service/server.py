@@ -1,0 +1,207 @@
+"""The affinity service over gRPC (affinity.proto) and its health, on a unix socket and, if asked for, TCP with TLS.
+
+A reader of WatchGraph costs one number, the version it has: what it is sent is worked out when it is ready for it.
+One that is slow gets several samples' changes at once, or everything anew, and holds nobody else up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from typing import Any, Callable, Optional
+
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.health.service import Health
+from grpclib.server import Server
+
+from bpf.identity.machine import read_machine
+from bpf.service.options import BadOptions, Options
+from bpf.service.wire import write_changes, write_graph, write_groups, write_whole
+from cri_api import affinity_pb2 as pb
+from policies.affinity.graph.graph import Graph
+from policies.affinity.graph.remote import RemoteRates
+
+_SERVICE = "/cri_resmgr.affinity.v1.Affinity"
+#: More readers than this are more than this service is for.
+MOST_WATCHERS = 64
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class AffinityService:
+    """Serves a graph. ``announce()`` after every sample; ``status``: what is sent with it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        status: Callable[[], pb.Status],
+        sysfs: str = "/sys",
+        remote: Optional[RemoteRates] = None,
+    ) -> None:
+        self._graph = graph
+        self._remote = remote or RemoteRates()
+        self._status = status
+        self._sysfs = sysfs
+        self._next_sample = asyncio.Event()
+        self._watchers = 0
+
+    def announce(self) -> None:
+        """Tell those who watch that there was a sample."""
+        ended, self._next_sample = self._next_sample, asyncio.Event()
+        ended.set()
+
+    async def get_graph(self, stream: Any) -> None:
+        request = await stream.recv_message()
+        await stream.send_message(
+            write_graph(self._graph, self._remote, self._status(), request.least_weight)
+        )
+
+    async def watch_graph(self, stream: Any) -> None:
+        await stream.recv_message()
+        if self._watchers >= MOST_WATCHERS:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} watch the graph already")
+        self._watchers += 1
+        try:
+            next_sample, version = self._next_sample, self._graph.version
+            await stream.send_message(write_whole(self._graph, self._remote, self._status()))
+            while True:
+                await next_sample.wait()
+                next_sample = self._next_sample
+                delta = write_changes(self._graph, self._remote, self._status(), version)
+                version = self._graph.version
+                await stream.send_message(delta)
+        finally:
+            self._watchers -= 1
+
+    async def get_groups(self, stream: Any) -> None:
+        request = await stream.recv_message()
+        await stream.send_message(write_groups(self._graph, request.least_weight))
+
+    async def get_node_topology(self, stream: Any) -> None:
+        await stream.recv_message()
+        await stream.send_message(await asyncio.to_thread(read_machine, self._sysfs))
+
+    def __mapping__(self) -> dict[str, Handler]:
+        unary, streaming = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        return {
+            f"{_SERVICE}/GetGraph": Handler(self.get_graph, unary, pb.GetGraphRequest, pb.Graph),
+            f"{_SERVICE}/WatchGraph": Handler(
+                self.watch_graph, streaming, pb.WatchGraphRequest, pb.GraphDelta
+            ),
+            f"{_SERVICE}/GetGroups": Handler(self.get_groups, unary, pb.GetGroupsRequest, pb.Groups),
+            f"{_SERVICE}/GetNodeTopology": Handler(
+                self.get_node_topology, unary, pb.GetNodeTopologyRequest, pb.NodeTopology
+            ),
+        }
+
+
+class Listener:
+    """The sockets that a service is reached on. Claim them before anything else is done: they may be taken."""
+
+    def __init__(self, options: Options) -> None:
+        """:raises BadOptions: a socket cannot be had; the sentence says why."""
+        self._path = options.socket
+        self._unix = _bind(self._path)
+        self._inode = os.stat(self._path).st_ino
+        self._options = options
+        self._servers: list[Server] = []
+
+    async def start(self, service: AffinityService) -> None:
+        """Serve.
+
+        :raises BadOptions: TCP cannot be served; the sentence says why.
+        """
+        handlers: list[Any] = [service, Health({service: []})]
+        await self._start(Server(handlers), sock=self._unix)
+        if self._options.listen:
+            host, _, port = self._options.listen.rpartition(":")
+            context = _tls(self._options)
+            try:
+                await self._start(Server(handlers), host=host.strip("[]"), port=int(port), ssl=context)
+            except OSError as error:
+                raise BadOptions(
+                    f"{self._options.listen} cannot be served: {error.strerror or error}"
+                ) from None
+
+    async def _start(self, server: Server, **where: Any) -> None:
+        await server.start(**where)
+        self._servers.append(server)
+
+    async def close(self) -> None:
+        """End all calls; the socket's file goes if it is still ours."""
+        for server in self._servers:
+            server.close()
+        self.release()
+        for server in self._servers:
+            # Python 3.12 waits for connections, which clients keep open.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(server.wait_closed(), _CLOSE_TIMEOUT_S)
+
+    def release(self) -> None:
+        """Give the unix socket up."""
+        with contextlib.suppress(OSError):
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+        self._unix.close()
+
+
+def _bind(path: str) -> socket.socket:
+    """A unix socket for root only; a file that a dead process has left is replaced."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        _clear(path)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            bound.bind(path)
+            # Listening at once, so that a second observer finds this socket alive while we compile.
+            bound.listen()
+        except BaseException:
+            bound.close()
+            raise
+        finally:
+            os.umask(before)
+        return bound
+    except OSError as error:
+        raise BadOptions(f"{path} cannot be served: {error.strerror or error}") from None
+
+
+def _clear(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise BadOptions(
+            f"{path} exists and is not a socket; remove it or set affinity.socket to another path"
+        )
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+    raise BadOptions(f"{path} is served by another process; stop it first (does an observer run already?)")
+
+
+def _tls(options: Options) -> Optional[Any]:
+    """Mutual TLS. ``ssl`` is imported only here: it takes 5 MB."""
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    name = "tls_certificate"
+    try:
+        context.load_cert_chain(options.tls_certificate, options.tls_key)
+        name = "tls_client_ca"
+        context.load_verify_locations(options.tls_client_ca)
+    except (OSError, ValueError) as error:
+        raise BadOptions(f"{name} {getattr(options, name)} cannot be used: {error}") from None
+    context.set_alpn_protocols(["h2"])
+    return context

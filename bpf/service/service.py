@@ -1,0 +1,319 @@
+"""The observer's main loop: a sample every interval, into the graph, out to those who watch.
+
+Looking takes its time (files of /proc, sockets, maps) and is done in a thread; the graph is touched by the event
+loop only. Nothing that goes wrong with a sample ends the service: the ladder goes down, or the sample is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Optional
+
+from bpf.identity.attribution import Attribution
+from bpf.identity.identities import Identities
+from bpf.kernel.clock import boot_time_s
+from bpf.kernel.notify import notify, watchdog_period_s
+from bpf.service.graph_file import GraphFile
+from bpf.service.log import log
+from bpf.service.options import BadOptions, Options, parse_options, read_options
+from bpf.service.server import AffinityService, Listener
+from bpf.sources.fallback import Ladder
+from bpf.sources.peer_search import PeerSearch
+from bpf.sources.providers import Owners
+from bpf.sources.replay import ReplayProvider, identity_of_name
+from bpf.sources.samples import Flow, ProviderLost, Sample
+from bpf.sources.wakeups import Peers, with_presence
+from cri_api import affinity_pb2 as pb
+from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.graph.remote import RemoteRates
+
+SAVE_EVERY_S = 60.0
+RELOAD_TIMEOUT_S = 10.0
+#: A look that has not ended so long after it was due hangs. In one that tries another provider bcc may take 120 s.
+LONGEST_LOOK_S = 150.0
+_PAGE_BYTES = 4096
+
+
+class Observer:
+    """One observer. ``ladder`` is open; ``attribution`` None: nobody looks at cgroups (replay, declared)."""
+
+    def __init__(
+        self,
+        options: Options,
+        argument: str,
+        ladder: Ladder,
+        attribution: Optional[Attribution],
+        owners: Optional[Owners],
+    ) -> None:
+        self._options = options
+        self._argument = argument
+        self._ladder = ladder
+        self._attribution = attribution
+        self._owners = owners
+        self._search = PeerSearch(self._find_peers)
+        self._identities = Identities(options.runtime_sockets)
+        self._graph = Graph(options.graph)
+        self._file = GraphFile(options.state_file, options.proc)
+        self._remote = RemoteRates()
+        self._service = AffinityService(self._graph, self._status, options.sysfs, self._remote)
+        self._last = Sample(boot_time_s(), 0.0)
+        self._saved_s = boot_time_s()
+        self._late_s = time.monotonic() + LONGEST_LOOK_S
+        self._problem = ""
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._watched = _signature(options.watch)
+        self._stop = asyncio.Event()
+
+    async def run(self, listener: Listener) -> None:
+        """Serve until SIGTERM or SIGINT; then leave nothing behind but the graph in its file."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._start_reload)
+        complaint = self._file.restore(self._graph, self._remote, boot_time_s())
+        if complaint:
+            log("warning", "state set aside", reason=complaint)
+        watchdog = asyncio.create_task(self._feed_watchdog())
+        try:
+            await listener.start(self._service)
+            notify(f"READY=1\nSTATUS={self._sentence()}")
+            _give_back_memory()
+            await self._sample_until_stopped()
+        finally:
+            notify("STOPPING=1")
+            watchdog.cancel()
+            for task in self._reloads:
+                task.cancel()
+            await listener.close()
+            await asyncio.to_thread(self._ladder.close)
+            self._save(boot_time_s())
+
+    # ------------------------------------------------------------------ sampling
+
+    async def _sample_until_stopped(self) -> None:
+        due_s = boot_time_s()
+        while not self._stop.is_set():
+            # From the time that was due, not from now: no drift. Samples that were missed are not made up for.
+            due_s += self._options.interval_s
+            if due_s < boot_time_s():
+                due_s = boot_time_s() + self._options.interval_s
+            # Not by the clock of samples, which goes on while the machine sleeps.
+            self._late_s = time.monotonic() + (due_s - boot_time_s()) + LONGEST_LOOK_S
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - boot_time_s()))
+                return
+            await self._take_sample()
+            self._follow_watched()
+
+    async def _take_sample(self) -> None:
+        at_s = boot_time_s()
+        try:
+            sample, ended = await asyncio.to_thread(self._look, at_s)
+            self._problem = ""
+        except (ProviderLost, OSError) as error:
+            # The next sample may be better; until then the graph stays as it is.
+            self._problem = f"the last sample failed: {error}"
+            log("error", "sample failed", reason=error)
+            self._service.announce()
+            return
+        seen = {end for flow in sample.flows for end in (flow.a, flow.b)} | {
+            flow.a for flow in sample.remotes
+        }
+        gone = await self._identities.refresh(seen, at_s, ended)
+        flows = self._named(sample.flows)
+        remotes = [replace(flow, a=self._identities.resolve(flow.a)) for flow in sample.remotes]
+        self._remote.observe(sample.seconds, remotes, self._options.half_life_s)
+        self._graph.observe(sample.seconds, flows, self._known(flows))
+        # Only now: the last that containers have sent belongs to their owners. Whose cgroup is not found, but runs by
+        # the runtime's word, has not ended: the scan may have missed it.
+        ended = gone | (ended - self._identities.by_id.keys())
+        self._graph.forget(ended)
+        self._remote.forget(ended)
+        # Nobody looked (the last rung, or the first sample after a step): the graph is as old as it was.
+        is_seen = sample.seconds > 0
+        self._last = (
+            replace(sample, flows=(), remotes=())
+            if is_seen
+            else replace(self._last, counters=sample.counters)
+        )
+        self._service.announce()
+        notify(f"STATUS={self._sentence()}")
+        if at_s - self._saved_s >= SAVE_EVERY_S:
+            self._save(at_s)
+
+    def _look(self, at_s: float) -> tuple[Sample, frozenset[str]]:
+        """In a thread: a sample whose wakes are explained, and the containers that have ended."""
+        ended = self._owners.refresh() if self._owners is not None else frozenset()
+        sample = self._ladder.sample(at_s)
+        return replace(sample, flows=with_presence(sample.flows, self._search.peers_of)), ended
+
+    def _find_peers(self, among: frozenset[str]) -> Peers:
+        """Which of these share a socket or memory."""
+        if self._attribution is None:
+            return Peers()
+        from bpf.sources.shared_memory import find_memory_peers
+        from bpf.sources.unix_peers import find_unix_peers
+
+        found = []
+        for what, find in (("unix sockets", find_unix_peers), ("shared memory", find_memory_peers)):
+            try:
+                found.append(find(self._attribution, among))
+            except OSError as error:
+                log("warning", f"{what} not seen", reason=error)
+                found.append(frozenset())
+        return Peers(*found)
+
+    def _named(self, flows: Sequence[Flow]) -> Sequence[Flow]:
+        """The flows with names of containers, which only replays have, turned into ids."""
+        if not isinstance(self._ladder.provider, ReplayProvider):
+            return flows
+        resolve = self._identities.resolve
+        return [replace(flow, a=resolve(flow.a), b=resolve(flow.b)) for flow in flows]
+
+    def _known(self, flows: Iterable[Flow]) -> Mapping[str, Identity]:
+        """All identities: the runtime's, those of a replay's file, and those that a name itself tells."""
+        provider = self._ladder.provider
+        if not isinstance(provider, ReplayProvider):
+            return self._identities.by_id
+        known = dict(self._identities.by_id)
+        for name in {end for flow in flows for end in (flow.a, flow.b)} | provider.endpoints.keys():
+            identity = (
+                provider.endpoints.get(name) or self._graph.endpoints.get(name) or identity_of_name(name)
+            )
+            if identity is not None:
+                known.setdefault(name, identity)
+        for name, identity in self._graph.endpoints.items():
+            if "/" in name and self._identities.resolve(name) == name:
+                known.setdefault(name, identity)
+        return known
+
+    # ------------------------------------------------------------------ what is told
+
+    def _status(self) -> pb.Status:
+        provider = self._ladder.provider
+        # Without sight the reasons are what matters; else they are only why it could be better.
+        blind = self._ladder.refused if provider.name == "declared" else ()
+        problems = [text for text in (*blind, self._problem, self._identities.problem) if text]
+        return pb.Status(
+            provider=provider.name,
+            detail="; ".join([provider.detail, *problems]),
+            refused=self._ladder.refused,
+            counters=dict(self._last.counters),
+            sample_s=self._last.seconds,
+            sampled_at_s=self._last.at_s,
+            resident_bytes=_resident_bytes(),
+            observed_s=self._graph.observed_s,
+            half_life_s=self._graph.settings.half_life_s,
+        )
+
+    def _sentence(self) -> str:
+        return f"sees by {self._ladder.provider.name}, {self._graph.edge_count} edges"
+
+    async def _feed_watchdog(self) -> None:
+        period_s = watchdog_period_s()
+        while period_s is not None:
+            # An event loop that turns is not enough: the look, in its thread, may hang.
+            if time.monotonic() <= self._late_s:
+                notify("WATCHDOG=1")
+            await asyncio.sleep(period_s)
+
+    def _save(self, at_s: float) -> None:
+        self._saved_s = at_s
+        try:
+            self._file.save(self._graph, self._remote, at_s)
+        except OSError as error:
+            log("error", "graph not saved", reason=error)
+        _trim()
+
+    # ------------------------------------------------------------------ reload
+
+    def _start_reload(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    def _follow_watched(self) -> None:
+        """Read the options again if the file that is watched is another one than at the last look."""
+        now = _signature(self._options.watch)
+        if now != self._watched:
+            self._watched = now
+            self._start_reload()
+
+    async def _reload(self) -> None:
+        """Read the options again; what cannot change while running is named."""
+        try:
+            newer = await self._newer_options()
+        except BadOptions as error:
+            log("error", "reload failed", reason=error)
+            return
+        self._options = self._options.live_part_of(newer)
+        self._graph.settings = self._options.graph
+        self._graph.refresh()
+        self._service.announce()
+        if newer != self._options:
+            log("warning", "some options need a restart of the observer")
+        log("info", "reloaded")
+
+    async def _newer_options(self) -> Options:
+        if self._argument.startswith("@"):
+            return read_options(self._argument)
+        if not self._options.reload:
+            raise BadOptions("the options were given as text, not as @FILE: there is nothing to read again")
+        newer = parse_options(await _output_of(self._options.reload), self._options.reload[0])
+        return replace(newer, reload=self._options.reload)  # it does not print itself
+
+
+def _signature(path: str) -> tuple[int, int]:
+    """What changes when a file is replaced; (0, 0) = there is none, or none is watched."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        found = None
+    return (0, 0) if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+async def _output_of(command: tuple[str, ...]) -> str:
+    """What a command prints. :raises BadOptions: it fails, and what it says about that."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise BadOptions(f"{command[0]} cannot be run: {error.strerror}") from None
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), RELOAD_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()
+        raise BadOptions(f"{command[0]} has not answered within {RELOAD_TIMEOUT_S:g} s") from None
+    if process.returncode:
+        raise BadOptions(errors.decode(errors="replace").strip() or f"{command[0]} failed")
+    return output.decode(errors="replace")
+
+
+def _give_back_memory() -> None:
+    """What was needed only to start; the rest is never looked at again by the garbage collector."""
+    gc.collect()
+    _trim()
+    gc.freeze()
+
+
+def _trim() -> None:
+    """Free memory that malloc keeps is counted as ours: 1 MB after a busy minute."""
+    with contextlib.suppress(AttributeError):  # musl has none
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0

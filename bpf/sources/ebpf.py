@@ -1,0 +1,261 @@
+"""The provider that sees most: bytes of TCP and UDP and wakes between containers, counted in the kernel (traffic.c).
+
+Needs kernel 5.10, cgroup v2 with a cgroup for each container, and bcc for the system's Python. Every connection
+counts once, at its acceptor, whatever NAT is between the two ends, also if it is older than the observer.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Optional
+
+from bpf.identity.networks import address_text, expression
+from bpf.kernel import syscalls
+from bpf.kernel.clock import boot_time_s
+from bpf.kernel.ebpf_self_test import self_test
+from bpf.kernel.loader import Attachment, Loaded, NotLoaded, attach, detach_leftovers, load
+from bpf.service.log import log
+from bpf.service.options import SYSTEM_PYTHON
+from bpf.sources.ingress import IngressPace
+from bpf.sources.samples import Flow, ProviderLost, RemoteFlow, Sample
+from policies.machine.cpus import parse_cpus
+
+SOURCE = Path(__file__).with_name("traffic.c")
+#: Pairs of cgroups between two samples: at 8,192 the two maps take 1 MB.
+EDGES = 8192
+#: Pairs of a cgroup and a remote address between two samples; takes 1 MB.
+REMOTES = 8192
+#: In the order of traffic.c's enum. unmatched: connections whose other end is not in a cgroup here.
+COUNTERS = (
+    "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
+    "udp_claimed", "udp_by_ingress", "udp_given_up",
+    "remotes_full", "remote_elsewhere",
+)  # fmt: skip
+_EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
+_WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
+_REMOTE_KEY, _REMOTE = struct.Struct("=Q16s"), struct.Struct("=Q")
+_INGRESS = "crm_aff_ingress"
+_KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
+
+Resolve = Callable[[int], Optional[str]]
+
+
+@dataclass(frozen=True)
+class CgroupFlow:
+    """What two cgroups have exchanged: the numbers of a Flow, the kernel's ids for ends."""
+
+    a: int
+    b: int
+    kind: str
+    bytes_ab: int = 0
+    bytes_ba: int = 0
+    messages: int = 0
+
+
+@dataclass
+class _Seen:
+    """Sums by (a, b, kind) of endpoints."""
+
+    sums: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+
+    def add(self, a: str, b: str, flow: CgroupFlow) -> None:
+        there, back = flow.bytes_ab, flow.bytes_ba
+        if a > b:
+            a, b, there, back = b, a, back, there
+        total = self.sums.setdefault((a, b, flow.kind), [0, 0, 0])
+        total[0] += there
+        total[1] += back
+        total[2] += flow.messages
+
+    def flows(self) -> tuple[Flow, ...]:
+        return tuple(Flow(a, b, kind, *numbers) for (a, b, kind), numbers in sorted(self.sums.items()))
+
+
+class EbpfProvider:
+    """Programs at the root of the v2 tree. Not safe to use from two threads at once."""
+
+    name = "ebpf"
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        cgroup_root: str = "",
+        python: str = SYSTEM_PYTHON,
+        edges: int = EDGES,
+        networks: Sequence[str] = (),
+        remotes: int = REMOTES,
+    ) -> None:
+        """Load, attach and try it out; 0.3 to 0.8 s.
+
+        ``resolve``: the container of a cgroup id, "" = the host's own, None = not known. ``cgroup_root``: "" =
+        where cgroup v2 is mounted. ``python``: one that has bcc. ``networks``: traffic with addresses of other
+        nodes counts if they are in one of these.
+
+        :raises ProviderLost: it does not work here; the sentence says why.
+        """
+        self._resolve = resolve
+        self._root = cgroup_root or cgroup_v2_root()
+        self._unresolved: list[CgroupFlow] = []
+        self._missed = 0
+        self._last_s = boot_time_s()
+        self._possible_cpus = _possible_cpus()
+        for name in detach_leftovers(self._root):
+            log("warning", "detached what another version left behind", program=name, cgroup=self._root)
+        self._ingress, self._ingress_link = IngressPace(), -1
+        defines: dict[str, object] = {"EDGES": edges, "REMOTES": remotes}
+        if networks:
+            defines["IN_NETWORKS"] = expression(networks)
+        self._loaded = _load(self._root, python, defines)
+        try:
+            self_test(self._root, self.drain)
+        except BaseException:
+            self.close()
+            raise
+        self.detail = f"bytes of TCP and UDP and wakes between containers, counted at {self._root}"
+
+    @property
+    def loaded(self) -> Loaded:
+        """The programs and maps, for measurements."""
+        return self._loaded
+
+    def sample(self, now_s: float) -> Sample:
+        """All that containers have exchanged since the last call.
+
+        What cannot be resolved is kept until the next call, when it is asked for once more: the caller looks for new
+        containers in between.
+
+        :raises ProviderLost: the maps cannot be read.
+        """
+        earlier, self._unresolved = self._unresolved, []
+        seen = _Seen()
+        self._add(seen, earlier, is_last_try=True)
+        self._add(seen, self.drain(), is_last_try=False)
+        seconds, self._last_s = now_s - self._last_s, now_s
+        remotes = self._remotes()
+        counters = self.counters()
+        self._follow_ingress(now_s, counters)
+        return Sample(now_s, max(seconds, 0.0), seen.flows(), counters, remotes)
+
+    def drain(self) -> list[CgroupFlow]:
+        """Take what the kernel has counted, between cgroups."""
+        maps = self._loaded.maps
+        try:
+            edges = syscalls.drain(maps["edges"], _EDGE_KEY.size, _EDGE.size)
+            wakes = syscalls.drain(maps["wakes"], _WAKE_KEY.size, _WAKE.size)
+        except (OSError, KeyError) as error:
+            raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
+        found = []
+        for key, value in edges:
+            a, b, protocol = _EDGE_KEY.unpack(key)
+            found.append(CgroupFlow(a, b, _KIND_OF_PROTOCOL[protocol], *_EDGE.unpack(value)))
+        for key, value in wakes:
+            a, b = _WAKE_KEY.unpack(key)
+            found.append(CgroupFlow(a, b, "wake", messages=_WAKE.unpack(value)[0]))
+        return found
+
+    def _remotes(self) -> tuple[RemoteFlow, ...]:
+        """What containers have exchanged with other nodes. A container that is not known yet has soon sent more."""
+        try:
+            drained = syscalls.drain(self._loaded.maps["remotes"], _REMOTE_KEY.size, _REMOTE.size)
+        except (OSError, KeyError) as error:
+            raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
+        found = []
+        for key, value in drained:
+            cgroup, address = _REMOTE_KEY.unpack(key)
+            container = self._resolve(cgroup)
+            if container:
+                found.append(RemoteFlow(container, address_text(address), _REMOTE.unpack(value)[0]))
+        return tuple(sorted(found, key=lambda flow: (flow.a, flow.address)))
+
+    def counters(self) -> dict[str, int]:
+        """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that nobody knows."""
+        cpus = self._possible_cpus
+        totals = {}
+        for index, name in enumerate(COUNTERS):
+            raw = syscalls.lookup(self._loaded.maps["counters"], struct.pack("=I", index), 8 * cpus)
+            totals[name] = sum(struct.unpack(f"={cpus}Q", raw))
+        totals["missed"] = self._missed
+        totals["dropped"] = totals["edges_full"] + totals["wakes_full"]
+        return totals
+
+    def close(self) -> None:
+        """Detach and unload; a second time does nothing."""
+        self._detach_ingress()
+        self._loaded.close()
+
+    def _follow_ingress(self, now_s: float, counters: Mapping[str, int]) -> None:
+        waiting = counters["udp_waiting"] - counters["udp_claimed"]
+        if not self._ingress.decide(now_s, waiting, counters["udp_by_ingress"]):
+            self._detach_ingress()
+        elif self._ingress_link < 0:
+            try:
+                self._ingress_link = attach(self._loaded.programs[_INGRESS], ingress_at(self._root))
+            except (OSError, ProviderLost) as error:
+                log("warning", "some receivers of datagrams stay unknown", reason=error)
+
+    def _detach_ingress(self) -> None:
+        if self._ingress_link >= 0:
+            os.close(self._ingress_link)
+            self._ingress_link = -1
+
+    def _add(self, seen: _Seen, flows: Iterable[CgroupFlow], is_last_try: bool) -> None:
+        for flow in flows:
+            a, b = self._resolve(flow.a), self._resolve(flow.b)
+            if a == "" or b == "" or a == b is not None:
+                continue  # the host's own, or inside one container
+            if a is not None and b is not None:
+                seen.add(a, b, flow)
+            elif is_last_try:
+                self._missed += 1
+            else:
+                self._unresolved.append(flow)
+
+
+def _load(root: str, python: str, defines: Mapping[str, object]) -> Loaded:
+    """Load traffic.c; first as for kernels that tell the network namespace of a packet (6.1 does not)."""
+    attachments = attachments_at(root)
+    try:
+        return load(SOURCE, attachments, python, {**defines, "NETNS_COOKIE": 1})
+    except NotLoaded as error:
+        log("debug", "loading without network namespaces", reason=error)
+    return load(SOURCE, attachments, python, defines)
+
+
+def attachments_at(root: str) -> list[Attachment]:
+    """Where the programs of traffic.c go: those of sockets to this cgroup and all below it."""
+    return [
+        Attachment("cgroup_egress", "crm_aff_egress", root),
+        ingress_at(root),
+        Attachment("cgroup_udp4", "crm_aff_udp4", root),
+        Attachment("cgroup_udp6", "crm_aff_udp6", root),
+        Attachment("raw_tracepoint", "crm_aff_waking", "sched_waking"),
+        Attachment("raw_tracepoint", "crm_aff_freed", "sched_process_free"),
+    ]
+
+
+def ingress_at(root: str) -> Attachment:
+    """The program that is attached only now and then."""
+    return Attachment("cgroup_ingress", _INGRESS, root, at_once=False)
+
+
+def cgroup_v2_root(mountinfo: str = "/proc/self/mountinfo") -> str:
+    """Where cgroup v2 is mounted: /sys/fs/cgroup, or /sys/fs/cgroup/unified on hosts with both.
+
+    :raises ProviderLost: it is not.
+    """
+    with open(mountinfo, encoding="utf-8") as lines:
+        for line in lines:
+            before, _, after = line.partition(" - ")
+            if after.startswith("cgroup2 "):
+                return before.split()[4].replace("\\040", " ")
+    raise ProviderLost("cgroup v2 is not mounted: the kernel's ids of cgroups are of its tree only")
+
+
+def _possible_cpus() -> int:
+    """How many values a map per CPU has: those of CPUs that may come, too."""
+    with open("/sys/devices/system/cpu/possible", encoding="utf-8") as file:
+        return 1 + max(parse_cpus(file.read()))

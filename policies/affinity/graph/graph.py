@@ -1,0 +1,392 @@
+"""The graph of who talks to whom: samples in, smoothed edges out. Pure and deterministic.
+
+*Weight*: cache lines a second that must cross, bytes / 64 + K x messages. *Smoothing*: each sample of s seconds
+moves a rate by the part 1 - 2^(-s / half-life) of the way to what was seen, so that what has stopped counts half
+after a half-life, and a burst of one sample counts little. *Expiry*: an edge on which nothing was seen for 10
+half-lives is gone; one whose container has ended is gone at once. *Which edges count*: floors.py. *Owners*:
+owner_memory.py, which outlives the containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional, Protocol
+
+from policies.affinity.graph.changes import Changes, Difference
+from policies.affinity.graph.floors import counted
+from policies.affinity.graph.owner_memory import OwnerMemory
+from policies.affinity.graph.traffic import (
+    LINE_BYTES,
+    POD_PREFIX,
+    Edge,
+    Key,
+    Traffic,
+    read_amount,
+    traffic_of,
+)
+
+EXPIRES_AFTER_HALF_LIVES = 10
+#: A reader is told of an edge again when its weight has changed by more than this part.
+LEAST_CHANGE = 0.01
+
+
+class SeenFlow(Protocol):
+    """Two endpoints in one interval (``bpf.sources.samples.Flow``)."""
+
+    @property
+    def a(self) -> str: ...
+    @property
+    def b(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def bytes_ab(self) -> int: ...
+    @property
+    def bytes_ba(self) -> int: ...
+    @property
+    def messages(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who an endpoint is; all but ``id`` may be unknown (""). ``owner``: owners.py."""
+
+    id: str
+    pod_uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """See the options ``affinity.*``. ``within``: node, namespace or owner."""
+
+    half_life_s: float = 66.0
+    message_lines: float = 30.0
+    least_weight: float = 1000.0
+    least_share: float = 0.01
+    most_weight: float = 10_000_000.0
+    within: str = "node"
+
+
+class GraphEdge(NamedTuple):
+    """One edge that counts; ``a`` < ``b``. Rates are smoothed; ``weight`` is capped. (A tuple: there are many.)"""
+
+    a: str
+    b: str
+    weight: float
+    bytes_ab_per_s: float
+    bytes_ba_per_s: float
+    messages_per_s: float
+    kinds: tuple[str, ...]
+
+    @property
+    def is_pod_level(self) -> bool:
+        """Whether an end is a pod, because it is not known which of its containers it is."""
+        return self.a.startswith(POD_PREFIX) or self.b.startswith(POD_PREFIX)
+
+
+class OwnerEdge(NamedTuple):
+    """All replicas of two owners together; ``a`` <= ``b``."""
+
+    a: str
+    b: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class GraphChanges:
+    """What has changed after a version that a reader has."""
+
+    edges: Difference[Key, GraphEdge]
+    owners: Difference[Key, OwnerEdge]
+    endpoints: Difference[str, Identity]
+
+
+class _Rates:
+    """What an edge has, smoothed; ``silent_s``: for how long nothing was seen on it."""
+
+    __slots__ = ("ab", "ba", "kinds", "messages", "silent_s")
+
+    def __init__(self, ab: float = 0.0, ba: float = 0.0, messages: float = 0.0) -> None:
+        self.ab = ab
+        self.ba = ba
+        self.messages = messages
+        self.kinds: frozenset[str] = frozenset()
+        self.silent_s = 0.0
+
+
+class Graph:
+    """Edges between endpoints and between their owners. ``version`` grows with every change that readers see."""
+
+    def __init__(self, settings: Optional[GraphSettings] = None) -> None:
+        self.settings = settings or GraphSettings()
+        self.version = 0
+        #: For how long this graph has been fed.
+        self.observed_s = 0.0
+        self._rates: dict[Key, _Rates] = {}
+        self._owners = OwnerMemory()
+        self._identities: Mapping[str, Identity] = {}
+        self._edges: Changes[Key, GraphEdge] = Changes(_is_same_edge)
+        self._owner_edges: Changes[Key, OwnerEdge] = Changes(lambda a, b: _is_near(a.weight, b.weight))
+        self._endpoints: Changes[str, Identity] = Changes(Identity.__eq__)
+
+    # ------------------------------------------------------------------ in
+
+    def observe(
+        self, seconds: float, flows: Iterable[SeenFlow], identities: Optional[Mapping[str, Identity]] = None
+    ) -> None:
+        """Take in all flows of an interval. ``identities``: all endpoints that live and are known; None = as before."""
+        if identities is not None:
+            self._identities = identities
+        if seconds > 0:
+            seen = _summed(flows)
+            self._smooth(seconds, seen)
+            self._remember_owners(seconds, seen)
+            self.observed_s += seconds
+        self.refresh()
+
+    def forget(self, endpoints: Iterable[str]) -> None:
+        """Drop the edges of containers that have ended; their owners' edges stay. Seen after the next ``refresh``."""
+        ended = frozenset(endpoints)
+        if ended:
+            self._rates = {
+                key: rates for key, rates in self._rates.items() if not (key[0] in ended or key[1] in ended)
+            }
+
+    def refresh(self) -> None:
+        """Work out anew which edges count, after ``forget`` or new ``settings``; ``observe`` does it itself."""
+        version = self.version + 1
+        is_changed = [
+            self._edges.update(self._counted_edges(), version),
+            self._owner_edges.update(self._counted_owners(), version),
+            self._endpoints.update(self._identities, version),
+        ]
+        if any(is_changed):
+            self.version = version
+
+    def _smooth(self, seconds: float, seen: Mapping[Key, _Rates]) -> None:
+        keep = 2.0 ** (-seconds / self.settings.half_life_s)
+        expired = []
+        # 1. All fade.
+        for key, rates in self._rates.items():
+            rates.ab *= keep
+            rates.ba *= keep
+            rates.messages *= keep
+            rates.silent_s += seconds
+            if rates.silent_s > EXPIRES_AFTER_HALF_LIVES * self.settings.half_life_s:
+                expired.append(key)
+        for key in expired:
+            if key not in seen:
+                del self._rates[key]
+        # 2. What was seen is added.
+        part = (1.0 - keep) / seconds
+        for key, amounts in seen.items():
+            found = self._rates.get(key)
+            if found is None:
+                found = self._rates[key] = _Rates()
+            found.ab += part * amounts.ab
+            found.ba += part * amounts.ba
+            found.messages += part * amounts.messages
+            found.silent_s = 0.0
+            if not amounts.kinds <= found.kinds:
+                found.kinds |= amounts.kinds
+
+    def _remember_owners(self, seconds: float, seen: Mapping[Key, _Rates]) -> None:
+        lines: dict[Key, float] = {}
+        for (a, b), amounts in seen.items():
+            owner_a, owner_b = self._owner(a), self._owner(b)
+            if owner_a and owner_b:
+                key = (owner_a, owner_b) if owner_a <= owner_b else (owner_b, owner_a)
+                lines[key] = lines.get(key, 0.0) + self._lines(amounts)
+        replicas: dict[str, int] = {}
+        for identity in self._identities.values():
+            replicas[identity.owner] = replicas.get(identity.owner, 0) + 1
+        self._owners.observe(seconds, lines, replicas)
+
+    def _owner(self, endpoint: str) -> str:
+        identity = self._identities.get(endpoint)
+        return identity.owner if identity is not None else ""
+
+    def _lines(self, rates: _Rates) -> float:
+        return (rates.ab + rates.ba) / LINE_BYTES + self.settings.message_lines * rates.messages
+
+    # ------------------------------------------------------------------ what counts
+
+    def _counted_edges(self) -> dict[Key, GraphEdge]:
+        most = self.settings.most_weight
+        weights = {key: min(most, self._lines(rates)) for key, rates in self._rates.items()}
+        if self.settings.within != "node":
+            weights = {key: weight for key, weight in weights.items() if self._is_within(key)}
+        known, found = self._edges.values, {}
+        for key, weight in counted(weights, self.settings.least_weight, self.settings.least_share).items():
+            edge, rates = known.get(key), self._rates[key]
+            # What is as it was is not made anew: that would be most of the work.
+            is_known = (
+                edge is not None and _is_near(edge.weight, weight) and len(edge.kinds) == len(rates.kinds)
+            )
+            found[key] = edge if edge is not None and is_known else _edge(key, weight, rates)
+        return found
+
+    def _counted_owners(self) -> dict[Key, OwnerEdge]:
+        most, within = self.settings.most_weight, self.settings.within
+        weights = {
+            key: min(most, weight)
+            for key, weight in self._owners.weights().items()
+            if _scope(key[0], within) == _scope(key[1], within)
+        }
+        return {
+            key: OwnerEdge(*key, weight)
+            for key, weight in counted(weights, self.settings.least_weight, self.settings.least_share).items()
+        }
+
+    def _is_within(self, key: Key) -> bool:
+        """Endpoints that are not known yet are in nobody's namespace."""
+        a, b = self._owner(key[0]), self._owner(key[1])
+        return bool(a and b) and _scope(a, self.settings.within) == _scope(b, self.settings.within)
+
+    # ------------------------------------------------------------------ out
+
+    @property
+    def edges(self) -> list[GraphEdge]:
+        """The edges that count, by their ends, with the rates of this moment: changes tell of 1 % only."""
+        return [self._present(key, edge) for key, edge in sorted(self._edges.values.items())]
+
+    @property
+    def edge_count(self) -> int:
+        """How many edges count."""
+        return len(self._edges.values)
+
+    @property
+    def owner_edges(self) -> list[OwnerEdge]:
+        return [self._owner_edges.values[key] for key in sorted(self._owner_edges.values)]
+
+    @property
+    def endpoints(self) -> Mapping[str, Identity]:
+        """The endpoints that live and are known, by id."""
+        return self._endpoints.values
+
+    def identity(self, endpoint: str) -> Identity:
+        """Who that is; of an endpoint that is not known nothing but its id."""
+        return self._identities.get(endpoint) or Identity(endpoint)
+
+    def traffic(self) -> Traffic:
+        """The graph as the rest of the program sees it."""
+        owners = {key: edge.weight for key, edge in self._owner_edges.values.items()}
+        return traffic_of(self.version, map(_as_listed, self._edges.values.values()), owners)
+
+    def changes_since(self, version: int) -> Optional[GraphChanges]:
+        """What a reader of ``version`` does not have; None = it must be told everything."""
+        edges, owners = self._edges.since(version), self._owner_edges.since(version)
+        endpoints = self._endpoints.since(version)
+        if version > self.version or edges is None or owners is None or endpoints is None:
+            return None
+        return GraphChanges(edges, owners, endpoints)
+
+    def _present(self, key: Key, edge: GraphEdge) -> GraphEdge:
+        rates = self._rates.get(key)
+        return (
+            edge if rates is None else _edge(key, min(self.settings.most_weight, self._lines(rates)), rates)
+        )
+
+    # ------------------------------------------------------------------ over restarts
+
+    def state(self) -> dict[str, Any]:
+        """All that is remembered, as JSON. Which edges count follows from it."""
+        rows = [
+            [a, b, r.ab, r.ba, r.messages, r.silent_s, sorted(r.kinds)]
+            for (a, b), r in sorted(self._rates.items())
+        ]
+        return {
+            "version": self.version,
+            "observed_s": self.observed_s,
+            "edges": rows,
+            "owners": self._owners.state(),
+        }
+
+    def restore(self, state: Any, elapsed_s: float = 0.0, with_edges: bool = True) -> None:
+        """Take over what ``state()`` gave ``elapsed_s`` ago; edges of containers only ``with_edges``.
+
+        Nothing fades for the time in between, but what would have expired is gone.
+
+        :raises ValueError: it is something else; nothing is taken over then.
+        """
+        try:
+            rates = dict(map(_read_row, state["edges"])) if with_edges else {}
+            version, observed_s = int(state["version"]), float(state["observed_s"])
+            self._owners.restore(state["owners"], elapsed_s)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"not the state of a graph: {error!r}") from None
+        for found in rates.values():
+            found.silent_s += elapsed_s
+        expires_s = EXPIRES_AFTER_HALF_LIVES * self.settings.half_life_s
+        self._rates = {key: found for key, found in rates.items() if found.silent_s <= expires_s}
+        # Without edges it is young, however long it has remembered owners.
+        self.version, self.observed_s = version, observed_s if self._rates else 0.0
+        self.refresh()
+
+
+def _as_listed(edge: GraphEdge) -> Edge:
+    """An edge for tables."""
+    return Edge(
+        a=edge.a,
+        b=edge.b,
+        weight=edge.weight,
+        bytes_per_s=edge.bytes_ab_per_s + edge.bytes_ba_per_s,
+        messages_per_s=edge.messages_per_s,
+        kinds=edge.kinds,
+        is_pod_level=edge.is_pod_level,
+    )
+
+
+def _summed(flows: Iterable[SeenFlow]) -> dict[Key, _Rates]:
+    """What was seen by pair of endpoints, the lower one first. Whoever talks to itself is left out."""
+    seen: dict[Key, _Rates] = {}
+    for flow in flows:
+        a, b, ab, ba = flow.a, flow.b, flow.bytes_ab, flow.bytes_ba
+        if a == b or not a or not b:
+            continue
+        if a > b:
+            a, b, ab, ba = b, a, ba, ab
+        amounts = seen.get((a, b))
+        if amounts is None:
+            amounts = seen[(a, b)] = _Rates()
+        amounts.ab += ab
+        amounts.ba += ba
+        amounts.messages += flow.messages
+        if flow.kind not in amounts.kinds:
+            amounts.kinds |= {flow.kind}
+    return seen
+
+
+def _edge(key: Key, weight: float, rates: _Rates) -> GraphEdge:
+    return GraphEdge(*key, weight, rates.ab, rates.ba, rates.messages, tuple(sorted(rates.kinds)))
+
+
+def _is_same_edge(a: GraphEdge, b: GraphEdge) -> bool:
+    return a is b or (a.kinds == b.kinds and _is_near(a.weight, b.weight))
+
+
+def _is_near(old: float, new: float) -> bool:
+    return abs(new - old) <= LEAST_CHANGE * old
+
+
+def _scope(owner: str, within: str) -> str:
+    """What two owners must have in common: nothing, the namespace, or namespace and workload."""
+    if within == "node":
+        return ""
+    namespace, _, rest = owner.partition("/")
+    return namespace if within == "namespace" else f"{namespace}/{rest.partition('/')[0]}"
+
+
+def _read_row(row: Any) -> tuple[Key, _Rates]:
+    a, b, ab, ba, messages, silent_s, kinds = row
+    if str(a) >= str(b):
+        raise ValueError(f"no edge: {row}")
+    rates = _Rates(read_amount(ab), read_amount(ba), read_amount(messages))
+    rates.silent_s = read_amount(silent_s)
+    rates.kinds = frozenset(map(str, kinds))
+    return (str(a), str(b)), rates

@@ -1,0 +1,84 @@
+"""Traffic between containers as the rest of the program sees it: an immutable picture of a graph.
+
+Weights are cache lines a second (bytes / 64 + K x messages), already smoothed, floored and capped
+(policies/affinity/graph/graph.py). An *owner* is the workload a container is a replica of:
+``namespace/workload/container`` (policies/affinity/pull/owners.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What endpoints are called of which only the pod is known.
+POD_PREFIX = "pod:"
+LINE_BYTES = 64
+
+#: The two ends of an edge.
+Key = tuple[str, str]
+Weights = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One undirected edge, for tables: rates in bytes and messages a second, ``weight`` in lines a second.
+
+    ``kinds``: what it was seen on (tcp, udp, unix, shm, wake). ``is_pod_level``: an end is a pod, not a container.
+    """
+
+    a: str
+    b: str
+    weight: float
+    bytes_per_s: float = 0.0
+    messages_per_s: float = 0.0
+    kinds: tuple[str, ...] = ()
+    is_pod_level: bool = False
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A graph at one moment.
+
+    ``edges``: by container id, then by peer's container id; symmetric. ``owners``: the same between owners, all
+    replicas of both together; it remembers owners whose containers are gone. ``version`` grows with every change.
+    ``frozen``: why the picture is old ("" = it is fresh).
+    """
+
+    version: int = 0
+    edges: Weights = field(default_factory=dict)
+    owners: Weights = field(default_factory=dict)
+    listed: tuple[Edge, ...] = ()
+    frozen: str = ""
+
+
+def traffic_of(version: int, edges: Iterable[Edge], owners: Mapping[Key, float], frozen: str = "") -> Traffic:
+    """The picture that these edges, between containers and between owners, make."""
+    listed = sorted(edges, key=lambda edge: (-edge.weight, edge.a, edge.b))
+    return Traffic(
+        version,
+        _symmetric((edge.a, edge.b, edge.weight) for edge in listed),
+        _symmetric((a, b, weight) for (a, b), weight in sorted(owners.items())),
+        tuple(listed),
+        frozen,
+    )
+
+
+def read_amount(value: Any) -> float:
+    """A rate, a weight or a time as it was written to JSON.
+
+    :raises ValueError, TypeError: it is no number, below 0, or not finite.
+    """
+    number = float(value)
+    if not 0.0 <= number < float("inf"):
+        raise ValueError(f"{value} is no number of 0 or more")
+    return number
+
+
+def _symmetric(edges: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, float]]:
+    """Weights by one end, then by the other, both ways."""
+    weights: dict[str, dict[str, float]] = {}
+    for a, b, weight in edges:
+        weights.setdefault(a, {})[b] = weight
+        weights.setdefault(b, {})[a] = weight
+    return weights

@@ -1,0 +1,96 @@
+"""A placement that is being worked on: where every vertex is, and how full that makes the leaves.
+
+Its rule: a change ``fits`` if no leaf is fuller afterwards than it may be, or than it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from policies.affinity.planner.instance import Instance
+
+
+class Arrangement:
+    """Lists by vertex: ``at`` (site, -1 = nowhere); by leaf: ``load`` (micro-CPUs); by site: ``members``."""
+
+    def __init__(self, instance: Instance, at: Sequence[int]) -> None:
+        self.instance = instance
+        self.at = [-1] * len(at)
+        self.load = [0] * len(instance.capacities)
+        #: How full leaves may become, in micro-CPUs.
+        self.limits = instance.capacities
+        # Dictionaries as ordered sets: the order in which members came is the same in every run.
+        self.members: list[dict[int, None]] = [{} for _ in instance.leaves]
+        for vertex, site in enumerate(at):
+            if site >= 0:
+                self.move(vertex, site)
+
+    def move(self, vertex: int, site: int) -> None:
+        """Put a vertex somewhere else; -1 takes it out."""
+        instance, load = self.instance, self.load
+        size, source = instance.sizes[vertex], self.at[vertex]
+        if source >= 0:
+            del self.members[source][vertex]
+            for leaf, part in instance.parts(size, source):
+                load[leaf] -= part
+        if site >= 0:
+            self.members[site][vertex] = None
+            for leaf, part in instance.parts(size, site):
+                load[leaf] += part
+        self.at[vertex] = site
+
+    def fits(self, vertex: int, site: int) -> bool:
+        """Whether a vertex can go to a site."""
+        leaf = self.instance.single[site]
+        source = self.at[vertex]
+        if leaf >= 0 and (source < 0 or self.instance.single[source] >= 0):
+            size = self.instance.sizes[vertex]
+            return not size or source == site or self.load[leaf] + size <= self.limits[leaf]
+        return self.allows(((vertex, site),))
+
+    def allows(self, moves: Iterable[tuple[int, int]]) -> bool:
+        """Whether several moves fit when they are made at once."""
+        limits, load = self.limits, self.load
+        changes = self._changes(moves)
+        return all(change <= 0 or load[leaf] + change <= limits[leaf] for leaf, change in changes.items())
+
+    def pull_of(self, vertices: Iterable[int]) -> dict[int, float]:
+        """By site: the weight between these and those who are there."""
+        at, near = self.at, self.instance.near
+        pull: dict[int, float] = {}
+        for vertex in vertices:
+            for other, weight in near[vertex]:
+                there = at[other]
+                if there >= 0:
+                    pull[there] = pull.get(there, 0.0) + weight
+        return pull
+
+    def excess(self) -> int:
+        """Micro-CPUs above the capacities of leaves, in all."""
+        return sum([max(0, load - most) for load, most in zip(self.load, self.instance.capacities)])
+
+    def excess_change(self, moves: Iterable[tuple[int, int]]) -> int:
+        """How much several moves at once would change the excess."""
+        capacities, load = self.instance.capacities, self.load
+        return sum(
+            [
+                max(0, load[leaf] + change - capacities[leaf]) - max(0, load[leaf] - capacities[leaf])
+                for leaf, change in self._changes(moves).items()
+            ]
+        )
+
+    def overfull(self) -> list[int]:
+        """The leaves that are fuller than they may be."""
+        return [leaf for leaf, load in enumerate(self.load) if load > self.instance.capacities[leaf]]
+
+    def _changes(self, moves: Iterable[tuple[int, int]]) -> dict[int, int]:
+        instance = self.instance
+        changes: dict[int, int] = {}
+        for vertex, site in moves:
+            size, source = instance.sizes[vertex], self.at[vertex]
+            if source >= 0:
+                for leaf, part in instance.parts(size, source):
+                    changes[leaf] = changes.get(leaf, 0) - part
+            for leaf, part in instance.parts(size, site):
+                changes[leaf] = changes.get(leaf, 0) + part
+        return changes

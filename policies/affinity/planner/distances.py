@@ -1,0 +1,74 @@
+"""The machine as the planner sees it: how far leaves are from each other, and which sites containers can be given.
+
+Chosen figures: core to core, one cache line costs 23 ns inside a CCX, 107 ns to another one and 197 ns to the other
+socket on Milan (nviennot/core-to-core-latency), so that the border of an L3 is the largest step: 84 ns by default.
+What is beyond it follows the SLIT, which is all that firmware tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.affinity.planner.problem import Leaf, Site, Tree
+from policies.machine.topology import LOCAL_DISTANCE, Topology
+
+#: The name of a site's level, smallest first, and the levels of the topology it stands for.
+_LEVELS = (("ccx", "l3"), ("numa", "numa"), ("socket", "socket"), ("machine", "machine"))
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+def distance_ns(topology: Topology, l3_ns: float, slit_ns: float) -> Matrix:
+    """What a cache line between two leaves costs more than inside one, by index of ``Topology.leaves``.
+
+    0 in a leaf, ``l3_ns`` between leaves of a NUMA node, and ``slit_ns`` more for each point of the SLIT above 10
+    between nodes. Both directions of an asymmetric SLIT are averaged; a leaf that spans nodes has the mean of them.
+    """
+    leaves = topology.leaves
+    slit = [[_slit(topology, a.nodes, b.nodes) for b in leaves] for a in leaves]
+    return tuple(
+        tuple(
+            0.0 if a == b else l3_ns + slit_ns * max(0.0, (slit[a][b] + slit[b][a]) / 2 - LOCAL_DISTANCE)
+            for b in range(len(leaves))
+        )
+        for a in range(len(leaves))
+    )
+
+
+def _slit(topology: Topology, mine: frozenset[int], theirs: frozenset[int]) -> float:
+    return sum([topology.distance(a, b) for a in mine for b in theirs]) / (len(mine) * len(theirs))
+
+
+def tree_of(topology: Topology, capacity_milli_by_leaf: Sequence[int], matrix: Matrix) -> Tree:
+    """The leaves with their capacities, and the sites of all levels; where levels coincide, only the lowest.
+
+    The sites of leaves come first, in the order of the leaves: site ``i`` is leaf ``i`` as long as ``i`` is one.
+    """
+    count = len(topology.leaves)
+    if len(capacity_milli_by_leaf) != count or len(matrix) != count:
+        raise ValueError(
+            f"{len(capacity_milli_by_leaf)} capacities and {len(matrix)} rows of distances were given; "
+            f"the machine has {count} leaves"
+        )
+    leaves = tuple(
+        Leaf(leaf.name, capacity_milli_by_leaf[index], min(leaf.nodes), leaf.socket)
+        for index, leaf in enumerate(topology.leaves)
+    )
+    level = "ccx" if topology.at("l3") and not topology.leaves[0].children else "numa"
+    sites = [
+        Site(_level_of(leaf.levels) or level, leaf.name, (index,))
+        for index, leaf in enumerate(topology.leaves)
+    ]
+    known = {site.leaves for site in sites}
+    # An L3 that holds NUMA nodes is known as the socket where it is one; so L3s come last.
+    for name, level_of_topology in (*_LEVELS[1:], _LEVELS[0]):
+        for domain in topology.at(level_of_topology):
+            if domain.leaves not in known:
+                known.add(domain.leaves)
+                sites.append(Site(name, domain.name, domain.leaves))
+    return Tree(leaves, tuple(sites), matrix)
+
+
+def _level_of(levels: tuple[str, ...]) -> str:
+    """The lowest of the planner's levels that a domain has."""
+    return next((name for name, level in _LEVELS if level in levels), "")

@@ -1,0 +1,169 @@
+"""The planner: who should move where, so that those who talk to each other are near each other; and whether it pays.
+
+The problem is graph mapping with capacities on a tree, which holds minimum bisection and multiple knapsack and is
+NP-hard; what is used instead of an exact method, and where it comes from, stands in ``clusters``, ``assign``,
+``refine``, ``repair``, ``relabel`` and ``search``.
+
+A plan is accepted
+
+* if no leaf holds more above its capacity afterwards than now, and it saves more than the hysteresis (a part of all
+  cost) *and* than the price of its moves: cache that is filled again, memory that follows to another NUMA node, and
+  ``kappa`` of a mean container's traffic for each, all over the horizon; or
+* if a leaf is overfull now, and it makes that less. Then it need not pay; if the better placement does not pay as a
+  whole, only the repair is done.
+
+So every plan makes (CPUs above the capacities, cost) less, in this order, and the cost by the hysteresis at least:
+with frozen weights plans come to an end, after ln(C0 / Cmin) / -ln(1 - hysteresis) at most, and never come back.
+The same problem gives the same plan, to the bit: no clock, no chance, no order of sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.affinity.planner.arrangement import Arrangement
+from policies.affinity.planner.assign import best_site, least_overfull
+from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.order import Step, ordered
+from policies.affinity.planner.problem import Problem, Proposal, ProposedMove
+from policies.affinity.planner.refine import Refinement
+from policies.affinity.planner.repair import repair_or_pack
+from policies.affinity.planner.search import Search
+
+#: Repairs one after the other: each makes the next one possible.
+_MOST_REPAIRS = 4
+
+
+def plan(problem: Problem) -> Proposal:
+    """Propose moves, or say why none. Raises ValueError, with the place, if the problem contradicts itself.
+
+    Containers that are nowhere are given a place in any case; their moves have the source -1 and come first.
+    """
+    instance = Instance(problem)
+    present, placed = _settled(instance)
+    bias = _prices(instance, present)
+    before = instance.cost(present)
+    search = Search(instance, present, bias, before)
+    search.run()
+    # 1. All of it, if it pays; 2. else, and if it is not enough, what repairs overfull leaves, whatever it costs.
+    paying, after, why = _accepted(instance, present, search, before)
+    steps, why = _with_repairs(instance, present, bias, paying, why)
+    if len(steps) > len(paying):
+        after = instance.cost(_reached(present, steps))
+    vertices = instance.problem.vertices
+    made = [*placed, *steps]
+    return Proposal(
+        accepted=bool(made),
+        moves=tuple([ProposedMove(vertices[u].key, source, site, gain) for u, source, site, gain in made]),
+        cost_before=before,
+        cost_after=after,
+        move_cost=_price(instance, steps),
+        overfull_before=len(Arrangement(instance, present).overfull()),
+        overfull_after=len(Arrangement(instance, _reached(present, steps)).overfull()),
+        why=f"{len(placed)} containers that were nowhere get a place; {why}" if placed else why,
+    )
+
+
+def _settled(instance: Instance) -> tuple[list[int], list[Step]]:
+    """A place for everybody: those who are nowhere come where their neighbours pull them, the heaviest first."""
+    arrangement = Arrangement(instance, [vertex.at for vertex in instance.problem.vertices])
+    nowhere = [u for u, site in enumerate(arrangement.at) if site < 0]
+    steps: list[Step] = []
+    for vertex in sorted(nowhere, key=lambda u: (-sum([abs(weight) for _, weight in instance.near[u]]), u)):
+        site = best_site(arrangement, [vertex], instance.sizes[vertex], instance.sites[vertex])
+        if site < 0:
+            site = least_overfull(arrangement, vertex)
+        arrangement.move(vertex, site)
+        steps.append((vertex, -1, site, 0.0))
+    return arrangement.at, steps
+
+
+def _prices(instance: Instance, present: Sequence[int]) -> list[list[float]]:
+    """For every vertex and site: what to be there costs beside communication, as CPU-seconds a second of the horizon."""
+    worth, horizon_s = instance.least_worth(), instance.problem.settings.horizon_s
+    known: dict[tuple[int, int], list[float]] = {}
+    rows = []
+    for u, vertex in enumerate(instance.problem.vertices):
+        # Without memory to move, vertices of one site have the same prices. Who was nowhere has none.
+        key = (vertex.at, vertex.memory_bytes)
+        if key not in known:
+            known[key] = [
+                0.0
+                if vertex.at < 0 or site == vertex.at
+                else worth + instance.move_cost(u, vertex.at, site) / horizon_s
+                for site in range(len(instance.rows))
+            ]
+        rows.append(known[key])
+    return rows
+
+
+def _accepted(
+    instance: Instance, present: list[int], search: Search, before: float
+) -> tuple[list[Step], float, str]:
+    """The moves to what was found, the cost then, and why; none if they do not pay."""
+    settings = instance.problem.settings
+    if search.best == present:
+        return [], before, f"no better placement than the present one was found; it costs {before:.3g} CPUs"
+    steps = ordered(instance, present, search.best)
+    reached = _reached(present, steps)
+    after = instance.cost(reached)
+    saved, price = before - after, _price(instance, steps) / settings.horizon_s
+    share = saved / before if before else 0.0
+    what = f"{len(steps)} moves save {saved:.3g} of {before:.3g} CPUs ({share:.1%})"
+    excess, excess_after = Arrangement(instance, present).excess(), Arrangement(instance, reached).excess()
+    if excess_after > excess:
+        fault = f"would leave {excess_after / 1e6:.3g} CPUs above capacity, now {excess / 1e6:.3g}"
+    elif share <= settings.hysteresis:
+        fault = f"at least {settings.hysteresis:.0%} are needed"
+    elif saved <= price:
+        fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
+    else:
+        missing = sum([a != b for a, b in zip(reached, search.best)])
+        left_out = (
+            f"; {missing} more wait for each other's places, and there is no third one" if missing else ""
+        )
+        paid = f"and cost {price:.3g} over {settings.horizon_s:.0f} s"
+        return steps, after, f"{what} {paid}; found from {search.start}{left_out}"
+    return [], before, f"{what}, but {fault}"
+
+
+def _with_repairs(
+    instance: Instance, present: list[int], bias: list[list[float]], steps: list[Step], why: str
+) -> tuple[list[Step], str]:
+    """The moves, and after them those for leaves that are overfull still: places are free then that were taken."""
+    for _ in range(_MOST_REPAIRS):
+        reached = _reached(present, steps)
+        if not Arrangement(instance, reached).excess():
+            break
+        more, why = _repaired(instance, reached, bias, why)
+        if not more:
+            break
+        steps = [*steps, *more]
+    return steps, why
+
+
+def _repaired(
+    instance: Instance, present: list[int], bias: list[list[float]], why: str
+) -> tuple[list[Step], str]:
+    refinement = Refinement(Arrangement(instance, present), bias, 0.0)
+    before = refinement.arrangement.excess()
+    repair_or_pack(refinement)
+    refinement.run([vertex for vertex, _ in refinement.journal], instance.problem.settings.work)
+    steps = ordered(instance, present, refinement.arrangement.at)
+    after = Arrangement(instance, _reached(present, steps)).excess()
+    if after >= before:
+        return [], f"{before / 1e6:.3g} CPUs are above capacity and no move makes it less; {why}"
+    what = f"{len(steps)} moves take {(before - after) / 1e6:.3g} of {before / 1e6:.3g} CPUs"
+    return steps, f"repair, without hysteresis: {what} above capacity away; beside that, {why}"
+
+
+def _reached(present: Sequence[int], steps: Sequence[Step]) -> list[int]:
+    at = list(present)
+    for vertex, _, target, _ in steps:
+        at[vertex] = target
+    return at
+
+
+def _price(instance: Instance, steps: Sequence[Step]) -> float:
+    """CPU-seconds of the moves as they are made, third places included."""
+    return sum([instance.move_cost(vertex, source, target) for vertex, source, target, _ in steps])

@@ -1,0 +1,174 @@
+"""The search for a better placement: several starts, then the best of them shaken and refined again.
+
+What is made small, first: the CPUs that leaves hold above their capacity; then the cost of communication and the
+price of the moves, per second of the horizon. So a move that does not pay for itself is not in the result, and what
+stays where it is for its price today stays tomorrow (the price is a metric: moving on costs no less than moving
+there at once).
+
+Everything is counted in work, not in time, and chance is a fixed sequence: the same problem gives the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+from policies.affinity.planner.arrangement import Arrangement
+from policies.affinity.planner.assign import assign
+from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.refine import Refinement
+from policies.affinity.planner.relabel import relabel
+from policies.affinity.planner.repair import repair_or_pack
+
+#: (part of a leaf that a cluster may fill, in units of ``fill``; exponent of the size in an edge's worth). From
+#: the one that is best on most graphs on.
+_STARTS = ((1.0, 0.5), (1.1, 0.5), (1.0, 0.0), (1.1, 1.0), (0.7, 0.5), (0.5, 0.0), (1.1, 0.0), (0.8, 1.0))
+#: In units of work, as refinement counts it: to cluster an edge. With 1,000 containers and 6,000 edges the default
+#: allows one start and little else.
+_WORK_OF_AN_EDGE = 3
+#: The part that is kept for shaking, and the most that shaking is worth by vertex; to improve what a start made.
+_SHAKING = 0.4
+_WORK_OF_SHAKING_A_VERTEX = 3_000
+_WORK_OF_A_VERTEX = 12
+#: Up to so many vertices times sites, ejections are looked for as well as swaps.
+_DEEP = 3_000
+
+#: Rounding errors are below this part of the mean cost.
+_ROUNDING = 1e-9
+
+
+class Search:
+    """One search. ``present``: where everybody is, nobody nowhere; ``cost``: what that costs; ``bias``: by vertex, what
+    each site costs beside communication. The result: ``best``, its ``value`` (excess, cost with prices), ``start``."""
+
+    def __init__(
+        self, instance: Instance, present: Sequence[int], bias: Sequence[Sequence[float]], cost: float
+    ) -> None:
+        self.instance = instance
+        self.present = list(present)
+        self.bias = bias
+        count = len(present)
+        total = sum([abs(weight) for _, _, weight in instance.problem.edges]) * max(map(max, instance.rows))
+        self.least = _ROUNDING * total / max(1, count)
+        self.deep = count * len(instance.rows) <= _DEEP
+        self.best = list(present)
+        # There are no moves yet that would have a price.
+        self.value = (Arrangement(instance, present).excess(), cost)
+        self.start = "the present placement"
+        self.left = instance.problem.settings.work
+
+    def run(self) -> None:
+        """Look for the best."""
+        settings, size = self.instance.problem.settings, len(self.instance.connected)
+        to_start = _WORK_OF_AN_EDGE * (size + len(self.instance.problem.edges))
+        to_refine = _WORK_OF_A_VERTEX * size
+        number = min(settings.starts, len(_STARTS))
+        # 1. New placements, laid over the present one; and, second, the present one improved.
+        for start, (fill, exponent) in enumerate(_STARTS[:number]):
+            if start and self.left < to_start + to_refine + _SHAKING * settings.work:
+                break
+            self.left -= to_start
+            made = self._made_anew(fill * settings.fill, exponent)
+            if made is not None:
+                self._try(relabel(self.instance, made, self.present), f"start {start + 1} of {number}")
+            if not start:
+                self._try(self.present, "the present placement")
+        if not number:
+            self._try(self.present, "the present placement")
+        # 2. The best, shaken.
+        self._shake()
+
+    def _try(self, at: Sequence[int], start: str) -> None:
+        refinement = self._refinement(Arrangement(self.instance, at))
+        repair_or_pack(refinement)
+        # Those whom nobody pulls are looked at only if they had to make room: they may go home.
+        vertices = range(len(at)) if refinement.journal else self.instance.connected
+        refinement.run(vertices, max(len(at), self.left))
+        self.left -= refinement.work
+        self._take(refinement.arrangement, self._value(refinement.arrangement), start)
+
+    def _take(self, arrangement: Arrangement, value: tuple[int, float], start: str) -> bool:
+        excess, cost = self.value
+        if value[0] > excess or (value[0] == excess and value[1] >= cost - self.least):
+            return False
+        self.best, self.value, self.start = list(arrangement.at), value, start
+        return True
+
+    def _made_anew(self, fill: float, exponent: float) -> Optional[list[int]]:
+        instance = self.instance
+        at = list(self.present)
+        vertices = [
+            u for u in instance.connected if instance.movable[u] and instance.single[self.present[u]] >= 0
+        ]
+        if not vertices:
+            return None
+        for vertex in vertices:
+            at[vertex] = -1
+        arrangement = Arrangement(instance, at)
+        assign(arrangement, vertices, fill, exponent)
+        return arrangement.at
+
+    def _shake(self) -> None:
+        """Move a few containers at random, refine around them, keep it if it is better: an iterated local search."""
+        instance = self.instance
+        vertices = [u for u in instance.connected if instance.movable[u]]
+        if len(vertices) < 2 or self.value[1] <= self.least:
+            return
+        chance = _Chance(instance.problem.settings.seed)
+        refinement = self._refinement(Arrangement(instance, self.best))
+        arrangement = refinement.arrangement
+        most = min(self.left, _WORK_OF_SHAKING_A_VERTEX * len(vertices))
+        while refinement.work < most:
+            # To look around at all takes work as well.
+            refinement.work += 10
+            count, gained = len(refinement.journal), refinement.gained
+            shaken = self._shaken(refinement, vertices, chance)
+            for _ in range(chance.below(3) if self.deep else 0):
+                shaken += self._shaken(refinement, vertices, chance)
+            around = dict.fromkeys([v for u in shaken for v in [u, *[o for o, _ in instance.near[u]]]])
+            refinement.run(around, most)
+            value = (arrangement.excess(), self.value[1] - (refinement.gained - gained))
+            if not self._take(arrangement, value, f"{self.start.partition(', shaken')[0]}, shaken"):
+                refinement.undo(count)
+
+    def _shaken(self, refinement: Refinement, vertices: Sequence[int], chance: _Chance) -> list[int]:
+        """One vertex with some of its neighbours to a site of its own, as far as they fit; or two exchanged."""
+        instance, arrangement = self.instance, refinement.arrangement
+        vertex = vertices[chance.below(len(vertices))]
+        moved: list[int] = []
+        if chance.below(2):
+            site = instance.sites[vertex][chance.below(len(instance.sites[vertex]))]
+            near = [other for other, _ in instance.near[vertex] if instance.movable[other]]
+            group = [vertex, *[near[chance.below(len(near))] for _ in range(chance.below(4)) if near]]
+            for each in dict.fromkeys(group):
+                if site in instance.sites[each] and arrangement.fits(each, site):
+                    refinement.move(each, site)
+                    moved.append(each)
+            if moved:
+                return moved
+        other = vertices[chance.below(len(vertices))]
+        here, there = arrangement.at[vertex], arrangement.at[other]
+        can = here != there and there in instance.sites[vertex] and here in instance.sites[other]
+        if can and arrangement.allows(((vertex, there), (other, here))):
+            refinement.move(other, here)
+            refinement.move(vertex, there)
+            return [vertex, other]
+        return []
+
+    def _refinement(self, arrangement: Arrangement) -> Refinement:
+        return Refinement(arrangement, self.bias, self.least, self.deep)
+
+    def _value(self, arrangement: Arrangement) -> tuple[int, float]:
+        price = sum([row[site] for row, site in zip(self.bias, arrangement.at)])
+        return arrangement.excess(), self.instance.cost(arrangement.at) + price
+
+
+class _Chance:
+    """A fixed sequence of numbers: Knuth's MMIX generator."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = (seed * 2862933555777941757 + 3037000493) % (1 << 64)
+
+    def below(self, count: int) -> int:
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return (self._state >> 33) * count >> 31

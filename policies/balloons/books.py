@@ -1,0 +1,122 @@
+"""The balloons as the node's books have them: who is in which, what they own, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from policies.balloons.types import Balloon, BalloonType, parse_name
+from policies.machine.cpus import NO_CPUS
+from policies.node import Node, Resident
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in the books.
+
+    ``balloons``: by name; their CPUs are disjoint, and may be theirs. ``foreign``: CPUs that others own. ``idle``:
+    those that balloons may take; of them ``kept_idle`` must stay, for containers that are in no balloon.
+    """
+
+    balloons: Mapping[str, Balloon]
+    foreign: frozenset[int]
+    idle: frozenset[int]
+    kept_idle: int
+
+    @property
+    def spare(self) -> frozenset[int]:
+        """The idle CPUs without those that must stay idle."""
+        return self.idle - set(sorted(self.idle)[len(self.idle) - self.kept_idle :])
+
+    def without(self, cpus: frozenset[int]) -> Found:
+        """As if some of the idle CPUs were somebody else's: those of the balloon that a container is to leave."""
+        return replace(self, foreign=self.foreign | (cpus & self.idle), idle=self.idle - cpus)
+
+    def others(self, name: str) -> Iterable[frozenset[int]]:
+        """The CPUs of all balloons but one."""
+        return [balloon.cpus for other, balloon in self.balloons.items() if other != name]
+
+
+class BalloonReader:
+    """Reads the books of one node after another; what has not changed since it was read is not read again."""
+
+    def __init__(self, types: Mapping[str, BalloonType]) -> None:
+        self._types = types
+        self._node: Optional[Node] = None
+        self._version = -1
+        self._found = Found({}, NO_CPUS, NO_CPUS, 0)
+        #: By group: the version of its containers, these, what they own, the sum of their requests and who is there twice.
+        self._known: dict[str, tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]] = {}
+
+    def read(self, node: Node) -> Found:
+        """The balloons in the books. A group of a type there is none of (any more) is somebody else's."""
+        if node is not self._node:
+            self._node, self._known, self._version = node, {}, -1
+        if node.version != self._version:
+            self._version, self._found = node.version, self._read(node)
+        return self._found
+
+    def _read(self, node: Node) -> Found:
+        # 1. What belongs to others.
+        owned = [resident.exclusive for resident in node.owners.values()]
+        own: list[str] = []
+        for group in sorted(node.groups):
+            if _type_of(group, self._types) is not None:
+                own.append(group)
+            else:
+                owned += [member.exclusive for member in node.groups[group].values()]
+        foreign = frozenset().union(*owned)
+        left = node.usable - node.reserved - foreign
+        # 2. What the balloons own: what their containers own, unless others do or it may not be used now.
+        balloons: dict[str, Balloon] = {}
+        for group in own:
+            kind, number = _type_of(group, self._types), (parse_name(group) or ("", 0))[1]
+            _, members, cpus, milli, twice = self._group(node, group)
+            if kind is not None:
+                balloons[group] = Balloon(kind, number, cpus & left, members, milli, twice)
+                left -= cpus
+        return Found(balloons, foreign, left, int(node.sharers > 0))
+
+    def _group(
+        self, node: Node, group: str
+    ) -> tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]:
+        version = node.group_versions[group]
+        known = self._known.get(group)
+        if known is None or known[0] != version:
+            members = dict(node.groups[group])
+            cpus = frozenset().union(*{member.exclusive for member in members.values()})
+            known = self._known[group] = (version, members, cpus, *_requested(members))
+        return known
+
+
+def _type_of(group: str, types: Mapping[str, BalloonType]) -> Optional[BalloonType]:
+    named = parse_name(group)
+    return None if named is None else types.get(named[0])
+
+
+def _requested(members: Mapping[str, Resident]) -> tuple[int, frozenset[str]]:
+    """The sum of the requests, and the keys of containers that are there twice: they are being resized.
+
+    Such a container counts with the larger request, until the runtime has answered.
+    """
+    names = {(m.pod_uid, m.container and m.container.name) for m in members.values()}
+    if len(names) == len(members):
+        return sum([m.milli_request for m in members.values()]), frozenset()
+    by_container: dict[object, list[str]] = {}
+    for key, member in members.items():
+        container = member.container
+        who = key if container is None else (container.pod.uid, container.name, container.attempt)
+        by_container.setdefault(who, []).append(key)
+    total = sum(max(members[key].milli_request for key in keys) for keys in by_container.values())
+    return total, frozenset(key for keys in by_container.values() if len(keys) > 1 for key in keys)
+
+
+def must_stay(balloon: Balloon) -> frozenset[int]:
+    """One CPU for each container that may not use all of its balloon's, since its caller does not let it."""
+    found = set()
+    for member in balloon.members.values():
+        place = member.placement
+        if place is not None and not place.exclusive - place.hidden <= place.cpus:
+            found.update(sorted(place.exclusive & place.cpus & balloon.cpus)[:1])
+    return frozenset(found)

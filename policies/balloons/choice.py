@@ -1,0 +1,198 @@
+"""Which balloon a container goes into: its type, and of the balloons of that type the one it joins.
+
+The order is that of nri-plugins: with those of its group, its pod or its namespace, where the type says so; into
+a balloon that has room; into one that can grow; into a new one; and where nothing has room, where least is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Callable, Optional
+
+from policies.affinity.pull.expressions import getter_of, matches
+from policies.balloons.types import DEFAULT, RESERVED, Balloon, BalloonType
+from policies.model import Container, PlacementRefused
+
+
+class TypeChooser:
+    """Finds the type of a container."""
+
+    def __init__(
+        self, types: tuple[BalloonType, ...], is_reserved_listed: bool, reserved_namespaces: tuple[str, ...]
+    ) -> None:
+        self.types = types
+        self._by_name = {kind.name: kind for kind in types}
+        self._is_reserved_listed = is_reserved_listed
+        self._reserved_namespaces = reserved_namespaces
+
+    def find(self, container: Container, has_reserved: bool) -> BalloonType:
+        """By annotation; else the first type that matches; else the default one.
+
+        ``has_reserved``: whether there are reserved CPUs; without them reserved namespaces are like others.
+
+        :raises PlacementRefused: the annotation names no type, or the type is banned on this node.
+        """
+        wishes = container.wishes
+        kind = self._by_name.get(wishes.balloon)
+        if wishes.balloon and kind is None:
+            names = ", ".join(self._by_name)
+            raise PlacementRefused(
+                f'{container.path} asks by annotation for a balloon of type "{wishes.balloon:.60}"; there are {names}'
+            )
+        if kind is None and wishes.reserved and has_reserved:
+            kind = self._by_name[RESERVED]
+        if kind is None:
+            found = (kind for kind in self.types if self._is_of(kind, container, has_reserved))
+            kind = next(found, self._by_name[DEFAULT])
+        if kind.max_cpus < 0:
+            raise PlacementRefused(
+                f"{container.path} is for balloons of type {kind.name}, which are banned on this node (MaxCPUs is -1)"
+            )
+        return kind
+
+    def _is_of(self, kind: BalloonType, container: Container, has_reserved: bool) -> bool:
+        globs = kind.namespaces
+        if kind.name == RESERVED and (has_reserved or self._is_reserved_listed):
+            if container.wishes.reserved is False:
+                return False
+            globs += self._reserved_namespaces
+        if any(fnmatchcase(container.pod.namespace, glob) for glob in globs):
+            return True
+        return any(matches(condition, container) for condition in kind.match)
+
+
+def group_of(kind: BalloonType, container: Container) -> str:
+    """What ``GroupBy`` comes to for a container: ``${KEY}`` is what it has under KEY, or nothing."""
+    return "".join(part if get is None else get(container) or "" for part, get in _template(kind.group_by))
+
+
+@lru_cache(maxsize=256)
+def _template(text: str) -> tuple[tuple[str, Optional[Callable[[Container], Optional[str]]]], ...]:
+    """The parts of a text with keys in it: such as they are, or to be looked up."""
+    parts = re.split(r"\$\{([^}]*)\}", text)
+    return tuple((part, getter_of(part) if index % 2 else None) for index, part in enumerate(parts))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A container that looks for a balloon.
+
+    ``milli``: its CPU request. ``idle``: the CPUs that balloons may still take; ``waiting``: those of them that are
+    set aside for balloons. ``inside``: the CPUs the caller lets it use, None = all. ``leaves``: the CPUs of each
+    leaf of the machine.
+    """
+
+    container: Container
+    milli: int
+    idle: frozenset[int]
+    waiting: frozenset[int]
+    inside: Optional[frozenset[int]]
+    leaves: tuple[frozenset[int], ...]
+
+
+def choose(
+    kind: BalloonType, balloons: Sequence[Balloon], fresh: Optional[Balloon], ask: Ask
+) -> Optional[Balloon]:
+    """The balloon a container joins; None if no balloon has a CPU it may use, nor can get one.
+
+    ``balloons``: those that it may join, the ones set aside included; ``fresh``: one more, if that may be made.
+    """
+    new = [] if fresh is None else [fresh]
+    # 1. Those that GroupBy puts together share one balloon, even if it is too small for them.
+    if kind.group_by:
+        group = group_of(kind, ask.container)
+        kin = [b for b in balloons if _has(b, lambda other: group_of(kind, other) == group)]
+        if kin:
+            return _with_room(kind, kin, ask) or _growable(kind, kin, ask) or _least_short(kind, kin, ask)
+    # 2. Where it fits, without the CPUs that are set aside, else with them; at last where least is missing.
+    rest = replace(ask, idle=ask.idle - ask.waiting)
+    return (
+        _fitting(kind, balloons, new, rest)
+        or _fitting(kind, balloons, new, ask)
+        or _least_short(kind, [*balloons, *new], ask)
+    )
+
+
+def _fitting(
+    kind: BalloonType, balloons: Sequence[Balloon], new: list[Balloon], ask: Ask
+) -> Optional[Balloon]:
+    """A balloon that has room for the container, or can be given it."""
+    empty = [b for b in balloons if not b.members]
+    # 1. With its pod, or its namespace.
+    for kin in _kin(kind, balloons, ask.container):
+        found = _with_room(kind, kin, ask) or _growable(kind, kin, ask)
+        if found is not None:
+            return found
+    # 2. Into one of its own, where balloons are not to be filled with strangers.
+    if kind.prefer_new_balloons or kind.group_by or kind.prefer_per_namespace_balloon:
+        found = _growable(kind, empty, ask) or _growable(kind, new, ask)
+        if found is not None:
+            return found
+    # 3. Where there is room, where room can be made, and only then into a new one.
+    return _with_room(kind, balloons, ask) or _growable(kind, balloons, ask) or _growable(kind, new, ask)
+
+
+def _kin(kind: BalloonType, balloons: Sequence[Balloon], container: Container) -> list[list[Balloon]]:
+    """The balloons with containers it belongs to, by each rule of the type that asks for company."""
+    found = []
+    if not kind.prefer_spreading_pods:
+        found.append([b for b in balloons if _shares_pod(b, container)])
+    if kind.prefer_per_namespace_balloon:
+        namespace = container.pod.namespace
+        found.append([b for b in balloons if _has(b, lambda other: other.pod.namespace == namespace)])
+    return found
+
+
+def _has(balloon: Balloon, is_one: Callable[[Container], bool]) -> bool:
+    return any(m.container is not None and is_one(m.container) for m in balloon.members.values())
+
+
+def _shares_pod(balloon: Balloon, container: Container) -> bool:
+    return any(member.pod_uid == container.pod.uid for member in balloon.members.values())
+
+
+def _crowd(kind: BalloonType, balloon: Balloon, ask: Ask) -> bool:
+    """Whether the container had better not go there: the pod's containers are to be in different balloons."""
+    return kind.prefer_spreading_pods and _shares_pod(balloon, ask.container)
+
+
+def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optional[Balloon]:
+    """The one with most room, of those that need not grow."""
+    found = [b for b in balloons if b.cpus and _free_milli(b) >= ask.milli]
+    return min(found, key=lambda b: (_crowd(kind, b, ask), -_free_milli(b), b.number), default=None)
+
+
+def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optional[Balloon]:
+    """One that can grow until it holds the container: inside its L3s rather than out of them, by few CPUs."""
+    found = [
+        b for b in balloons if _reach(kind, b, ask) * 1000 >= b.milli + ask.milli and _reach(kind, b, ask)
+    ]
+
+    def key(b: Balloon) -> tuple[bool, bool, int, int]:
+        missing = kind.size_for(b.milli + ask.milli) - len(b.cpus)
+        near = frozenset().union(*[leaf for leaf in ask.leaves if not leaf.isdisjoint(b.cpus)]) & ask.idle
+        return (_crowd(kind, b, ask), len(near - b.cpus) < missing if b.cpus else True, missing, b.number)
+
+    return min(found, key=key, default=None)
+
+
+def _least_short(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optional[Balloon]:
+    """The one in which, for its size, the fewest requested CPUs are missing."""
+    found = [(b, _reach(kind, b, ask)) for b in balloons]
+    short = [((b.milli + ask.milli) * 1000 // reach, b.number, b) for b, reach in found if reach]
+    return min(short, key=lambda item: item[:2])[2] if short else None
+
+
+def _free_milli(balloon: Balloon) -> int:
+    return len(balloon.cpus) * 1000 - balloon.milli
+
+
+def _reach(kind: BalloonType, balloon: Balloon, ask: Ask) -> int:
+    """The CPUs a balloon could have."""
+    idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
+    most = len(balloon.cpus) + len(idle) if balloon.members else len(balloon.cpus | idle)
+    return min(most, kind.max_cpus) if kind.max_cpus > 0 else most

@@ -1,0 +1,226 @@
+"""Which CPUs balloons have.
+
+A balloon begins inside one L3 if it fits there, by best fit, so that whole CCXs stay whole; it grows inside the
+L3s it has, then inside its NUMA node, then its socket. CPUs that others have a better claim to are taken last:
+those set aside for balloons that are to be there from the start, isolated ones, those near other types' devices.
+Nothing here remembers anything: what is set aside follows from the machine and the configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Callable, Optional
+
+from policies.balloons.types import BalloonType, name_of
+from policies.exclusive.pick import Claim, Picker
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Domain, Topology
+from policies.node import Node
+
+#: ``share_idle_cpus_in_same`` in the words of the topology.
+_LEVELS = {"l3cache": "l3", "numa": "numa", "die": "die", "package": "socket"}
+
+#: What makes one place better than another that is equally large, lowest first.
+Cost = Callable[[frozenset[int]], tuple[float, ...]]
+
+
+class BalloonCpus:
+    """Chooses CPUs for balloons on one machine."""
+
+    def __init__(self, topology: Topology, types: tuple[BalloonType, ...]) -> None:
+        self.topology = topology
+        self.types = types
+        self._picker = Picker(topology)
+        self.isolated = topology.data.isolated
+        self._near = {
+            device: frozenset().union(*regions[:1])
+            for kind in types
+            for device in kind.prefer_close_to_devices
+            for regions in [tuple(self._around_device(device))]
+        }
+        self._set_aside: tuple[tuple[frozenset[int], ...], Mapping[str, frozenset[int]]] = ((), {})
+
+    # ------------------------------------------------------------------ what there is
+
+    def set_aside(self, node: Node) -> Mapping[str, frozenset[int]]:
+        """The CPUs of balloons that are there from the start (``min_balloons``), by their names; used or not."""
+        key = (node.usable, node.reserved)
+        if self._set_aside[0] != key:
+            self._set_aside = (key, self._lay_out(node.usable - node.reserved))
+        return self._set_aside[1]
+
+    def _lay_out(self, free: frozenset[int]) -> Mapping[str, frozenset[int]]:
+        found: dict[str, frozenset[int]] = {}
+        for kind in sorted(
+            self.types, key=lambda kind: kind.allocator_priority
+        ):  # else in the order of the list
+            for number in range(kind.min_balloons if kind.max_cpus >= 0 else 0):
+                cpus = self.grown(kind, NO_CPUS, kind.min_cpus, free)
+                if not cpus:
+                    break
+                found[name_of(kind, number)] = cpus
+                free -= cpus
+        return found
+
+    # ------------------------------------------------------------------ growing and shrinking
+
+    def grown(
+        self,
+        kind: BalloonType,
+        have: frozenset[int],
+        count: int,
+        free: frozenset[int],
+        kept_for_others: frozenset[int] = NO_CPUS,
+        cost: Optional[Cost] = None,
+    ) -> frozenset[int]:
+        """The CPUs of a balloon that had ``have`` and is to have ``count``; fewer where fewer are free.
+
+        ``kept_for_others``: those of ``free`` that are taken only when no others are left.
+        """
+        count = min(count, len(have | free))
+        if count <= len(have):
+            return have
+        isolated = free & self.isolated
+        if kind.prefer_isolated_cpus and isolated:  # all from those, or all of those and others
+            if len(have | isolated) >= count:
+                free = isolated
+            else:
+                have |= isolated
+        # 1. Whole cores where threads are to be hidden; then any.
+        for smt in ("hide", "") if kind.hide_hyperthreads else (_smt(kind),):
+            # 2. CPUs that nobody else has a better claim to, in the smallest region that has enough of them.
+            for pool in self._pools(kind, free, kept_for_others):
+                for region in self._regions(kind, have, pool, count):
+                    found = self._pick((pool & region) | have, count, smt, have, cost)
+                    if found:
+                        return found
+        return have
+
+    def shrunk(
+        self, kind: BalloonType, have: frozenset[int], count: int, keep: frozenset[int] = NO_CPUS
+    ) -> frozenset[int]:
+        """The ``count`` CPUs of a balloon that it keeps: in as few L3s as can be. More where ``keep`` has more."""
+        smt = "hide" if kind.hide_hyperthreads else _smt(kind)
+        if kind.hide_hyperthreads:
+            keep = keep.union(*[self.topology.core_mates(cpu) & have for cpu in keep])
+        count = max(count, len(keep))
+        return self._pick(have, count, smt, keep) or self._pick(have, count, "", keep) or have
+
+    def _pick(
+        self,
+        free: frozenset[int],
+        count: int,
+        smt: str,
+        keep: frozenset[int] = NO_CPUS,
+        cost: Optional[Cost] = None,
+    ) -> frozenset[int]:
+        if len(free) < count:
+            return NO_CPUS
+        found = self._picker.pick(free, Claim(count, smt=smt, keep=keep, cost=cost))
+        if found is None and smt == "spread":
+            found = self._picker.pick(free, Claim(count, keep=keep, cost=cost))
+        return NO_CPUS if found is None else found.cpus
+
+    def _pools(
+        self, kind: BalloonType, free: frozenset[int], kept_for_others: frozenset[int]
+    ) -> Iterator[frozenset[int]]:
+        own = [self._near[device] for device in kind.prefer_close_to_devices]
+        far = frozenset().union(*self._near.values()) - frozenset().union(*own)
+        isolated = NO_CPUS if kind.prefer_isolated_cpus else self.isolated
+        last = NO_CPUS
+        for left_out in (
+            kept_for_others | isolated | far,
+            kept_for_others | isolated,
+            kept_for_others,
+            NO_CPUS,
+        ):
+            pool = free - left_out
+            if pool != last:
+                yield pool
+            last = pool
+
+    def _regions(
+        self, kind: BalloonType, have: frozenset[int], pool: frozenset[int], count: int
+    ) -> Iterator[frozenset[int]]:
+        """Where to look, the best first; the last one is the machine."""
+        if have:
+            touched = [leaf.cpus for leaf in self.topology.leaves if not leaf.cpus.isdisjoint(have)]
+            yield frozenset().union(*touched)
+            yield from (domain.cpus for domain in reversed(self.topology.domains) if have <= domain.cpus)
+            return
+        for device in kind.prefer_close_to_devices:
+            yield from self._around_device(device)
+        if kind.allocator_topology_balancing:
+            yield self._emptiest(pool, count).cpus
+        yield self.topology.root.cpus
+
+    def _emptiest(self, pool: frozenset[int], count: int) -> Domain:
+        """From the machine down to the smallest domain that holds ``count``, always by the branch with most free CPUs."""
+        here = self.topology.root
+        while True:
+            inside = [(len(pool & d.cpus), -rank, d) for rank, d in enumerate(here.children)]
+            if not inside or max(inside)[0] < count:
+                return here
+            here = max(inside)[2]
+
+    # ------------------------------------------------------------------ devices
+
+    def _around_device(self, device: str) -> Iterator[frozenset[int]]:
+        """The CPUs near a device, then those of ever more NUMA nodes around it; nothing where it is not known."""
+        near, nodes = self._place_of(device)
+        if not near:
+            return
+        yield near
+        tree = self.topology
+        by_distance = sorted(
+            tree.root.nodes, key=lambda n: (min((tree.distance(o, n) for o in nodes), default=0), n)
+        )
+        for count in range(1, len(by_distance) + 1):
+            chosen = set(by_distance[:count])
+            yield near | frozenset(cpu for cpu, place in tree.cpus.items() if place.numa in chosen)
+
+    def _place_of(self, device: str) -> tuple[frozenset[int], frozenset[int]]:
+        """The CPUs and NUMA nodes of a PCI device, or of what a path in sysfs is about."""
+        tree = self.topology
+        node = tree.data.devices.get(device.rstrip("/").rsplit("/", 1)[-1])
+        cache = re.search(r"/cpu(\d+)/cache/index(\d+)", device)
+        if cache is not None and int(cache[1]) in tree.cpus:
+            cpu = int(cache[1])
+            leaf = next(leaf for leaf in tree.leaves if cpu in leaf.cpus)
+            cpus = leaf.cpus if int(cache[2]) >= 3 else tree.core_mates(cpu)
+            return cpus, tree.nodes_of(cpus)
+        named = re.search(r"/node(\d+)(/|$)", device)
+        if node is None and named is not None:
+            node = int(named[1])
+        if node is None or node not in tree.node_ids:
+            return NO_CPUS, NO_CPUS
+        cpus = frozenset(cpu for cpu, place in tree.cpus.items() if place.numa == node)
+        nearest = min(tree.root.nodes, key=lambda n: (tree.distance(node, n), n))
+        return cpus or frozenset(c for c, p in tree.cpus.items() if p.numa == nearest), frozenset((node,))
+
+    # ------------------------------------------------------------------ what containers see
+
+    def home(self, node: Node, kind: BalloonType, own: frozenset[int]) -> frozenset[int]:
+        """The CPUs of a balloon, and those around them that its containers may use while they are in no balloon."""
+        level = kind.share_idle_cpus_in_same
+        if not level or not own:
+            return own
+        kept = node.reserved.union(*self.set_aside(node).values())
+        return own | (frozenset().union(*self._same(level, own)) - kept - self.isolated)
+
+    def _same(self, level: str, own: frozenset[int]) -> Iterable[frozenset[int]]:
+        if level == "core":
+            return [self.topology.core_mates(cpu) for cpu in own]
+        if level == "system":
+            return [self.topology.root.cpus]
+        boxes = self.topology.at(_LEVELS[level]) or self.topology.leaves
+        return [box.cpus for box in boxes if not box.cpus.isdisjoint(own)]
+
+    def hidden(self, own: frozenset[int]) -> frozenset[int]:
+        """Of each core all CPUs but one."""
+        return own - self.topology.one_thread_per_core(own)
+
+
+def _smt(kind: BalloonType) -> str:
+    return "spread" if kind.prefer_spread_on_physical_cores else ""

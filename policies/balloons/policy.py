@@ -1,0 +1,308 @@
+"""The policy ``balloons``: pools of CPUs that grow and shrink with the containers in them.
+
+A balloon is a group of containers in the node's books: all of them own the same CPUs (``Placement.exclusive``,
+``Placement.group``). Nothing is kept besides the books, so a restart changes nothing. ``place`` makes a balloon
+larger where its new container needs that; ``tidy`` makes it smaller when containers have gone, larger when it
+lacked CPUs that are free now, and gives all its containers the same CPUs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Callable, Optional
+
+from policies.balloons.books import BalloonReader, Found, must_stay
+from policies.balloons.choice import Ask, TypeChooser, choose
+from policies.balloons.cpus import BalloonCpus, Cost
+from policies.balloons.places import BalloonPlaces
+from policies.balloons.types import (
+    BUILT_IN,
+    DEFAULT,
+    RESERVED,
+    Balloon,
+    BalloonType,
+    all_types,
+    name_of,
+    parse_name,
+)
+from policies.exclusive.sparing import emptied_by, needs_of, take_sparing
+from policies.hygon import Hygon
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology
+from policies.memory import with_memory
+from policies.model import (
+    NO_FENCE,
+    Affinity,
+    Container,
+    Decision,
+    Fence,
+    NoAffinity,
+    Placement,
+    PlacementRefused,
+)
+from policies.node import Node
+from policies.reserved import reserved_place
+from policies.settings import PlacementSettings
+
+
+class Balloons:
+    """The balloons policy for one machine."""
+
+    name = "balloons"
+    owns_exclusively = True
+    keeps_isolated_apart = False
+    moves_others = False
+
+    def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
+        self.topology = topology
+        self.settings = settings
+        types = all_types(settings.balloons)
+        self._types = {kind.name: kind for kind in types}
+        self._order = {kind.name: (kind.allocator_priority, rank) for rank, kind in enumerate(types)}
+        is_reserved_listed = self._types[RESERVED] is not BUILT_IN[RESERVED]
+        self._chooser = TypeChooser(types, is_reserved_listed, settings.reserved_namespaces)
+        self._cpus = BalloonCpus(topology, types)
+        self._places = BalloonPlaces(topology, self._cpus)
+        self._shared = Hygon(topology, settings)
+        self._leaves = tuple(leaf.cpus for leaf in topology.leaves)
+        self._books = BalloonReader(self._types)
+
+    def place(
+        self,
+        node: Node,
+        container: Container,
+        fence: Fence = NO_FENCE,
+        affinity: Optional[Affinity] = None,
+        near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
+    ) -> Decision:
+        """Put a container that is not in the books yet into a balloon.
+
+        ``keep``: the placement it has, if it is resized; it stays in its balloon.
+
+        :raises PlacementRefused: its type is unknown or banned on this node, or its annotations demand the impossible.
+        """
+        if container.wishes.refusal:
+            raise PlacementRefused(container.wishes.refusal)
+        # 1. Its type. The reserved one runs on the reserved CPUs as long as these have room.
+        kind = self._chooser.find(container, bool(node.reserved))
+        stays = self._type_of(keep)
+        note = ""
+        if stays is not None and keep is not None:
+            kind = stays
+        elif kind.name == RESERVED and node.reserved:
+            reserved = self._place_reserved(node, container, fence)
+            if isinstance(reserved, Decision):
+                return reserved
+            note = f"{reserved}; "
+        # 2. Its balloon.
+        found = self._books.read(node)
+        milli, waiting = container.resources.milli_request, self._waiting(node, found)
+        balloon = self._kept(found, keep, kind, container, fence)
+        if balloon is None and keep is not None:
+            found = found.without(keep.exclusive)
+        ask = Ask(container, milli, found.spare, waiting, fence.cpus, self._leaves)
+        balloon = balloon or self._chosen(node, found, kind, ask)
+        # 3. The CPUs of the balloon with the container in it.
+        own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, affinity)
+        if balloon is None or not self._lets_run(kind, own, container, fence.cpus):
+            note += f"no balloon of type {kind.name} has a CPU it may use, nor can get one: "
+            balloon = self._any(found, ask)
+            if balloon is None:
+                shared = self._shared.place_shared(node, container, fence, affinity, near)
+                return replace(shared, why=note + shared.why, fits=False)
+            joined = self._decided(node, found, balloon, balloon.cpus, container, fence, note)
+            return replace(joined, fits=False)
+        return self._decided(node, found, balloon, own, container, fence, note)
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        """The placements of containers whose balloon should have other CPUs now."""
+        found = self._books.read(node)
+        owns = {name: balloon.cpus for name, balloon in found.balloons.items()}
+        idle = found.idle
+        # 1. Those that are too large give CPUs back.
+        for name, balloon in found.balloons.items():
+            if self._is_too_large(balloon):
+                wanted = balloon.kind.size_for(balloon.milli)
+                owns[name] = self._cpus.shrunk(balloon.kind, balloon.cpus, wanted, must_stay(balloon))
+                idle |= balloon.cpus - owns[name]
+        # 2. Those that are too small take what is idle, the most important first.
+        for name, balloon in sorted(found.balloons.items(), key=lambda item: self._rank(item[1])):
+            wanted = balloon.kind.size_for(balloon.milli)
+            if len(owns[name]) < wanted and len(idle) > found.kept_idle:
+                now = replace(balloon, cpus=owns[name])
+                rest = replace(found, idle=idle)
+                owns[name] = self._grown(node, rest, now, wanted, idle)
+                idle -= owns[name]
+        # 3. All containers of a balloon have its CPUs.
+        changed: dict[str, Placement] = {}
+        free = node.usable - node.reserved - found.foreign.union(*owns.values())
+        for name, balloon in found.balloons.items():
+            if owns[name]:
+                changed.update(self._places.of_members(node, balloon, owns[name], free))
+        return changed
+
+    # ------------------------------------------------------------------ which balloon
+
+    def _type_of(self, keep: Optional[Placement]) -> Optional[BalloonType]:
+        """The type of the balloon that a placement is in, if there still is such a type."""
+        named = parse_name(keep.group) if keep is not None else None
+        return None if named is None else self._types.get(named[0])
+
+    def _kept(
+        self, found: Found, keep: Optional[Placement], kind: BalloonType, container: Container, fence: Fence
+    ) -> Optional[Balloon]:
+        """The balloon that a container is in; also if it was alone there, and its CPUs count as idle now."""
+        named = parse_name(keep.group) if keep is not None else None
+        if keep is None or named is None or named[0] != kind.name:
+            return None
+        balloon = found.balloons.get(keep.group)
+        if balloon is None:
+            balloon = Balloon(kind, named[1], keep.exclusive & found.idle)
+        return balloon if self._lets_run(kind, balloon.cpus, container, fence.cpus) else None
+
+    def _chosen(self, node: Node, found: Found, kind: BalloonType, ask: Ask) -> Optional[Balloon]:
+        of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
+        used = {b.number for b in of_kind}
+        # 1. Those that are to be there from the start are there, with no one in them. Nobody takes the last CPU
+        #    from containers that are in no balloon.
+        aside = self._cpus.set_aside(node)
+        for number in range(kind.min_balloons):
+            if number not in used:
+                cpus = aside.get(name_of(kind, number), NO_CPUS) & found.spare
+                of_kind.append(Balloon(kind, number, cpus))
+        # 2. And one more.
+        numbers = {b.number for b in of_kind}
+        fresh = None
+        if not kind.max_balloons or len(of_kind) < kind.max_balloons:
+            fresh = Balloon(kind, min(set(range(len(numbers) + 1)) - numbers), NO_CPUS)
+        may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
+        return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask)
+
+    def _any(self, found: Found, ask: Ask) -> Optional[Balloon]:
+        """Where there is no CPU left for a balloon, nor one that all share: the default balloon, else any that has CPUs."""
+        if found.idle if ask.inside is None else found.idle & ask.inside:
+            return None
+        balloons = sorted(found.balloons.values(), key=lambda b: (b.kind.name != DEFAULT, self._rank(b)))
+        inside = [b for b in balloons if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
+        return inside[0] if inside else None
+
+    def _lets_run(
+        self, kind: BalloonType, own: frozenset[int], container: Container, inside: Optional[frozenset[int]]
+    ) -> bool:
+        """Whether a container has a CPU in a balloon that owns these; ``inside``: what its caller lets it use."""
+        return bool(self._places.visible(kind, own, container, inside))
+
+    def _rank(self, balloon: Balloon) -> tuple[tuple[int, int], int]:
+        return self._order[balloon.kind.name], balloon.number
+
+    # ------------------------------------------------------------------ how large
+
+    def _is_too_large(self, balloon: Balloon) -> bool:
+        wanted = balloon.kind.size_for(balloon.milli)
+        if not balloon.kind.hide_hyperthreads:
+            return len(balloon.cpus) > wanted
+        # Whole cores: a CPU more than wanted may be the hidden one of a core.
+        visible = balloon.cpus - self._cpus.hidden(balloon.cpus)
+        return len(balloon.cpus) - len(balloon.cpus) // max(len(visible), 1) >= wanted
+
+    def _inflated(
+        self, node: Node, found: Found, balloon: Balloon, ask: Ask, affinity: Optional[Affinity]
+    ) -> frozenset[int]:
+        """The CPUs of a balloon with one container more; never fewer than others in it have now."""
+        wanted = balloon.kind.size_for(balloon.milli + ask.milli)
+        if wanted < len(balloon.cpus) and not balloon.members and ask.inside is None:
+            return self._cpus.shrunk(balloon.kind, balloon.cpus, wanted)
+        graph = affinity or NoAffinity()
+        cost: Optional[Cost] = None if affinity is None else (lambda cpus: (graph.cost(ask.container, cpus),))
+        # CPUs that the container may use come first; a balloon that has none of them yet gets no others.
+        if ask.inside is not None:
+            own = self._grown(node, found, balloon, wanted, found.idle & ask.inside, cost)
+            if not balloon.cpus:
+                return own
+            balloon = replace(balloon, cpus=own)
+        return self._grown(node, found, balloon, wanted, found.idle, cost)
+
+    def _grown(
+        self,
+        node: Node,
+        found: Found,
+        balloon: Balloon,
+        wanted: int,
+        free: frozenset[int],
+        cost: Optional[Cost] = None,
+    ) -> frozenset[int]:
+        """The CPUs of a balloon that is to have ``wanted``; the last idle ones stay where somebody needs them."""
+        most = len(balloon.cpus) + max(0, len(found.idle - balloon.cpus) - found.kept_idle)
+        waiting = self._waiting(node, found, balloon.name)
+        free -= balloon.cpus
+        count = min(wanted, most)
+
+        def take(pool: frozenset[int]) -> frozenset[int]:
+            return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost)
+
+        own = take(free)
+        return own if not needs_of(node) else self._sparing(node, free, balloon.cpus, own, take)
+
+    def _sparing(
+        self,
+        node: Node,
+        free: frozenset[int],
+        have: frozenset[int],
+        own: frozenset[int],
+        take: Callable[[frozenset[int]], frozenset[int]],
+    ) -> frozenset[int]:
+        """As many CPUs as ``own`` that are not the last ones of other containers; else fewer, but for the first one."""
+
+        def at_least(count: int) -> Optional[frozenset[int]]:
+            def enough(pool: frozenset[int]) -> Optional[frozenset[int]]:
+                return found if len(found := take(pool)) >= count else None
+
+            return take_sparing(node, free, have, enough, lambda found: found)
+
+        for count in (len(own), 1):
+            found = at_least(count)
+            if found is not None and not emptied_by(node, found - have):
+                return found
+        return own
+
+    def _waiting(self, node: Node, found: Found, but: str = "") -> frozenset[int]:
+        """The CPUs that are set aside for balloons that have no containers now; ``but``: all but one's."""
+        aside = self._cpus.set_aside(node)
+        waiting = [cpus for name, cpus in aside.items() if name not in found.balloons and name != but]
+        return frozenset().union(*waiting)
+
+    # ------------------------------------------------------------------ what containers get
+
+    def _decided(
+        self,
+        node: Node,
+        found: Found,
+        balloon: Balloon,
+        own: frozenset[int],
+        container: Container,
+        fence: Fence,
+        note: str,
+    ) -> Decision:
+        free = node.usable - node.reserved - found.foreign.union(own, *found.others(balloon.name))
+        place = self._places.of_container(node, balloon, own, free, container, fence.cpus)
+        milli = balloon.milli + container.resources.milli_request
+        fits = len(own) * 1000 >= milli
+        # Its memory is near the CPUs it can count on.
+        settings = replace(self.settings, memory=balloon.kind.memory or self.settings.memory)
+        why = f"{note}{self._places.why(balloon, own, milli)}"
+        decision = with_memory(node, container, settings, fence, replace(place, cpus=own), why, fits)
+        why = "; ".join((decision.why, *container.wishes.notes))
+        others = self._places.of_members(node, balloon, own, free)
+        return replace(
+            decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
+        )
+
+    def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:
+        """A decision on the reserved CPUs; else in words why there is none."""
+        place = reserved_place(node, container, fence)
+        if isinstance(place, str):
+            return place
+        why = "; ".join((f"shares the {len(place.cpus)} reserved CPUs", *container.wishes.notes))
+        return with_memory(node, container, self.settings, fence, place, why)

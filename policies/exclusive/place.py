@@ -1,0 +1,275 @@
+"""Containers with CPUs of their own: which CPUs, in which domain, with what beside them.
+
+Whole CPUs are chosen by policies/exclusive/pick.py: in one L3 if they fit there, else in one NUMA node, and so on, by
+best fit, so that whole CCXs stay whole. Among places of one size, in this order: inside the pod's domain P, near
+peers (affinity), near devices (hints), where the shared containers lose the least. A mixed container shares, for
+the fraction of its request, the other CPUs of the same domain: it goes where these have room for it, and of such
+places to the one that fits best where owning is the rule (``ownership: exclusive``), else to the least loaded one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Optional, Union
+
+from policies.exclusive.pick import Claim, Pick, pick
+from policies.exclusive.rules import Ask
+from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same, take_sparing
+from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.machine.topology import Topology
+from policies.memory import with_memory
+from policies.model import Affinity, Container, Decision, Fence, Placement, PlacementRefused
+from policies.node import NANO_PER_MILLI, Node
+from policies.pod_domain import PodDomains
+from policies.settings import PlacementSettings
+from policies.wanted import demand_of, hinted_nodes, l3_mode_of, missed_hints
+
+#: The levels a pick can have, small to large.
+RANKS = {
+    name: rank
+    for rank, name in enumerate(("core", "ccx", "nccx", "numa", "numa+ccx", "2numa", "socket", "machine"))
+}
+
+
+class Owning:
+    """Places containers that own CPUs on one machine."""
+
+    def __init__(self, topology: Topology, settings: PlacementSettings, pods: PodDomains) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.pods = pods
+
+    def place(
+        self,
+        node: Node,
+        container: Container,
+        ask: Ask,
+        fence: Fence,
+        affinity: Optional[Affinity],
+        near: Optional[frozenset[int]],
+        keep: Optional[Placement],
+    ) -> Union[Decision, str]:
+        """A decision, or in words why there is none and the container has to share.
+
+        :raises PlacementRefused: its annotations demand what cannot be had.
+        """
+        # 1. What may be owned: never the last shared CPU, nor reserved ones.
+        free = node.usable - node.exclusive - node.reserved
+        if fence.cpus is not None:
+            free &= fence.cpus
+        isolated = free & self.topology.data.isolated
+        ordinary = free - node.isolated
+        kept, grown = _kept(self.topology, _alone(node, keep, fence), ask.full, free)
+        # 2. Isolated CPUs, all or none; then the others.
+        found: Optional[Pick] = None
+        claim = self._claim(node, container, ask, affinity, kept)
+        if ask.isolated in ("prefer", "require") and len(isolated) >= ask.full:
+            found = self._pick(node, container, isolated, claim, affinity, near)
+        if found is None and ask.isolated == "require":
+            raise PlacementRefused(
+                f"{container.path} demands {ask.full} isolated CPUs; {len(isolated)} are free"
+                + (f" ({format_cpus(isolated)})" if isolated else "")
+            )
+        if found is None:
+            found = self._pick(node, container, ordinary, claim, affinity, near)
+        if found is None:
+            return self._not_owned(container, ask, ordinary)
+        if ask.is_mixed and not node.shared - found.cpus:
+            return f"{ask.full} CPUs of its own would leave no shared CPU"
+        self._check_hints(container, found)
+        # 3. What it shares, and what is sent.
+        home, level = self._home(node, container, ask, found, fence)
+        shared = (home & node.shared) - found.cpus
+        if not node.usable - node.exclusive - found.cpus - node.isolated:
+            return f"{ask.full} CPUs of its own would leave none for others"
+        cpus = (found.cpus - found.hidden) | shared
+        lift = (container.wishes.cfs_quota or self.settings.cfs_quota) == "lift"
+        place = Placement(
+            cpus=cpus,
+            exclusive=found.cpus,
+            level=level,
+            home=home,
+            grown=grown + ((found.cpus - kept,) if keep is not None and found.cpus - kept else ()),
+            hidden=found.hidden,
+            lift_quota=lift and not ask.is_mixed and container.resources.milli_limit is not None,
+        )
+        fits = RANKS[found.level] <= max(RANKS[self._ideal(ask.full)], RANKS["ccx"])
+        why = found.why + (f", and {ask.milli_shared}m on shared ones" if ask.is_mixed else "")
+        emptied = emptied_by(node, found.cpus - kept)
+        why = "; ".join(filter(None, (why, emptied, shared_all_the_same(node, found.cpus - kept))))
+        return with_memory(node, container, self.settings, fence, place, why, fits and not emptied)
+
+    def _claim(
+        self, node: Node, container: Container, ask: Ask, affinity: Optional[Affinity], kept: frozenset[int]
+    ) -> Claim:
+        smt = container.wishes.smt or self.settings.smt
+        hinted = hinted_nodes(container, self.settings)
+        packed = self.settings.ownership == "exclusive"
+        squeeze = _squeeze(node, ask.milli_shared, packed)
+        fixed = frozenset().union(*[need.cpus for need in needs_of(node) if need.is_fixed])
+
+        def cost(cpus: frozenset[int]) -> tuple[float, ...]:
+            pull = affinity.cost(container, cpus) if affinity is not None else 0.0
+            missed = missed_hints(hinted, self.topology.nodes_of(cpus)) if hinted else 0
+            return (len(fixed & cpus), pull, missed, *squeeze(cpus))
+
+        return Claim(
+            ask.full,
+            l3=l3_mode_of(container, self.settings),
+            numa_required=bool(demand_of(container, self.settings)),
+            smt=smt,
+            keep=kept,
+            cost=cost,
+            best_fit=not ask.is_mixed,
+        )
+
+    def _pick(
+        self,
+        node: Node,
+        container: Container,
+        free: frozenset[int],
+        claim: Claim,
+        affinity: Optional[Affinity],
+        near: Optional[frozenset[int]],
+    ) -> Optional[Pick]:
+        """The pick that leaves containers that can go nowhere else what they need, if there is one; else any."""
+
+        def take(pool: frozenset[int]) -> Optional[Pick]:
+            return self._nearest(node, container, pool, claim, affinity, near)
+
+        return take_sparing(node, free, claim.keep, take, lambda found: found.cpus)
+
+    def _nearest(
+        self,
+        node: Node,
+        container: Container,
+        free: frozenset[int],
+        claim: Claim,
+        affinity: Optional[Affinity],
+        near: Optional[frozenset[int]],
+    ) -> Optional[Pick]:
+        """The pick inside the pod's domain, or near its old place, if that is as good as anywhere; else anywhere."""
+        anywhere = pick(self.topology, free | claim.keep, claim)
+        if anywhere is None or claim.keep:
+            return anywhere
+        leaves = (
+            self.pods.leaves_of(near)
+            if near
+            else self.pods.find(node, node.survey(), container, affinity, packed=True)
+        )
+        if leaves is None or len(leaves) == len(self.topology.leaves):
+            return anywhere
+        inside = frozenset().union(*[self.topology.leaves[i].cpus for i in leaves])
+        within = pick(self.topology, free & inside, claim)
+        if within is not None and RANKS[within.level] <= RANKS[anywhere.level]:
+            return within
+        return anywhere
+
+    def _not_owned(self, container: Container, ask: Ask, free: frozenset[int]) -> str:
+        """:raises PlacementRefused: a demand cannot be met."""
+        demand = demand_of(container, self.settings)
+        level, word = ("l3", "L3") if demand == "l3" else ("numa", "NUMA node")
+        if demand or l3_mode_of(container, self.settings) == "exclusive":
+            domains = self.topology.at(level) or self.topology.at("numa")
+            largest = max((len(d.cpus & free) for d in domains), default=0)
+            alone = " to itself" if l3_mode_of(container, self.settings) == "exclusive" else ""
+            raise PlacementRefused(
+                f"{container.path} wants {ask.full} CPUs in one {word}{alone}; the largest free {word} has {largest}"
+            )
+        return f"{ask.full} CPUs of its own are wanted, {len(free)} are free: it shares"
+
+    def _check_hints(self, container: Container, found: Pick) -> None:
+        hinted = hinted_nodes(container, self.settings)
+        if container.wishes.strict_hints and missed_hints(hinted, self.topology.nodes_of(found.cpus)):
+            raise PlacementRefused(
+                f"{container.path} demands CPUs near its devices (NUMA node "
+                f"{format_cpus(frozenset().union(*hinted))}); {len(found.cpus)} are not free there"
+            )
+
+    def _home(
+        self, node: Node, container: Container, ask: Ask, found: Pick, fence: Fence
+    ) -> tuple[frozenset[int], str]:
+        """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
+        if not ask.is_mixed:
+            return found.cpus, found.level
+        levels = (("l3", "ccx"), ("numa", "numa"), ("socket", "socket"), ("machine", "machine"))
+        around = [
+            (d.cpus, name) for level, name in levels for d in self.topology.at(level) if found.cpus <= d.cpus
+        ]
+        # By size: an L3 may be larger than a NUMA node, and a node larger than a socket.
+        for cpus, name in sorted(around, key=lambda domain: len(domain[0])):
+            home = cpus if fence.cpus is None else cpus & fence.cpus
+            left = (home & node.shared) - found.cpus
+            if left and len(left) * 1000 - node.charge_milli(left) >= ask.milli_shared:
+                return home, name
+        whole = self.topology.root.cpus if fence.cpus is None else fence.cpus
+        return whole, "machine"
+
+    def _ideal(self, count: int) -> str:
+        """The level that a claim would have on the empty machine."""
+        for level, name in (("l3", "ccx"), ("numa", "numa"), ("socket", "socket")):
+            # An L3 of several NUMA nodes is no smaller than its socket here: as few nodes as can be come first.
+            domains = [d for d in self.topology.at(level) if level != "l3" or len(d.nodes) == 1]
+            if any(len(d.cpus & self.topology.online) >= count for d in domains):
+                return name
+        return "machine"
+
+
+def _alone(node: Node, keep: Optional[Placement], fence: Fence) -> Optional[Placement]:
+    """A placement with what its caller lets it have, and without what others own too: those of another policy's group."""
+    if keep is None:
+        return None
+    mates = node.groups.get(keep.group, {}).values() if keep.group else ()
+    own = keep.exclusive.difference(*[mate.exclusive for mate in mates])
+    return replace(keep, exclusive=own if fence.cpus is None else own & fence.cpus, group="")
+
+
+def _kept(
+    topology: Topology, keep: Optional[Placement], count: int, free: frozenset[int]
+) -> tuple[frozenset[int], tuple[frozenset[int], ...]]:
+    """Of the CPUs a container has those it keeps, the newest given back first; and which of them were added later."""
+    if keep is None or not keep.exclusive:
+        return NO_CPUS, ()
+    # 1. The CPUs as they were added: those of its start, then each growth.
+    added = frozenset().union(*keep.grown)
+    steps = [keep.exclusive - added, *(step & keep.exclusive for step in keep.grown)]
+    # 2. Whole steps while they fit; of the one that does not the part that goes best with the rest.
+    kept: frozenset[int] = NO_CPUS
+    grown: list[frozenset[int]] = []
+    for number, step in enumerate(steps):
+        room = count - len(kept)
+        if len(step) > room:
+            part = pick(topology, kept | step, Claim(count, keep=kept)) if room else None
+            step = part.cpus - kept if part is not None else NO_CPUS
+        kept |= step
+        if number and step:
+            grown.append(step)
+    return kept, tuple(grown)
+
+
+def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset[int]], tuple[int, ...]]:
+    """What taking some CPUs does to the shared containers of their leaves, in milli-CPUs.
+
+    How far these would be overcommitted; for a mixed container that is to be ``packed`` how many CPUs are left there;
+    on how many siblings of others' own CPUs its shared part would run; what the others lose of the CPUs up to their
+    limits; and how much they ask for: of two places the one where fewer notice.
+    """
+    survey = node.survey()
+    owned = node.exclusive if milli_shared else NO_CPUS
+    siblings = frozenset().union(*[node.topology.core_mates(cpu) for cpu in owned])
+
+    def squeeze(cpus: frozenset[int]) -> tuple[int, ...]:
+        taken: dict[int, int] = {}
+        for cpu in cpus:
+            leaf = node.leaf_of[cpu]
+            taken[leaf] = taken.get(leaf, 0) + 1
+        lacking = asked = beside = left = 0
+        for index, count in taken.items():
+            charge = survey.order_nano[index] // NANO_PER_MILLI
+            asked += charge
+            beside += len((survey.cpus[index] & siblings) - cpus)
+            left += survey.caps[index] - count if milli_shared and packed else 0
+            lacking += max(0, charge + milli_shared - (survey.caps[index] - count) * 1000)
+        return lacking, left, beside, node.shortfall_milli(cpus, len(cpus)), asked
+
+    return squeeze

@@ -1,0 +1,350 @@
+"""The policy balloons, asked directly: types, CPUs, sizes, and what is said when there are too few CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+import pytest
+
+from policies.balloons.policy import Balloons
+from policies.balloons.types import BalloonSettings, BalloonType
+from policies.hygon import Hygon
+from policies.machine.cpus import format_cpus, parse_cpus
+from policies.model import (
+    NO_FENCE,
+    Container,
+    Decision,
+    Fence,
+    Placement,
+    PlacementRefused,
+    Wishes,
+    wanted_milli,
+)
+from policies.node import Resident
+from policies.settings import PlacementSettings
+from tests.machines import (
+    EPYC_NPS1_1S,
+    GIB,
+    HYGON_7285_2S,
+    MONOLITHIC_2S,
+    OFFLINE_CPUS,
+    ONE_CPU,
+    VM_NO_CACHE_INFO,
+)
+from tests.scenes import Number, fence, make_container, make_pod, node_of
+
+DB = BalloonType("db", namespaces=("db",))
+NO_WISHES = Wishes()
+
+
+class Pools:
+    """A node with balloons; ``put`` does with a decision what the engine does."""
+
+    def __init__(self, where: str, *types: BalloonType, reserved: str = "", memory: str = "prefer") -> None:
+        self.node = node_of(where, reserved=reserved)
+        settings = PlacementSettings(balloons=BalloonSettings(types), memory=memory)
+        self.policy = Balloons(self.node.topology, settings)
+        self.fences: dict[str, Fence] = {}
+
+    def put(self, container: Container, within: Fence = NO_FENCE) -> Decision:
+        decision = self.policy.place(self.node, container, within)
+        self.fences[container.name] = within
+        self.book(container.name, container, decision)
+        for key, placement in decision.others.items():
+            self._move(key, placement)
+        return decision
+
+    def book(self, key: str, container: Container, decision: Decision) -> None:
+        place, request = decision.placement, container.resources.milli_request
+        self.node.add(key, Resident(container.pod.uid, request, wanted_milli(container), place.cpus, place.exclusive,
+                                    place.memory_charge, container, place))  # fmt: skip
+
+    def _move(self, key: str, placement: Placement) -> None:
+        was, fenced = self.node.remove(key), self.fences[key].cpus
+        cpus = placement.cpus if fenced is None else placement.cpus & fenced
+        placement = replace(placement, cpus=cpus)
+        self.node.add(key, replace(was, cpus=cpus, exclusive=placement.exclusive, placement=placement))
+
+    def remove(self, name: str) -> None:
+        self.node.remove(name)
+        for key, placement in self.policy.tidy(self.node).items():
+            self._move(key, placement)
+        assert self.policy.tidy(self.node) == {}
+
+    def own(self, name: str) -> str:
+        place = self.node.residents[name].placement
+        return "" if place is None else format_cpus(place.exclusive)
+
+
+def asks(
+    name: str,
+    request: Number,
+    namespace: str = "db",
+    pod: str = "",
+    wishes: Wishes = NO_WISHES,
+    labels: Optional[dict[str, str]] = None,
+    memory: int = 0,
+) -> Container:
+    of = replace(make_pod(pod or f"pod-{name}", namespace=namespace), labels=labels or {})
+    return replace(make_container(name, request=request, pod=of, memory=memory), wishes=wishes)
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "size"),
+    [
+        pytest.param(DB, [0], 1, id="a container that requests nothing has a CPU"),
+        pytest.param(DB, [1.2, 0.7], 2, id="the sum of the requests is rounded up, not each"),
+        pytest.param(replace(DB, min_cpus=4), [1], 4, id="never below MinCPUs"),
+        pytest.param(replace(DB, max_cpus=3, max_balloons=1), [2, 2], 3, id="never above MaxCPUs"),
+        pytest.param(replace(DB, hide_hyperthreads=True), [3], 4, id="whole cores where threads are hidden"),
+    ],
+)
+def test_a_balloon_is_as_large_as_its_containers_request(
+    kind: BalloonType, requests: list[Number], size: int
+) -> None:
+    pools = Pools(HYGON_7285_2S, kind)
+    for number, request in enumerate(requests):
+        decision = pools.put(asks(f"c{number}", request))
+    assert len(decision.placement.exclusive) == size
+    assert decision.placement.group == "db[0]"
+    assert decision.placement.level == "balloon:db[0]"
+
+
+def test_containers_of_a_balloon_have_the_same_cpus_and_nobody_else_has_them() -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    pools.put(asks("a", 2))
+    second = pools.put(asks("b", 3))
+    assert second.others["a"].cpus == second.placement.cpus == second.placement.exclusive
+    assert pools.node.shared.isdisjoint(second.placement.cpus)
+    assert pools.own("a") == pools.own("b")
+
+
+@pytest.mark.parametrize(
+    ("requests", "cpus"),
+    [
+        pytest.param([2, 2], "0-1,64-65", id="inside its CCX"),
+        pytest.param([6, 2], "0-3,64-67", id="until that is full"),
+        pytest.param([6, 6], "0-5,64-69", id="then inside its NUMA node"),
+        pytest.param([6, 10], "0-7,64-71", id="until that is full"),
+    ],
+)
+def test_a_balloon_grows_inside_its_ccx_then_inside_its_numa_node(requests: list[Number], cpus: str) -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    for number, request in enumerate(requests):
+        decision = pools.put(asks(f"c{number}", request))
+    assert format_cpus(decision.placement.cpus) == cpus
+
+
+def test_a_balloon_grows_into_its_own_socket_before_the_other() -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    pools.put(asks("a", 16))
+    decision = pools.put(asks("b", 8))
+    assert {pools.node.topology.cpus[c].socket for c in decision.placement.cpus} == {0}
+
+
+def test_a_balloon_that_loses_a_container_gives_cpus_back_and_the_last_one_takes_it_away() -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    pools.put(asks("a", 6))
+    pools.put(asks("b", 6))
+    pools.remove("a")
+    assert len(parse_cpus(pools.own("b"))) == 6
+    pools.remove("b")
+    assert pools.node.exclusive == frozenset()
+
+
+def test_whole_ccxs_are_kept_whole() -> None:
+    pools = Pools(EPYC_NPS1_1S, replace(DB, prefer_new_balloons=True))
+    sets = [pools.put(asks(f"c{i}", request)).placement.cpus for i, request in enumerate((5, 3, 8))]
+    assert [format_cpus(cpus) for cpus in sets] == ["0-4", "5-7", "8-15"]
+
+
+def test_balancing_takes_the_branch_with_most_free_cpus() -> None:
+    kind = replace(DB, prefer_new_balloons=True, allocator_topology_balancing=True)
+    pools = Pools(HYGON_7285_2S, kind)
+    places = [pools.put(asks(f"c{i}", 2)).placement.cpus for i in range(4)]
+    assert [pools.node.topology.nodes_of(cpus) for cpus in places] == [{0}, {4}, {1}, {5}]
+
+
+# ---------------------------------------------------------------------- too few CPUs
+
+
+def test_a_balloon_that_cannot_grow_takes_the_container_anyway_and_says_so() -> None:
+    pools = Pools(VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
+    pools.put(asks("a", 6))
+    decision = pools.put(asks("b", 6))
+    assert not decision.fits
+    assert len(decision.placement.cpus) == 8
+    assert "too few for the 12000m requested: overcommitted" in decision.why
+
+
+def test_cpus_that_come_free_go_to_the_balloon_that_lacks_them() -> None:
+    pools = Pools(VM_NO_CACHE_INFO, DB, replace(DB, name="web", namespaces=("web",)))
+    pools.put(asks("web", 6, "web"))
+    pools.put(asks("db", 4))
+    assert len(parse_cpus(pools.own("db"))) == 2
+    pools.remove("web")
+    assert len(parse_cpus(pools.own("db"))) == 4
+
+
+def test_where_no_cpu_is_left_a_container_joins_the_default_balloon() -> None:
+    pools = Pools(ONE_CPU, DB)
+    pools.put(asks("first", 1, "default"))
+    decision = pools.put(asks("second", 1))
+    assert decision.placement.group == "default[0]"
+    assert not decision.fits
+    assert decision.why.startswith("no balloon of type db has a CPU it may use, nor can get one")
+
+
+def test_the_last_cpu_is_left_to_containers_in_no_balloon() -> None:
+    pools = Pools(VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
+    pools.put(asks("db", 1))
+    outside = asks("outside", 0)
+    pools.book("outside", outside, Hygon(pools.node.topology, PlacementSettings()).place(pools.node, outside))
+    pools.put(asks("large", 20))
+    assert len(pools.node.shared) == 1
+
+
+# ---------------------------------------------------------------------- reserved, default, refused
+
+
+def test_reserved_namespaces_run_on_the_reserved_cpus_and_get_a_balloon_beyond() -> None:
+    pools = Pools(HYGON_7285_2S, DB, reserved="0,64")
+    first = pools.put(asks("dns", 1.5, "kube-system"))
+    beyond = pools.put(asks("proxy", 1, "kube-system"))
+    assert (first.placement.level, format_cpus(first.placement.cpus)) == ("reserved", "0,64")
+    assert beyond.placement.group == "reserved[0]"
+    assert beyond.why.startswith("the reserved CPUs 0,64 have 500m left of 2 CPUs")
+
+
+def test_no_balloon_takes_reserved_cpus() -> None:
+    pools = Pools(VM_NO_CACHE_INFO, DB, reserved="0-5")
+    assert format_cpus(pools.put(asks("a", 4)).placement.cpus) == "6-7"
+
+
+def test_who_matches_nothing_is_in_the_default_balloon_and_runs_on_all_cpus_of_its_node_in_no_balloon() -> (
+    None
+):
+    pools = Pools(HYGON_7285_2S, DB)
+    pools.put(asks("db", 2))
+    place = pools.put(asks("other", 0, "shop")).placement
+    assert (place.group, len(place.exclusive)) == ("default[0]", 1)
+    assert place.cpus == parse_cpus("0-7,64-71") - parse_cpus(pools.own("db"))
+
+
+def test_a_listed_default_type_is_as_it_is_listed() -> None:
+    pools = Pools(HYGON_7285_2S, BalloonType("default", min_cpus=4))
+    place = pools.put(asks("other", 0, "shop")).placement
+    assert len(place.cpus) == 4
+
+
+@pytest.mark.parametrize(
+    ("container", "types", "message"),
+    [
+        pytest.param(
+            asks("app", 1, wishes=Wishes(balloon="nope")),
+            (DB,),
+            'db/pod-app/app asks by annotation for a balloon of type "nope"; there are reserved, db, default',
+            id="a type there is none of",
+        ),
+        pytest.param(
+            asks("app", 1),
+            (replace(DB, max_cpus=-1),),
+            "db/pod-app/app is for balloons of type db, which are banned on this node (MaxCPUs is -1)",
+            id="a banned type",
+        ),
+        pytest.param(asks("app", 1, wishes=Wishes(refusal="no")), (DB,), "no", id="a demand that is not understood"),
+    ],
+)  # fmt: skip
+def test_refused_with_the_reason(container: Container, types: tuple[BalloonType, ...], message: str) -> None:
+    with pytest.raises(PlacementRefused) as refusal:
+        Pools(HYGON_7285_2S, *types).put(container)
+    assert str(refusal.value) == message
+
+
+# ---------------------------------------------------------------------- what containers see
+
+
+def test_one_container_that_hides_threads_leaves_the_others_theirs() -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    pools.put(asks("a", 2))
+    hiding = pools.put(asks("b", 2, wishes=Wishes(smt="hide")))
+    assert format_cpus(hiding.placement.cpus) == "0-1"
+    assert format_cpus(hiding.others["a"].cpus) == "0-1,64-65"
+
+
+def test_idle_cpus_around_a_balloon_may_be_used_as_far_as_the_type_says() -> None:
+    sharing = replace(DB, share_idle_cpus_in_same="l3cache")
+    pools = Pools(HYGON_7285_2S, sharing, BalloonType("web", namespaces=("web",)))
+    place = pools.put(asks("a", 2)).placement
+    assert (format_cpus(place.cpus), format_cpus(place.exclusive)) == ("0-3,64-67", "0,64")
+    pools.put(asks("w", 2, "web"))
+    assert format_cpus(pools.policy.place(pools.node, asks("b", 0)).placement.cpus) == "0,2-3,64,66-67"
+
+
+def test_memory_is_that_of_the_balloons_own_cpus() -> None:
+    pools = Pools(HYGON_7285_2S, replace(DB, share_idle_cpus_in_same="system"))
+    assert pools.put(asks("a", 2, memory=1)).placement.mems == {0}
+    off = Pools(HYGON_7285_2S, replace(DB, memory="off"))
+    assert off.put(asks("a", 2, memory=1)).placement.mems == frozenset()
+
+
+def test_memory_nodes_are_added_when_a_balloon_grows_out_of_its_node() -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    first = pools.put(asks("a", 12, memory=1))
+    grown = pools.put(asks("b", 8))
+    assert first.placement.mems == {0}
+    assert grown.others["a"].mems == pools.node.topology.nodes_of(grown.placement.cpus)
+    assert grown.others["a"].memory_charge == ((0, GIB),)
+
+
+# ---------------------------------------------------------------------- the caller's cpuset
+
+
+def test_a_fenced_container_gets_a_balloon_inside_its_fence() -> None:
+    pools = Pools(HYGON_7285_2S, DB)
+    pools.put(asks("a", 2))
+    fenced = pools.put(asks("b", 2), fence("32-63"))
+    assert fenced.placement.group == "db[1]"
+    assert fenced.placement.cpus <= parse_cpus("32-63")
+
+
+def test_a_fenced_container_may_join_a_balloon_it_can_partly_use() -> None:
+    pools = Pools(MONOLITHIC_2S, replace(DB, max_balloons=1))
+    pools.put(asks("a", 4))
+    fenced = pools.put(asks("b", 0), fence("0,20"))
+    assert (fenced.placement.group, format_cpus(fenced.placement.cpus)) == ("db[0]", "0")
+
+
+def test_a_shrinking_balloon_keeps_a_cpu_for_a_fenced_container() -> None:
+    pools = Pools(MONOLITHIC_2S, replace(DB, max_balloons=1))
+    pools.put(asks("a", 6))
+    pools.put(asks("fenced", 0), fence("34"))
+    pools.put(asks("c", 1))
+    pools.remove("a")
+    assert 34 in parse_cpus(pools.own("fenced"))
+
+
+# ---------------------------------------------------------------------- resizing
+
+
+def test_a_resized_container_stays_in_its_balloon() -> None:
+    pools = Pools(HYGON_7285_2S, replace(DB, prefer_new_balloons=True))
+    for name in ("a", "b", "c"):
+        pools.put(asks(name, 2))
+    keep = pools.node.residents["b"].placement
+    pools.node.remove("b")
+    decision = pools.policy.place(pools.node, asks("b", 4), keep=keep)
+    assert decision.placement.group == "db[1]"
+    assert keep is not None and keep.exclusive < decision.placement.exclusive
+
+
+def test_isolated_cpus_come_first_only_where_the_type_says_so() -> None:
+    pools = Pools(
+        OFFLINE_CPUS, replace(DB, prefer_isolated_cpus=True), BalloonType("web", namespaces=("web",))
+    )
+    assert format_cpus(pools.put(asks("a", 2)).placement.cpus) == "3,35"
+    assert pools.put(asks("w", 20, "web")).placement.cpus.isdisjoint(parse_cpus("3,35"))

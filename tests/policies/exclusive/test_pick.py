@@ -1,0 +1,262 @@
+"""Which CPUs a container owns, on named machines with named parts of them in use."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.exclusive.pick import Claim, Pick, pick
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Cpu, Topology, TopologyData
+from tests.machines import (
+    ALL_MACHINES,
+    BIG_1024,
+    EPYC_NPS1_1S,
+    HYGON_7285_2S,
+    MONOLITHIC_2S,
+    ONE_CPU,
+    SNC_2S,
+    UNEVEN_CCX,
+    VM_NO_CACHE_INFO,
+    machine,
+)
+from tests.scenes import topology
+
+
+def small(nodes: int = 2, l3s: int = 2, cores: int = 2, threads: int = 2, gone: str = "") -> Topology:
+    """CPU numbers go by node, L3, core, thread; with two threads 0 and 1 are the first core."""
+    cpus = tuple(
+        Cpu(cpu, cpu // threads, cpu // (threads * cores), 0, cpu // (threads * cores * l3s), 0)
+        for cpu in range(nodes * l3s * cores * threads)
+    )
+    return Topology(TopologyData(cpus, offline=parse_cpus(gone)))
+
+
+def found_in(tree: Topology, claim: Claim, used: str = "", free: Optional[str] = None) -> Optional[Pick]:
+    cpus = tree.online if free is None else parse_cpus(free)
+    return pick(tree, cpus - parse_cpus(used), claim)
+
+
+def shown(found: Optional[Pick]) -> tuple[str, str, str]:
+    """Owned, hidden, level."""
+    assert found is not None
+    return format_cpus(found.cpus), format_cpus(found.hidden), found.level
+
+
+# ---------------------------------------------------------------------- the order: L3, NUMA node, socket, machine
+
+#: A Hygon node: CPUs 0-7 and 64-71; its CCXs: 0-3,64-67 and 4-7,68-71.
+IN_USE = [
+    ("one core", HYGON_7285_2S, 2, "", "0,64", "core"),
+    ("one L3", HYGON_7285_2S, 8, "", "0-3,64-67", "ccx"),
+    ("the L3 that is left with the least", HYGON_7285_2S, 4, "0-1,64-65", "2-3,66-67", "ccx"),
+    ("a whole L3 stays whole", HYGON_7285_2S, 2, "4-5,68-69", "6,70", "core"),
+    ("a whole L3 and the rest in the one that fits best", HYGON_7285_2S, 10, "4-6,68-70", "0-3,7,64-67,71", "nccx"),
+    ("a whole node", HYGON_7285_2S, 16, "0,64", "8-15,72-79", "nccx"),
+    ("the nearest second node", HYGON_7285_2S, 20, "", "0-9,64-73", "numa+ccx"),
+    ("two nodes", HYGON_7285_2S, 32, "", "0-15,64-79", "2numa"),
+    ("one socket", HYGON_7285_2S, 64, "0,64", "32-63,96-127", "socket"),
+    ("the machine", HYGON_7285_2S, 66, "", "0-32,64-96", "machine"),
+    ("the rest in the fullest L3 that fits it", EPYC_NPS1_1S, 12, "0-3,8-13", "4-7,16-23", "nccx"),
+    ("the fewest L3s, all in part used", HYGON_7285_2S, 8, "0,64,4-5,68-69,8-63,72-127", "1-2,6-7,65-66,70-71", "nccx"),
+    ("L3s of different sizes", UNEVEN_CCX, 6, "", "0-2,14-16", "ccx"),
+    ("no L3 known", VM_NO_CACHE_INFO, 3, "", "0-2", "numa"),
+    ("one CPU", ONE_CPU, 1, "", "0", "core"),
+    ("an L3 as large as its node", MONOLITHIC_2S, 5, "", None, "ccx"),
+    ("an L3 larger than its node", SNC_2S, 2, "", None, "core"),
+    ("a thousand CPUs", BIG_1024, 600, "", None, "machine"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "count", "used", "cpus", "level"), [row[1:] for row in IN_USE], ids=[row[0] for row in IN_USE]
+)
+def test_cpus_come_from_the_smallest_domain_that_is_left_with_the_least(
+    where: str, count: int, used: str, cpus: Optional[str], level: str
+) -> None:
+    found = found_in(topology(where), Claim(count), used)
+    assert found is not None
+    assert (format_cpus(found.cpus) if cpus is not None else None, found.level) == (cpus, level)
+    assert len(found.cpus) == count
+    assert not found.hidden
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_every_count_up_to_all_cpus_can_be_owned_on_every_machine(name: str) -> None:
+    tree = topology(name)
+    largest = len(tree.online)
+    for count in sorted({1, largest // 3 or 1, largest - 1 or 1, largest}):
+        found = pick(tree, tree.online, Claim(count))
+        assert found is not None
+        assert len(found.cpus) == count
+    assert pick(tree, tree.online, Claim(largest + 1)) is None
+    assert pick(tree, NO_CPUS, Claim(1)) is None
+
+
+def test_a_core_whose_sibling_is_offline_is_a_whole_core() -> None:
+    found = found_in(small(gone="1"), Claim(3, smt="full-core"))
+    assert shown(found) == ("0,2-3", "", "ccx")
+
+
+def test_an_odd_thread_takes_a_core_on_which_nobody_else_runs() -> None:
+    assert shown(found_in(small(cores=3), Claim(3), used="0,6-23")) == ("2-4", "", "ccx")
+
+
+def test_whole_cores_in_two_l3s_come_before_shared_cores_in_one() -> None:
+    # L3 0 has four lone threads; L3s 1 and 2 have a whole core each.
+    tree = small(nodes=1, l3s=3, cores=4)
+    assert shown(found_in(tree, Claim(4), used="0,2,4,6,10-15,18-23")) == ("8-9,16-17", "", "nccx")
+
+
+def test_a_second_node_is_not_crossed_into_for_whole_cores() -> None:
+    assert shown(found_in(small(), Claim(4), used="0,2,6-7,10-15")) == ("1,3-5", "", "nccx")
+
+
+# ---------------------------------------------------------------------- the options
+
+OPTIONS = [
+    ("require: fits", Claim(4, l3="require"), "", ("0-3", "", "ccx")),
+    ("require: fits no L3", Claim(5, l3="require"), "", None),
+    ("require: also if that splits cores", Claim(2, l3="require"), "0,2,4,6,8,10,12,14", ("1,3", "", "ccx")),
+    ("NUMA required: fits", Claim(8, numa_required=True), "", ("0-7", "", "nccx")),
+    ("NUMA required: fits no node", Claim(7, numa_required=True), "0-1,8-9", None),
+    ("exclusive: the rest of the L3 is idle", Claim(3, l3="exclusive"), "0", ("4-7", "7", "ccx")),
+    ("exclusive: two L3s", Claim(5, l3="exclusive"), "0", ("8-15", "13-15", "nccx")),
+    ("exclusive: no L3 is whole", Claim(1, l3="exclusive"), "0,4,8,12", None),
+    ("full cores", Claim(4, smt="full-core"), "0,2,5", ("8-11", "", "ccx")),
+    ("full cores, odd: the sibling is idle", Claim(3, smt="full-core"), "", ("0-3", "3", "ccx")),
+    ("full cores: none is whole", Claim(1, smt="full-core"), "0,2,4,6,8,10,12,14", None),
+    ("hide: one thread a core is idle", Claim(4, smt="hide"), "", ("0-3", "1,3", "ccx")),
+    ("SMT spread: one thread a core", Claim(2, smt="spread"), "", ("0,2", "", "ccx")),
+    ("SMT spread: more L3s for it", Claim(3, smt="spread"), "", ("0,2,4", "", "nccx")),
+    ("SMT spread: not enough cores", Claim(10, smt="spread"), "", ("0-9", "", "numa+ccx")),
+    ("L3 spread: over the L3s of a node", Claim(2, l3="spread"), "", ("0,4", "", "nccx")),
+    ("L3 spread: over the L3s of two nodes", Claim(5, l3="spread"), "", ("0,2,4,8,12", "", "2numa")),
+    ("L3 spread with full cores", Claim(2, l3="spread", smt="full-core"), "", ("0-1,4-5", "1,5", "nccx")),
+    ("nothing is wanted", Claim(0), "", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("claim", "used", "expected"), [row[1:] for row in OPTIONS], ids=[row[0] for row in OPTIONS]
+)
+def test_options_of_a_claim(claim: Claim, used: str, expected: Optional[tuple[str, str, str]]) -> None:
+    found = found_in(small(), claim, used)
+    assert (None if found is None else shown(found)) == expected
+
+
+def test_an_l3_of_several_nodes_is_one_l3_also_where_that_splits_cores() -> None:
+    # Two L3s of two nodes each, a node has two cores; only the first L3 has a node with one whole core.
+    cpus = tuple(Cpu(cpu, cpu // 2, cpu // 8, 0, cpu // 4, 0) for cpu in range(16))
+    found = found_in(Topology(TopologyData(cpus)), Claim(3, l3="require"), free="0-1,4,8-9")
+    assert shown(found) == ("0-1,4", "", "2numa")
+
+
+KEEP = [
+    ("grows inside its L3", 4, "0-1", "", "0-3"),
+    ("grows inside its L3 also where another would fit all", 3, "2", "0,4-7", "1-3"),
+    ("completes its core", 2, "5", "", "4-5"),
+    ("then inside its node", 6, "0-3", "", "0-5"),
+    ("then in another node", 10, "0-7", "8-11", "0-7,12-13"),
+    ("keeps a CPU far away", 4, "0,12", "", "0-1,12-13"),
+    ("stays as it is", 2, "0,12", "", "0,12"),
+    ("gives back what lies alone", 2, "0,4-5", "", "4-5"),
+    ("gives back an L3", 4, "0-3,6-7", "", "0-3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "keep", "used", "cpus"), [row[1:] for row in KEEP], ids=[r[0] for r in KEEP]
+)
+def test_what_it_has_it_keeps(count: int, keep: str, used: str, cpus: str) -> None:
+    found = found_in(small(), Claim(count, keep=parse_cpus(keep)), used)
+    assert found is not None
+    assert format_cpus(found.cpus) == cpus
+
+
+def test_full_cores_grow_into_the_idle_sibling_first() -> None:
+    assert shown(found_in(small(), Claim(4, smt="full-core", keep=parse_cpus("0-3")))) == ("0-3", "", "ccx")
+    assert shown(found_in(small(), Claim(3, smt="full-core", keep=parse_cpus("0-3")))) == ("0-3", "3", "ccx")
+
+
+def test_exclusive_l3s_do_not_grow_around_cpus_of_an_l3_that_others_use() -> None:
+    assert found_in(small(), Claim(3, l3="exclusive", keep=parse_cpus("0-1")), used="3") is None
+
+
+def test_of_places_of_one_size_the_cheapest_is_taken() -> None:
+    def far_from_the_last(cpus: frozenset[int]) -> tuple[float, ...]:
+        return (float(15 - max(cpus)),)
+
+    for count, cpus in ((4, "12-15"), (8, "8-15"), (5, "8-12")):
+        found = found_in(small(), Claim(count, cost=far_from_the_last))
+        assert found is not None
+        assert (count, format_cpus(found.cpus)) == (count, cpus)
+
+
+def test_the_same_question_has_the_same_answer_in_any_order_of_cpus() -> None:
+    tree = topology(HYGON_7285_2S)
+    free = sorted(tree.online - parse_cpus("0-2,9,20-33,70"))
+    other = Topology(machine(HYGON_7285_2S))
+    for count in (1, 3, 8, 11, 40):
+        first = pick(tree, frozenset(free), Claim(count))
+        assert pick(other, frozenset(reversed(free)), Claim(count)) == first
+
+
+# ---------------------------------------------------------------------- against all possible answers
+
+SMALL_MACHINES = {
+    "two nodes of two L3s": small(),
+    "one node of four L3s": small(nodes=1, l3s=4),
+    "four nodes": small(nodes=4, l3s=1),
+    "no SMT": small(threads=1, cores=4),
+    "four threads": small(threads=4, cores=1),
+    "offline CPUs": small(gone="1,4-5"),
+}
+
+
+def spans(tree: Topology, cpus: frozenset[int]) -> tuple[int, int, int]:
+    """NUMA nodes, cores shared with others, L3s."""
+    cores = {tree.core_of[cpu] for cpu in cpus}
+    split = sum(not (tree.cores[core] & tree.online) <= cpus for core in cores)
+    return len(tree.nodes_of(cpus)), split, len({tree.cpus[cpu].l3 for cpu in cpus})
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_no_choice_spans_fewer_nodes_then_split_cores_then_l3s(data: st.DataObject) -> None:
+    tree = SMALL_MACHINES[data.draw(st.sampled_from(sorted(SMALL_MACHINES)))]
+    free = data.draw(st.frozensets(st.sampled_from(sorted(tree.online)), min_size=1, max_size=10))
+    count = data.draw(st.integers(1, len(free)))
+    best = min(spans(tree, frozenset(cpus)) for cpus in combinations(sorted(free), count))
+    found = pick(tree, free, Claim(count))
+    assert found is not None
+    assert found.cpus <= free
+    assert len(found.cpus) == count
+    assert spans(tree, found.cpus) == best
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_what_is_owned_is_free_and_what_is_kept_stays(data: st.DataObject) -> None:
+    tree = SMALL_MACHINES[data.draw(st.sampled_from(sorted(SMALL_MACHINES)))]
+    free = data.draw(st.frozensets(st.sampled_from(sorted(tree.online)), min_size=1))
+    keep = data.draw(st.frozensets(st.sampled_from(sorted(free))))
+    claim = Claim(
+        data.draw(st.integers(1, len(tree.online))),
+        l3=data.draw(st.sampled_from(("prefer", "require", "exclusive", "spread"))),
+        numa_required=data.draw(st.booleans()),
+        smt=data.draw(st.sampled_from(("", "full-core", "hide", "spread"))),
+        keep=keep,
+    )
+    found = pick(tree, free, claim)
+    if found is None:
+        return
+    assert found.cpus <= free
+    assert found.hidden < found.cpus
+    assert keep <= found.cpus or claim.count < len(keep)
+    if claim.smt != "hide":
+        assert len(found.cpus - found.hidden) == claim.count
