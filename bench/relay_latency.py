@@ -28,8 +28,8 @@ import grpc
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client, calls_by
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import parse
 from cri_proxy.core.interception import End, Forward
+from cri_proxy.cri.messages import parse
 from tests.cri_client import CHANNEL_OPTIONS
 
 CONTAINERS = 500

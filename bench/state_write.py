@@ -31,8 +31,8 @@ from random import Random
 from bench.decision_time import request
 from bench.figures import machine_line, percentile
 from cri_proxy.core.books import JournalKey, JournalValue
-from cri_proxy.core.cri import read_create
 from cri_proxy.core.engine import Engine
+from cri_proxy.cri.messages import read_create
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store

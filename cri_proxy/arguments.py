@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import click
 
-from cri_proxy.shell import settings
+from cri_proxy.config.io import files as settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 #: Commands with a module of their own: it is loaded when one is asked for, which a start of the daemon does not wait for.

@@ -18,11 +18,11 @@ from cri_proxy.arguments import RunByDefault, configured
 from cri_proxy.cli_answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
 from cri_proxy.cli_cluster import cluster_policy
 from cri_proxy.cli_offline import daemons_config, release_offline, set_state_aside
-from cri_proxy.core.config import BadConfig, Config, read_config
+from cri_proxy.config.config import BadConfig, Config, read_config
+from cri_proxy.config.io import files as settings
 from cri_proxy.core.config_diff import diff_text
 from cri_proxy.core.picture import draw_topology
 from cri_proxy.core.report import explain_text, placements_text, status_text
-from cri_proxy.shell import settings
 from cri_proxy.shell.control import DaemonAbsent, ask
 from cri_proxy.shell.listen import is_served
 from cri_proxy.shell.sysfs import SysfsError, read_sysfs

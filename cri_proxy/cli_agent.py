@@ -10,9 +10,9 @@ from typing import Optional
 import click
 
 from cri_proxy.arguments import configured
-from cri_proxy.core.config import BadConfig
+from cri_proxy.config.config import BadConfig
+from cri_proxy.config.io import files as settings
 from cri_proxy.daemon import view_socket
-from cri_proxy.shell import settings
 
 
 @click.group()

@@ -10,7 +10,7 @@ from typing import Any, Callable, NoReturn, Optional
 import click
 
 from cri_api.control import ControlError
-from cri_proxy.shell import settings
+from cri_proxy.config.io import files as settings
 from cri_proxy.shell.control import ANSWER_S, DaemonAbsent, ask
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -9,9 +9,9 @@ from typing import Optional
 import click
 
 from cri_proxy.cli_answers import json_option, print_json
-from cri_proxy.core.diagnosis import diagnose
-from cri_proxy.core.findings import PROBLEM, findings_document, findings_text, worst
-from cri_proxy.shell.examine import EXAMINE_S, examine
+from cri_proxy.doctor.diagnose import diagnose
+from cri_proxy.doctor.findings import PROBLEM, findings_document, findings_text, worst
+from cri_proxy.doctor.io.collect import EXAMINE_S, examine
 
 _path = click.Path(path_type=Path)
 

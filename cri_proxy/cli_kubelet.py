@@ -15,29 +15,11 @@ import click
 
 from cri_api.control import ControlError
 from cri_proxy.cli_answers import control_socket, fail, json_option, print_json
-from cri_proxy.core.config import Config
-from cri_proxy.core.kubelet_config import BadKubeletFile, socket_of, survey
-from cri_proxy.core.kubelet_record import Record, merged
-from cri_proxy.core.kubelet_status import status_text
-from cri_proxy.core.kubelet_switch import (
-    CannotSwitch,
-    Edit,
-    after_edits,
-    by_hand,
-    diff_of,
-    left_over,
-    plan_disable,
-    plan_enable,
-    points_at,
-    remarks_on,
-    restart_line,
-    still_ours,
-)
-from cri_proxy.shell import settings
-from cri_proxy.shell.control import DaemonAbsent, ask
-from cri_proxy.shell.kubelet_checks import CONNECT_S, fit_socket, front_end, likely_socket, require_runtime
-from cri_proxy.shell.kubelet_files import CannotWrite, KubeletFiles
-from cri_proxy.shell.kubelet_service import (
+from cri_proxy.config.config import Config
+from cri_proxy.config.io import files as settings
+from cri_proxy.kubelet.io.checks import CONNECT_S, fit_socket, front_end, likely_socket, require_runtime
+from cri_proxy.kubelet.io.files import CannotWrite, KubeletFiles
+from cri_proxy.kubelet.io.service import (
     OUR_UNITS,
     WAIT_S,
     CannotRestart,
@@ -51,6 +33,24 @@ from cri_proxy.shell.kubelet_service import (
     restart_kubelet,
     wait_for_kubelet,
 )
+from cri_proxy.kubelet.record import Record, merged
+from cri_proxy.kubelet.settings import BadKubeletFile, socket_of, survey
+from cri_proxy.kubelet.status import status_text
+from cri_proxy.kubelet.switch import (
+    CannotSwitch,
+    Edit,
+    after_edits,
+    by_hand,
+    diff_of,
+    left_over,
+    plan_disable,
+    plan_enable,
+    points_at,
+    remarks_on,
+    restart_line,
+    still_ours,
+)
+from cri_proxy.shell.control import DaemonAbsent, ask
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, discover
 
 RELEASE = "cri-resmgr release --all"

@@ -12,8 +12,8 @@ import click
 
 from cri_proxy.arguments import configured
 from cri_proxy.cli_answers import ask_daemon, fail, json_option, show_document
+from cri_proxy.config.io import files as settings
 from cri_proxy.core.nri.text import nri_text
-from cri_proxy.shell import settings
 from cri_proxy.shell.nri.launched import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE, told_config
 
 

@@ -11,9 +11,9 @@ from typing import Any, Optional
 import click
 
 from cri_proxy.cli_answers import fail
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
+from cri_proxy.config.io import files as settings
 from cri_proxy.core.report import NotOne
-from cri_proxy.shell import settings
 from cri_proxy.shell.ownership import Ownership
 from cri_proxy.shell.runtime import NoRuntime
 from cri_proxy.shell.store import Store

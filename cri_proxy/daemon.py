@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
-from cri_proxy.core.config import BadConfig, Config
+from cri_proxy.config.config import BadConfig, Config
+from cri_proxy.config.io import files as settings
 from cri_proxy.core.engine import Engine
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker
-from cri_proxy.shell import event_loop, logs, settings
+from cri_proxy.shell import event_loop, logs
 from cri_proxy.shell.affinity import AffinityController
 from cri_proxy.shell.affinity_client import AffinityClient
 from cri_proxy.shell.assembly import Assembly, read_boot_id

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from cri_proxy.cli import cli
-from cri_proxy.core.config_docs import sample_config
+from cri_proxy.config.documents import sample_config
 from cri_proxy.version import VERSION
 
 NAME = "cri-resmgr"

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from cri_proxy.core.kubelet_status import KubeletStatus
-from cri_proxy.shell.kubelet_files import KubeletFiles
-from cri_proxy.shell.kubelet_service import look
+from cri_proxy.kubelet.io.files import KubeletFiles
+from cri_proxy.kubelet.io.service import look
+from cri_proxy.kubelet.status import KubeletStatus
 from tests.agent import Agent
 from tests.kubelet_trees import CONFIG, KUBEADM
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from bpf.service.options import Options, parse_options
 from cri_proxy.cli_observer import observer, observer_options
-from cri_proxy.core.cluster_policy import read_policy
-from cri_proxy.core.config import Source, read_config
-from cri_proxy.core.options_affinity import AFFINITY_OPTIONS, OBSERVERS
-from cri_proxy.shell.policy_file import Kept, write_kept
+from cri_proxy.config.cluster_policy import read_policy
+from cri_proxy.config.config import Source, read_config
+from cri_proxy.config.io.cluster_policy_file import Kept, write_kept
+from cri_proxy.config.options.affinity import AFFINITY_OPTIONS, OBSERVERS
 from tests.bpf.observer import ObserverProcess, watch, write_recording
 
 

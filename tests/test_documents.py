@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cri_proxy.cli import cli
-from cri_proxy.core.options import BY_KEY, SECTIONS
+from cri_proxy.config.options.table import BY_KEY, SECTIONS
 from cri_proxy.shell.metrics_docs import COMMAND, metrics_markdown
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -41,7 +41,7 @@ _HEADER = "# Written by `make docs` from cluster/api and the daemon's table of o
 
 def allowed_options() -> str:
     """The module with the allow-list."""
-    from cri_proxy.core.options import OPTIONS
+    from cri_proxy.config.options.table import OPTIONS
 
     table = {
         option.key: {

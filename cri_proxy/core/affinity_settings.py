@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
 from policies.affinity.graph.graph import GraphSettings
 from policies.affinity.planner.problem import PlanSettings
 

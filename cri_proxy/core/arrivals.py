@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
-from cri_proxy.core.hints import Use
+from cri_proxy.cri.device_hints import Use
 from policies.machine.cpus import NO_CPUS
 from policies.model import NO_FENCE, Container, Fence, Placement
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
-from cri_proxy.core.config import Config, CpuConstraint, engine_options, placement_settings, reservation
+from cri_proxy.config.config import Config, CpuConstraint, engine_options, placement_settings, reservation
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.host import Host
 from policies.machine.cpus import NO_CPUS, format_cpus

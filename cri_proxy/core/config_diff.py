@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from cri_proxy.config.config import Config, engine_options
 from cri_proxy.core.assemble import make_engine, make_policy
-from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Ticket
 from cri_proxy.core.host import Host

@@ -11,13 +11,13 @@ from fnmatch import fnmatchcase
 from typing import Optional
 
 from cri_proxy.core.books import Books
-from cri_proxy.core.cri import scoped_annotation
 from cri_proxy.core.grants import Grant, Life, Stance
 from cri_proxy.core.make_room import make_room, relieved
 from cri_proxy.core.orders import Override
 from cri_proxy.core.peers import with_peers
 from cri_proxy.core.pins import PINNED_BY, DoesNotFit, check_fit, inside_of, is_inside, pinned_text
 from cri_proxy.core.settle import effective, keep_memory, memory_for
+from cri_proxy.cri.messages import scoped_annotation
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import (

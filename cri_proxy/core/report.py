@@ -10,9 +10,9 @@ from cri_proxy.core.affinity_text import status_lines
 from cri_proxy.core.books import resident_of
 from cri_proxy.core.cluster_text import cluster_lines
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.findings import duration_text
 from cri_proxy.core.grants import Change, Grant, Life, Record, Stance
 from cri_proxy.core.peers import peer_rows, peer_text
+from cri_proxy.doctor.findings import duration_text
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import room_bytes

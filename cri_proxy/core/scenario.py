@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Callable
 
-from cri_proxy.core.quantity import BadQuantity, parse_bytes, parse_milli
+from cri_proxy.text.quantity import BadQuantity, parse_bytes, parse_milli
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Qos
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
-from cri_proxy.core.config import BadConfig, Config
+from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.core.grants import Life, Stance
 from cri_proxy.core.report import domain_pools
 from cri_proxy.core.resync import Resync

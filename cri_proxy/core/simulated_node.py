@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import (
+from cri_proxy.core.grants import Seen, Update
+from cri_proxy.core.scenario import Step
+from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.messages import (
     BESTEFFORT_OOM_SCORE,
     DEFAULT_PERIOD_US,
     GUARANTEED_OOM_SCORE,
@@ -25,9 +28,6 @@ from cri_proxy.core.cri import (
     read_resources,
     write_update_delta,
 )
-from cri_proxy.core.grants import Seen, Update
-from cri_proxy.core.scenario import Step
-from cri_proxy.core.wishes import understood
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, Container, Fence, Qos
 

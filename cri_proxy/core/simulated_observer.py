@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cri_proxy.config.config import Config
 from cri_proxy.core.affinity_settings import affinity_settings, graph_settings
-from cri_proxy.core.config import Config
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.rebalance import describe, plan_of, question_of

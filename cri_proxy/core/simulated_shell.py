@@ -12,10 +12,20 @@ from fnmatch import fnmatchcase
 from typing import Any, Optional
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.config.config import Config, engine_options, placement_settings
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
 from cri_proxy.core.books import HISTORY, JournalKey
-from cri_proxy.core.config import Config, engine_options, placement_settings
-from cri_proxy.core.cri import (
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Admission, Grant, Seen, Stance, Update
+from cri_proxy.core.host import Host
+from cri_proxy.core.invariants import unmet
+from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
+from cri_proxy.core.scenario import Edge
+from cri_proxy.core.simulated_node import Process, Runtime
+from cri_proxy.core.simulated_observer import SimulatedObserver, rebalance
+from cri_proxy.core.snapshot import read_records, write_record
+from cri_proxy.cri.device_hints import counted, hints_by_address
+from cri_proxy.cri.messages import (
     linux_delta,
     parse,
     read_create,
@@ -25,17 +35,7 @@ from cri_proxy.core.cri import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Admission, Grant, Seen, Stance, Update
-from cri_proxy.core.hints import counted, hints_by_address
-from cri_proxy.core.host import Host
-from cri_proxy.core.invariants import unmet
-from cri_proxy.core.resources import resources_told
-from cri_proxy.core.resync import Listing, Resync, resync, unknown_ids
-from cri_proxy.core.scenario import Edge
-from cri_proxy.core.simulated_node import Process, Runtime
-from cri_proxy.core.simulated_observer import SimulatedObserver, rebalance
-from cri_proxy.core.snapshot import read_records, write_record
+from cri_proxy.cri.resources import resources_told
 from policies.machine.topology import Topology, TopologyData
 from policies.model import BudgetSpent, PlacementRefused, Pod
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_proxy.core.books import JournalKey, JournalValue
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Change, Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
-from cri_proxy.core.wishes import understood
+from cri_proxy.cri.annotations.read import understood
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 

@@ -14,7 +14,6 @@ from typing import Optional, Union
 from google.protobuf.message import DecodeError
 
 from cri_api import ttrpc_pb2 as pb
-from cri_proxy.core.protobuf_bytes import write_varint
 from cri_proxy.core.ttrpc_frames import (
     PLUGIN_CONNECTION,
     REQUEST,
@@ -28,6 +27,7 @@ from cri_proxy.core.ttrpc_frames import (
     too_large,
     write_message,
 )
+from cri_proxy.text.protobuf_bytes import write_varint
 
 _LAST_STREAM = (1 << 32) - 1
 #: Of Request's field 3.

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from cri_proxy.config.config import Config, engine_options
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
-from cri_proxy.core.config import Config, engine_options
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
 from cri_proxy.core.host import Host

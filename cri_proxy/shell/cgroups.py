@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
-from cri_proxy.core.resources import Reading
+from cri_proxy.cri.resources import Reading
 from cri_proxy.shell.bounded_files import read_beginning, read_number, read_text
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from cri_proxy.core.cluster_policy import BadPolicy, ClusterPolicy, misfit, waits_for
-from cri_proxy.core.config import BadConfig, read_config
-from cri_proxy.shell import settings
+from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, waits_for
+from cri_proxy.config.config import BadConfig, read_config
+from cri_proxy.config.io import files as settings
+from cri_proxy.config.io.cluster_policy_file import NOTHING, Kept, PolicyFile
 from cri_proxy.shell.machine import NoMachine
-from cri_proxy.shell.policy_file import NOTHING, Kept, PolicyFile
 
 HELD_OFF = (
     "this node takes no policy of the cluster: `cri-resmgr config cluster-policy --clear` has been said here;"

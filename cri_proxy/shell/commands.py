@@ -13,8 +13,9 @@ from typing import Any, Optional
 import grpc
 
 from cri_api.control import ControlError
+from cri_proxy.config.config import BadConfig, Source, read_config
+from cri_proxy.config.io import files as settings
 from cri_proxy.core.assemble import make_engine
-from cri_proxy.core.config import BadConfig, Source, read_config
 from cri_proxy.core.config_diff import diff_document, records_of
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Stance, Update
@@ -30,7 +31,6 @@ from cri_proxy.core.report import (
     path_of,
     placement_rows,
 )
-from cri_proxy.shell import settings
 from cri_proxy.shell.commands_affinity import AffinityCommands
 from cri_proxy.shell.commands_cluster import ClusterCommands
 from cri_proxy.shell.commands_view import SHARED, ViewCommands

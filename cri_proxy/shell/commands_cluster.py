@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cri_api.control import ControlError
-from cri_proxy.core.cluster_policy import BadPolicy, read_policy
+from cri_proxy.config.cluster_policy import BadPolicy, read_policy
 from cri_proxy.core.orders import BadOrder, read_overrides
 from cri_proxy.shell.control import Command
 

@@ -21,8 +21,8 @@ from cri_proxy.core.node_report import (
     zone_rows,
 )
 from cri_proxy.core.zones import Zone, zones_of
+from cri_proxy.doctor.io.examiner import Examiner
 from cri_proxy.shell.control import Command
-from cri_proxy.shell.examiner import Examiner
 from cri_proxy.version import VERSION
 from policies.affinity.graph.groups import Group, groups_of
 from policies.affinity.graph.traffic import Traffic

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-from cri_proxy.core.hints import DEVICES, Use, hints_by_address, pci_address
+from cri_proxy.cri.device_hints import DEVICES, Use, hints_by_address, pci_address
 from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.mounts import Mounts
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus

@@ -11,19 +11,6 @@ from typing import Any, Callable, Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.books import MESSAGE_CHARS
-from cri_proxy.core.cri import (
-    UnreadableRequest,
-    memory_limit_of,
-    parse,
-    read_create,
-    read_pod,
-    read_restore,
-    read_update,
-    sum_pod_size,
-    update_resources,
-    write_create_delta,
-    write_update_delta,
-)
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Quota, Stance, Update
 from cri_proxy.core.interception import (
@@ -37,6 +24,19 @@ from cri_proxy.core.interception import (
     Outcome,
     Refuse,
     intercepted,
+)
+from cri_proxy.cri.messages import (
+    UnreadableRequest,
+    memory_limit_of,
+    parse,
+    read_create,
+    read_pod,
+    read_restore,
+    read_update,
+    sum_pod_size,
+    update_resources,
+    write_create_delta,
+    write_update_delta,
 )
 from cri_proxy.shell.event_stream import EventCount, EventStream
 from cri_proxy.shell.keeper import Keeper

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.hints import Use, counted
 from cri_proxy.core.quota import wants_lift, with_quota_kept
+from cri_proxy.cri.device_hints import Use, counted
 from cri_proxy.shell.keeper import Keeper
 from policies.model import Container
 

@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.core.assemble import Machine
-from cri_proxy.core.cri import kubepods_root
 from cri_proxy.core.quota import pod_cgroup
+from cri_proxy.cri.messages import kubepods_root
+from cri_proxy.kubelet.io.cpu_manager import (
+    NotUnderstood,
+    read_exclusive,
+    read_reserved,
+    read_topology_manager,
+)
 from cri_proxy.shell.bounded_files import read_bytes, read_number, read_text
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
-from cri_proxy.shell.kubelet import NotUnderstood, read_exclusive, read_reserved, read_topology_manager
 from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.machine.topology import BadTopology, Topology, TopologyData, remember

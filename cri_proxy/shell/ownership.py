@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any, Optional
 
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
 
 FILE = "owner.lock"
 #: What to call a front end in a sentence, by its name.

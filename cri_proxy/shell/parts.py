@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.event_stream import EventCount
 from cri_proxy.shell.health import Health

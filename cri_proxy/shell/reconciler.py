@@ -12,12 +12,14 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.arrivals import Arrival
-from cri_proxy.core.cri import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Life, Seen
-from cri_proxy.core.hints import Use, read_uses
 from cri_proxy.core.quota import pod_cgroup
-from cri_proxy.core.resources import (
+from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
+from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.device_hints import Use, read_uses
+from cri_proxy.cri.messages import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
+from cri_proxy.cri.resources import (
     Reading,
     has_news,
     memory_limit_read,
@@ -26,8 +28,6 @@ from cri_proxy.core.resources import (
     size_read,
     with_quota,
 )
-from cri_proxy.core.resync import Listing, Resync, merged, resync_slices, unknown_ids
-from cri_proxy.core.wishes import understood
 from cri_proxy.shell.cgroups import Cgroups, Cpusets
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.runtime import Runtime, gather_limited

@@ -8,8 +8,8 @@ from typing import Any, Optional
 
 import grpc
 
+from cri_proxy.config.config import Config
 from cri_proxy.core.assemble import make_engine, make_host
-from cri_proxy.core.config import Config
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Life, Stance, Update
 from cri_proxy.core.quota import unlimited_pods

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cri_proxy.core.arrivals import Arrival
-from cri_proxy.core.cri import CreateRequest
 from cri_proxy.core.engine import Engine
+from cri_proxy.cri.messages import CreateRequest
 from cri_proxy.shell.arrivals import Arrivals
 
 

@@ -25,9 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional
 
+from cri_proxy.config.io.files import LAST
 from cri_proxy.core.books import HISTORY, JournalKey, JournalValue
 from cri_proxy.core.snapshot import FORMAT, RecordWriter, UnreadableRecord
-from cri_proxy.shell.settings import LAST
 from cri_proxy.shell.state_file import (
     FILE,
     LOCK_WAIT_S,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
 from cri_proxy.core.simulate import simulate
 from policies.model import PLACEMENT_LEVELS
-from tests.core.configs import read
+from tests.config.configs import read
 from tests.machines import HYGON_7285_2S, machine
 
 KEYS = (

@@ -7,14 +7,14 @@ from typing import Optional
 
 import pytest
 
+from cri_proxy.config.config import Config, engine_options
+from cri_proxy.config.options.placement import POLICY_OPTIONS
 from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
-from cri_proxy.core.config import Config, engine_options
-from cri_proxy.core.options_policies import POLICY_OPTIONS
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.model import NO_FENCE
 from policies.registry import POLICIES
-from tests.core.configs import AVAILABLE, RESERVED, read
+from tests.config.configs import AVAILABLE, RESERVED, read
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, machine
 from tests.scenes import topology
 

@@ -14,7 +14,7 @@ from cri_proxy.core.report import explain, explain_text
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import format_cpus
 from policies.model import NO_FENCE, Container, Fence, Resources
-from tests.core.configs import read
+from tests.config.configs import read
 from tests.machines import HYGON_7285_2S
 from tests.scenes import Number, Shadow, again, engine_on, make_container, make_pod, run, topology
 

@@ -8,11 +8,11 @@ from typing import Any, Optional
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import linux_delta, update_resources, write_update_delta
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Grant, Quota, Stance
 from cri_proxy.core.quota import unlimited_pods
 from cri_proxy.core.snapshot import read_record, write_record
+from cri_proxy.cri.messages import linux_delta, update_resources, write_update_delta
 from policies.machine.cpus import format_cpus
 from policies.model import (
     NO_FENCE,

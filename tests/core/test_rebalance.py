@@ -24,7 +24,7 @@ from policies.affinity.planner.problem import Proposal, ProposedMove, Vertex
 from policies.machine.cpus import parse_cpus
 from policies.model import AffinityTerm, Condition, Container, Fence, Hint, Qos, Resources, Wishes
 from policies.topology_aware import TopologyAware
-from tests.core.configs import read
+from tests.config.configs import read
 from tests.machines import ALL_MACHINES, EPYC_NPS1_1S, GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Number, engine_on, make_container, run, topology
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.core.config import BadConfig
+from cri_proxy.config.config import BadConfig
 from cri_proxy.core.simulate import BadScenario, run_simulation, simulate
 from policies.machine.cpus import parse_cpus
 from tests.core.simulations import (

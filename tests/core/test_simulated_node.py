@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import CreateRequest, read_create, read_pod, read_update
 from cri_proxy.core.grants import Update
 from cri_proxy.core.scenario import Step, read_scenario
 from cri_proxy.core.simulated_node import Runtime, create_request, sandbox_request, update_request
+from cri_proxy.cri.messages import CreateRequest, read_create, read_pod, read_update
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Pod, Qos
 from tests.machines import GIB

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cri_api.control import ControlError
-from cri_proxy.shell.examiner import KEPT_S, Examiner, read_findings
-from cri_proxy.shell.settings import Files
+from cri_proxy.config.io.files import Files
+from cri_proxy.doctor.io.examiner import KEPT_S, Examiner, read_findings
 from tests.agent import Agent
 from tests.functional.conftest import ask
 from tests.functional.test_view_socket import look

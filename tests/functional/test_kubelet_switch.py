@@ -13,7 +13,7 @@ from typing import Callable
 import pytest
 import pytest_asyncio
 
-from cri_proxy.shell.kubelet_service import find_kubelet, is_connected
+from cri_proxy.kubelet.io.service import find_kubelet, is_connected
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -89,7 +89,7 @@ ELSEWHERE = """
 import sys
 from pathlib import Path
 from cri_proxy.daemon import RunOptions, main
-from cri_proxy.shell.settings import Files
+from cri_proxy.config.io.files import Files
 
 files = Files(config=Path(sys.argv[4]), root=Path("/nonexistent"))
 sys.exit(main(RunOptions(files, runtimes=tuple(sys.argv[1].split(",")))))
@@ -226,7 +226,7 @@ USUAL_FILES = """
 import sys
 from pathlib import Path
 from cri_proxy.daemon import RunOptions, main
-from cri_proxy.shell.settings import Files
+from cri_proxy.config.io.files import Files
 
 sys.exit(main(RunOptions(Files(root=Path(sys.argv[1]), overrides={overrides}))))
 """

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from cri_proxy.cli import cli
-from cri_proxy.core.config_docs import sample_config
-from cri_proxy.core.findings import DOCUMENTS
+from cri_proxy.config.documents import sample_config
+from cri_proxy.doctor.findings import DOCUMENTS
 from tests.packaging.roots import REPOSITORY
 
 FOLDER = REPOSITORY / "packaging"

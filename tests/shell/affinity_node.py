@@ -6,9 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_proxy.config.config import Config, read_config
 from cri_proxy.core.assemble import Machine, make_engine, make_host
-from cri_proxy.core.config import Config, read_config
-from cri_proxy.core.config_text import Source
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Plan
 from cri_proxy.core.orders import Orders
@@ -27,6 +26,7 @@ from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
+from cri_proxy.text.sources import Source
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.problem import Problem, Proposal
 from policies.machine.cpus import parse_cpus

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.core.config import Config, Source, read_config
+from cri_proxy.config.config import Config, Source, read_config
 from cri_proxy.shell.ownership import Ownership
 from tests.agent import ROOT
 

@@ -13,11 +13,10 @@ import pytest_asyncio
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.config.config import read_config
 from cri_proxy.core.assemble import Machine, make_engine, make_host
-from cri_proxy.core.config import read_config
-from cri_proxy.core.config_text import Source
 from cri_proxy.core.report import placement_row
-from cri_proxy.core.resources import Reading
+from cri_proxy.cri.resources import Reading
 from cri_proxy.shell.cgroups import Cgroups
 from cri_proxy.shell.commands import engine_status
 from cri_proxy.shell.keeper import Keeper
@@ -27,6 +26,7 @@ from cri_proxy.shell.runtime import Runtime
 from cri_proxy.shell.state_writer import StateWriter
 from cri_proxy.shell.store import Store
 from cri_proxy.shell.updates import Updates
+from cri_proxy.text.sources import Source
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus
 from policies.settings import PlacementSettings

@@ -145,7 +145,7 @@ signal.pause()
 """
 CONNECTED = """
 import sys
-from cri_proxy.shell.kubelet_service import is_connected
+from cri_proxy.kubelet.io.service import is_connected
 print(is_connected(int(sys.argv[1]), sys.argv[2]))
 """
 

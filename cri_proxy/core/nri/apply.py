@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import UnreadableRequest, parse
+from cri_proxy.config.options.nri_capabilities import Inexpressible, Site, is_rejected
 from cri_proxy.core.nri.draft import Asked, Draft
 from cri_proxy.core.nri.express import express
 from cri_proxy.core.nri.files import write_annotations, write_cdi_devices, write_devices, write_mounts
 from cri_proxy.core.nri.process import write_args, write_env, write_oom_score, write_seccomp
 from cri_proxy.core.nri.seccomp import SeccompFile
-from cri_proxy.core.nri.terms import Inexpressible, Site, is_rejected
 from cri_proxy.core.nri.unsaid import report_unsaid
-from cri_proxy.core.protobuf_bytes import NotProtobuf
+from cri_proxy.cri.messages import UnreadableRequest, parse
+from cri_proxy.text.protobuf_bytes import NotProtobuf
 
 
 @dataclass(frozen=True)

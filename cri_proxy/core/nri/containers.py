@@ -11,8 +11,11 @@ from typing import Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core import cri as cri_reader
-from cri_proxy.core.cri import (
+from cri_proxy.core.grants import Grant, Life, Quota, Seen, Update
+from cri_proxy.cri import messages as cri_reader
+from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.device_hints import Use, read_uses
+from cri_proxy.cri.messages import (
     CreateRequest,
     UnreadableRequest,
     linux_delta,
@@ -20,9 +23,6 @@ from cri_proxy.core.cri import (
     read_qos,
     read_resources,
 )
-from cri_proxy.core.grants import Grant, Life, Quota, Seen, Update
-from cri_proxy.core.hints import Use, read_uses
-from cri_proxy.core.wishes import understood
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.nri.terms import Site
+from cri_proxy.config.options.nri_capabilities import Site
 
 #: Tells of something that CRI cannot express: the setting's name, the field and key that own it, and why.
 Report = Callable[[str, nri.Field.ValueType, str, str], None]

@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.config.options.nri_capabilities import Cdi
 from cri_proxy.core.nri.draft import Draft
 from cri_proxy.core.nri.merge import REMOVAL
-from cri_proxy.core.nri.terms import Cdi
 
 #: Kubelet's own annotations, which it reads back from the runtime.
 KUBELET_ANNOTATIONS = "io.kubernetes.container."

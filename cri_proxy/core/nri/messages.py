@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Generic, Optional, TypeVar
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.protobuf_bytes import write_varint
 from cri_proxy.core.ttrpc_frames import MAX_DATA_BYTES
+from cri_proxy.text.protobuf_bytes import write_varint
 
 #: For the names around a request's own message, and the lengths in front of its parts.
 _ENVELOPE_BYTES = 256

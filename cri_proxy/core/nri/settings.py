@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
 from cri_proxy.core.nri.validate import DefaultRules
 
 

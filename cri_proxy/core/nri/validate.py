@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import yaml
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.cri import scoped_annotation
 from cri_proxy.core.nri.owners import owner_of, plain
+from cri_proxy.cri.messages import scoped_annotation
 
 #: A pod's annotation with a YAML list of plugins that it needs, for one container (``/container.NAME``), ``/pod``,
 #: or all; plugins are named ``name`` or ``NN-name``.

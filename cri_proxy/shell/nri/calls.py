@@ -11,11 +11,11 @@ from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import UnreadableRequest, parse
-from cri_proxy.core.hiding import Hidden
 from cri_proxy.core.interception import NOT_FOUND, Answer, End, Forward, Interception, Outcome, Refuse
 from cri_proxy.core.nri.life import Due, Life
 from cri_proxy.core.nri.view import view_resources
+from cri_proxy.cri.messages import UnreadableRequest, parse
+from cri_proxy.cri.visibility import Hidden
 from cri_proxy.shell.nri.host import NriHost, PluginRefused
 from cri_proxy.shell.nri.leftovers import UNKNOWN, Leftovers
 from cri_proxy.shell.nri.marks import Marks

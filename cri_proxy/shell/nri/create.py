@@ -20,8 +20,6 @@ from typing import Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import parse
-from cri_proxy.core.hiding import container_key
 from cri_proxy.core.interception import (
     NOT_FOUND,
     Answer,
@@ -34,6 +32,8 @@ from cri_proxy.core.interception import (
 from cri_proxy.core.nri.apply import Applied
 from cri_proxy.core.nri.life import Due
 from cri_proxy.core.nri.view import view_container, view_resources
+from cri_proxy.cri.messages import parse
+from cri_proxy.cri.visibility import container_key
 from cri_proxy.shell.interceptor import CreateContainer
 from cri_proxy.shell.nri.calls import HostedCall, Parties
 from cri_proxy.shell.nri.expression import Expression

@@ -15,10 +15,10 @@ from typing import Any
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, Reaction, Site
 from cri_proxy.core.nri.apply import Applied, apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.express import resources_of
-from cri_proxy.core.nri.terms import CLASSES, REACTIONS, Cdi, Reaction, Site
 from cri_proxy.shell.bounded_files import read_text
 from cri_proxy.shell.mounts import Mounts
 from cri_proxy.shell.nri.host import Merged, PluginRefused

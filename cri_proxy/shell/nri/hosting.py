@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.core import grants
-from cri_proxy.core.cri import linux_delta
-from cri_proxy.core.hiding import Hidden
 from cri_proxy.core.interception import (
     SHOWING,
     AnswerFailed,
@@ -26,6 +24,8 @@ from cri_proxy.core.interception import (
 from cri_proxy.core.nri.life import Life
 from cri_proxy.core.nri.settings import nri_settings
 from cri_proxy.core.nri.view import view_resources
+from cri_proxy.cri.messages import linux_delta
+from cri_proxy.cri.visibility import Hidden
 from cri_proxy.shell.keeper import OFF
 from cri_proxy.shell.nri.calls import (
     Events,

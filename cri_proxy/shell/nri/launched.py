@@ -20,7 +20,6 @@ from typing import Callable, NamedTuple, Optional
 
 from cri_proxy.core import ttrpc_frames
 from cri_proxy.core.nri.subscription import NRI_VERSION, subscription
-from cri_proxy.core.protobuf_bytes import NotProtobuf, fields, read_varint, write_varint
 from cri_proxy.core.ttrpc_frames import (
     PLUGIN_CONNECTION,
     REQUEST,
@@ -32,6 +31,7 @@ from cri_proxy.core.ttrpc_frames import (
     write_message,
 )
 from cri_proxy.shell.journal import log_to_journal
+from cri_proxy.text.protobuf_bytes import NotProtobuf, fields, read_varint, write_varint
 
 #: What tells a launched plugin of its connection (NRI, pkg/api/plugin.go).
 SOCKET_VARIABLE, NAME_VARIABLE, INDEX_VARIABLE = "NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX"

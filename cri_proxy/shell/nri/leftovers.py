@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Callable
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.hiding import ContainerKey, Hidden, SandboxKey
 from cri_proxy.core.interception import AnswerFailed
+from cri_proxy.cri.visibility import ContainerKey, Hidden, SandboxKey
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.nri.marks import Marks
 from cri_proxy.shell.nri.upstream import Upstream

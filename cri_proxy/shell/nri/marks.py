@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from cri_proxy.core.hiding import ContainerKey, SandboxKey
+from cri_proxy.cri.visibility import ContainerKey, SandboxKey
 from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
 from cri_proxy.shell.state_writer import StateWriter
 

@@ -10,9 +10,9 @@ import asyncio
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import UnreadableRequest, parse
-from cri_proxy.core.hiding import container_key, sandbox_key
 from cri_proxy.core.interception import AnswerFailed, End, Interception, Outcome, runtime_method
+from cri_proxy.cri.messages import UnreadableRequest, parse
+from cri_proxy.cri.visibility import container_key, sandbox_key
 from cri_proxy.shell.nri.calls import HostedCall, Parties
 
 

@@ -15,10 +15,10 @@ from typing import Any, Optional
 from google.protobuf.message import Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.cri import read_fence, update_resources
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Quota, Stance, Update
 from cri_proxy.core.nri import containers as reader
+from cri_proxy.cri.messages import read_fence, update_resources
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.lookup import look_up
 from cri_proxy.shell.nri.sender import NriSender

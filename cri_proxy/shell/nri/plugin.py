@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from cri_proxy.core.config_text import Source
 from cri_proxy.core.nri.subscription import MASK_CLASSIC
 from cri_proxy.shell.nri import launched
 from cri_proxy.shell.nri import sync as nri_sync
@@ -23,6 +22,7 @@ from cri_proxy.shell.nri.session import Hooks, Host, Identity, NriSession
 from cri_proxy.shell.nri.sync import Snapshot
 from cri_proxy.shell.nri.takeover import take_over
 from cri_proxy.shell.parts import Parts
+from cri_proxy.text.sources import Source
 
 #: How long to wait between attempts to connect: at first, and at most, seconds. A runtime restarts within a second.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0

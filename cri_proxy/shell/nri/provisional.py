@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import parse
 from cri_proxy.core.interception import AnswerFailed
 from cri_proxy.core.nri.ids import annotated
+from cri_proxy.cri.messages import parse
 from cri_proxy.shell.nri.calls import Parties
 from cri_proxy.shell.nri.upstream import CREATE_TIMEOUT_S
 

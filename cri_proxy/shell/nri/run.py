@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import parse
-from cri_proxy.core.hiding import SandboxKey, sandbox_key
 from cri_proxy.core.interception import Answer, AnswerFailed, Forward, Outcome
+from cri_proxy.cri.messages import parse
+from cri_proxy.cri.visibility import SandboxKey, sandbox_key
 from cri_proxy.shell.nri.calls import HostedCall
 from cri_proxy.shell.nri.host import PluginRefused
 from cri_proxy.shell.nri.leftovers import UNKNOWN

@@ -12,9 +12,9 @@ import grpc
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import linux_delta, read_fence
 from cri_proxy.core.grants import Update
 from cri_proxy.core.nri.containers import write_update
+from cri_proxy.cri.messages import linux_delta, read_fence
 from cri_proxy.shell.nri.connection import CallFailed, CallTimedOut, ConnectionClosed
 from cri_proxy.shell.runtime import CALL_TIMEOUT_S, Runtime
 from policies.model import Fence

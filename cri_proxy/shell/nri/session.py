@@ -15,11 +15,11 @@ from typing import Any, Callable, Optional
 from google.protobuf.message import DecodeError, Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.cri import UnreadableRequest
 from cri_proxy.core.interception import FAILED_PRECONDITION, INTERNAL
 from cri_proxy.core.nri.events import event_name
 from cri_proxy.core.nri.subscription import NRI_VERSION, may_update_unasked, subscription
 from cri_proxy.core.ttrpc import Call
+from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.nri.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
 from cri_proxy.shell.nri.launched import EVENT_S, PATIENCE, Taken

@@ -11,10 +11,10 @@ import contextlib
 from typing import Any
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.cri import UnreadableRequest
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.nri import containers as reader
 from cri_proxy.core.resync import SLICE, Listing, Resync, merged, resync_slices, unknown_ids
+from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.nri.placing import NriPlacing
 from policies.model import Container

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from cri_proxy.core.config import Config
+from cri_proxy.config.config import Config
 from cri_proxy.shell.nri.launched import SOCKET_VARIABLE
 from cri_proxy.shell.ownership import FILE, Ownership
 

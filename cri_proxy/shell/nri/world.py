@@ -12,12 +12,12 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.hiding import Hidden
 from cri_proxy.core.interception import AnswerFailed, Forward, Interception, end_of
 from cri_proxy.core.nri.known import Known
 from cri_proxy.core.nri.life import Due, Life, State
 from cri_proxy.core.nri.messages import Shown
 from cri_proxy.core.nri.view import view_container, view_pod, view_resources
+from cri_proxy.cri.visibility import Hidden
 from cri_proxy.shell.nri.expression import Expression
 from cri_proxy.shell.nri.upstream import UNDO_TIMEOUT_S, Upstream
 from cri_proxy.shell.runtime import Runtime, gather_limited

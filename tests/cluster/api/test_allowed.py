@@ -9,9 +9,9 @@ import yaml
 
 from cluster.api.allowed import MAX_SENTENCES, NotAllowed, check, refused
 from cluster.api.allowed_options import OPTIONS as ALLOWED
-from cri_proxy.core.config_docs import sample_config
-from cri_proxy.core.options import OPTIONS
-from tests.core.configs import read
+from cri_proxy.config.documents import sample_config
+from cri_proxy.config.options.table import OPTIONS
+from tests.config.configs import read
 
 
 def nested(key: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from cluster.api import names
 from cluster.api.allowed_options import OPTIONS as ALLOWED
 from cluster.api.crds import definitions
-from cri_proxy.core.options import OPTIONS
+from cri_proxy.config.options.table import OPTIONS
 
 PROJECT = Path(__file__).parents[3]
 DEFINITIONS = {definition["spec"]["names"]["kind"]: definition for definition in definitions()}

@@ -22,7 +22,7 @@ Changes = Mapping[str, tuple[tuple[str, str], ...]]
 
 AFTER: Changes = {
     "cri_proxy/version.py": (('VERSION = "', 'VERSION = "9.'),),
-    "cri_proxy/core/options_policies.py": (
+    "cri_proxy/config/options/placement.py": (
         (
             '    Option(\n        "placement.max_moves",',
             f'    Option("{NEW_OPTION}", flag(), False, "Whether thoughts place.", cluster=True),\n'

@@ -11,12 +11,12 @@ from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import UnreadableRequest
+from cri_proxy.config.options.nri_capabilities import REACTIONS, Cdi, Inexpressible, Reaction, Site
 from cri_proxy.core.nri.apply import Applied, apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.express import resources_of
 from cri_proxy.core.nri.merge import Merge
-from cri_proxy.core.nri.terms import REACTIONS, Cdi, Inexpressible, Reaction, Site
+from cri_proxy.cri.messages import UnreadableRequest
 
 PLUGIN = "10-foo"
 REQUEST = """

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.config.options.nri_capabilities import CLASSES, Cdi, Site
 from cri_proxy.core.nri.apply import apply
 from cri_proxy.core.nri.draft import Asked
 from cri_proxy.core.nri.merge import Merge
 from cri_proxy.core.nri.owners import Conflict
-from cri_proxy.core.nri.terms import CLASSES, Cdi, Site
 from cri_proxy.core.nri.view import view_container
 
 #: Few words, so that adjustments meet what is there: names, paths, removals of them.

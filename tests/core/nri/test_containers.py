@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.cri import UnreadableRequest, read_create
 from cri_proxy.core.grants import Grant, Life, Quota, Stance, Update
 from cri_proxy.core.nri.containers import (
     cri_resources,
@@ -24,6 +23,7 @@ from cri_proxy.core.nri.containers import (
     write_adjustment,
     write_update,
 )
+from cri_proxy.cri.messages import UnreadableRequest, read_create
 from policies.machine.cpus import parse_cpus
 from policies.model import NO_FENCE, Fence, Placement, Qos
 from tests.cri_client import Pod as ClientPod

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.terms import CLASSES, REACTIONS, Cdi, Reaction
+from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, Reaction
 from cri_proxy.shell.nri.expression import DEV, SYS_DEV, HostFiles, cdi_of, classes_of, reactions
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="Only root makes devices.")

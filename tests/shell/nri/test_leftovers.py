@@ -12,8 +12,8 @@ import pytest
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.hiding import Hidden
 from cri_proxy.core.interception import AnswerFailed
+from cri_proxy.cri.visibility import Hidden
 from cri_proxy.shell.keeper import Keeper
 from cri_proxy.shell.nri import leftovers as nri_leftovers
 from cri_proxy.shell.nri.leftovers import Leftovers

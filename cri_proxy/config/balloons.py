@@ -1,0 +1,352 @@
+"""The list of balloon types in a configuration: one table of keys, by which the list is read, written and documented.
+
+Keys are read whatever their case, so that both spellings do: Intel's (``MinCPUs``) and nri-plugins' (``minCPUs``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import voluptuous as vol
+
+from cri_proxy.config.checks import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    Check,
+    flag,
+    list_of,
+    names,
+    whole,
+    write_list,
+    write_text,
+)
+from cri_proxy.text.sources import Entry, Raw, Remark, Table, describe, rows, show_key
+from policies.affinity.pull.expressions import OPERATORS, fault_of
+from policies.balloons.types import SHARE_LEVELS, BalloonType
+from policies.model import Condition
+
+#: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.
+MAX_TYPES = 200
+MAX_CPUS = 65536
+#: More than one type of a policy of the cluster needs.
+MAX_DEVICES, MAX_CONDITIONS = 32, 32
+
+#: What nri-plugins' and Intel's types may say besides, which nothing here depends on.
+MEANINGLESS = frozenset(
+    (
+        "componentcreation",
+        "components",
+        "cpuclass",
+        "irqclaim",
+        "irqmode",
+        "loads",
+        "memorytypes",
+        "prefercoretype",
+        "preferfarfromdevices",
+        "schedulingclass",
+        "showcontainersinnrt",
+    )
+)
+
+_PRIORITIES = ("high", "normal", "low", "none")
+_SHARE_WORDS = {"l2cache": "core", "thread": "core", "socket": "package", "machine": "system", "off": ""}
+
+
+@dataclass(frozen=True)
+class BalloonSpec:
+    """A balloon type as a file has it. ``given``: the fields it names; the others are inherited or default."""
+
+    type: BalloonType
+    given: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a balloon type; ``name`` is the field of ``BalloonType``. ``default``: in words."""
+
+    key: str
+    name: str
+    check: Check
+    default: str
+    help: str
+
+
+def _text(raw: Raw) -> str:
+    if not isinstance(raw, str) or not raw.strip() or not raw.isprintable():
+        raise vol.Invalid("")
+    return raw.strip()
+
+
+def _read_name(raw: Raw) -> str:
+    text = _text(raw)
+    if " " in text or "[" in text or "]" in text:
+        raise vol.Invalid("")
+    return text
+
+
+def _read_priority(raw: Raw) -> int:
+    word = _text(raw).lower()
+    if word in _PRIORITIES:
+        return _PRIORITIES.index(word)
+    if word not in ("0", "1", "2", "3"):
+        raise vol.Invalid("")
+    return int(word)
+
+
+def _read_share(raw: Raw) -> str:
+    word = raw.strip().lower() if isinstance(raw, str) else _text(raw)
+    word = _SHARE_WORDS.get(word, word)
+    if word and word not in SHARE_LEVELS:
+        raise vol.Invalid("")
+    return word
+
+
+def _read_memory(raw: Raw) -> str:
+    word = _text(raw).lower()
+    if word in TRUE_WORDS:
+        return "prefer"
+    if word in FALSE_WORDS:
+        return "off"
+    if word not in ("prefer", "pin"):
+        raise vol.Invalid("")
+    return word
+
+
+def _read_devices(raw: Raw) -> tuple[str, ...]:
+    found = (raw,) if isinstance(raw, str) else raw
+    if not isinstance(found, tuple):
+        raise vol.Invalid("")
+    return tuple(_text(item) for item in found)
+
+
+def _read_conditions(raw: Raw) -> tuple[Condition, ...]:
+    if raw == ():
+        return ()
+    if not isinstance(raw, Table):
+        raise vol.Invalid("")
+    return tuple(_condition(place, fields) for place, fields, _ in rows(raw))
+
+
+def _condition(place: str, fields: Optional[tuple[Entry, ...]]) -> Condition:
+    given = {entry.key.lower(): entry.raw for entry in fields or ()}
+    key, operator, values = given.get("key") or "", given.get("operator"), given.get("values") or ()
+    values = (values,) if isinstance(values, str) else values
+    if not isinstance(key, str) or not isinstance(operator, str) or not isinstance(values, tuple):
+        raise vol.Invalid("expected key and operator as texts, values as a list of texts", [place])
+    others = sorted(given.keys() - {"key", "operator", "values"})
+    condition = Condition(key, operator, values)
+    fault = f"{show_key(others[0])} is not known" if others else fault_of(condition)
+    if fault:
+        raise vol.Invalid(fault, [place])
+    return condition
+
+
+def _write_conditions(found: tuple[Condition, ...]) -> str:
+    items = (
+        f"{{key: {write_text(c.key)}, operator: {c.operator}, values: {write_list(c.values)}}}" for c in found
+    )
+    return f"[{', '.join(items)}]"
+
+
+_LABEL = {"type": "string", "minLength": 1, "maxLength": 253}
+_NAME = Check(
+    "a name without spaces and brackets",
+    _read_name,
+    write_text,
+    {"type": "string", "minLength": 1, "maxLength": 63, "pattern": r"^[^ \[\]]+$"},
+)
+_TEXT = Check("a text", _text, write_text, _LABEL)
+_PRIORITY = Check(
+    "high, normal, low or none, or 0 (high) to 3",
+    _read_priority,
+    lambda v: _PRIORITIES[v],
+    {"type": "string", "enum": list(_PRIORITIES)},
+)
+_SHARE = Check(
+    f"{', '.join(SHARE_LEVELS)}, or off",
+    _read_share,
+    lambda level: level or "off",
+    {"type": "string", "enum": [*SHARE_LEVELS, "off"]},
+)
+_MEMORY = Check(
+    "true, false or pin",
+    _read_memory,
+    {"prefer": "true", "off": "false", "pin": "pin"}.__getitem__,
+    {"type": "string", "enum": ["true", "false", "pin"]},
+)
+_DEVICES = Check(
+    "a list of PCI addresses or paths under /sys",
+    _read_devices,
+    write_list,
+    list_of(
+        {**_LABEL, "pattern": r"^(/sys(/[0-9A-Za-z_:@-][0-9A-Za-z_.:@-]*)+|[0-9A-Fa-f.:]+)$"}, MAX_DEVICES
+    ),
+)
+_CONDITIONS = Check(
+    "a list of {key: ..., operator: ..., values: [...]}",
+    _read_conditions,
+    _write_conditions,
+    list_of(
+        {
+            "type": "object",
+            "description": "One condition on a container.",
+            "required": ["operator"],
+            "properties": {
+                "key": {
+                    **_LABEL,
+                    "description": "What is looked at, such as name, namespace, qosclass or labels/app.",
+                    "expected": "a text",
+                },
+                "operator": {
+                    "type": "string",
+                    "enum": list(OPERATORS),
+                    "description": "How it is compared with the values.",
+                    "expected": "an operator such as In or Exists",
+                },
+                "values": {
+                    **list_of({"type": "string", "maxLength": 253}, MAX_CONDITIONS),
+                    "description": "What it is compared with.",
+                    "expected": "a list of texts",
+                },
+            },
+        },
+        MAX_CONDITIONS,
+    ),
+)
+
+FIELDS: tuple[Field, ...] = (
+    Field("Name", "name", _NAME, "required", "Its name; reserved and default change the two that are built in."),
+    Field("Namespaces", "namespaces", names(), "[]", "Namespaces (globs) whose containers are of this type."),
+    Field("MatchExpressions", "match", _CONDITIONS, "[]", "Containers for which one of these holds are, too."),
+    Field("GroupBy", "group_by", _TEXT, '""', 'Containers for which this text, such as "${pod/labels/app}", '
+          "comes out the same share a balloon."),
+    Field("MinCPUs", "min_cpus", whole(0, MAX_CPUS), "0", "A balloon never has fewer CPUs."),
+    Field("MaxCPUs", "max_cpus", whole(-1, MAX_CPUS), "0",
+          "Nor more; 0: no limit; -1: containers of this type are refused."),
+    Field("MinBalloons", "min_balloons", whole(0, MAX_CPUS), "0", "As many are made at once, and stay."),
+    Field("MaxBalloons", "max_balloons", whole(0, MAX_CPUS), "0", "No more are made; 0: no limit."),
+    Field("AllocatorPriority", "allocator_priority", _PRIORITY, "high",
+          "The order in which the balloons of MinBalloons are made."),
+    Field("PreferNewBalloons", "prefer_new_balloons", flag(), "false",
+          "A balloon of its own for each container, while there are CPUs for that."),
+    Field("PreferSpreadingPods", "prefer_spreading_pods", flag(), "false",
+          "Containers of a pod go to different balloons, rather than into one."),
+    Field("PreferPerNamespaceBalloon", "prefer_per_namespace_balloon", flag(), "false",
+          "Each namespace has a balloon of its own."),
+    Field("PreferSpreadOnPhysicalCores", "prefer_spread_on_physical_cores", flag(),
+          "policy.balloons.PreferSpreadOnPhysicalCores", "One thread of many cores, rather than whole cores."),
+    Field("AllocatorTopologyBalancing", "allocator_topology_balancing", flag(),
+          "policy.balloons.AllocatorTopologyBalancing",
+          "Balloons are made where most CPUs are free, rather than packed."),
+    Field("HideHyperthreads", "hide_hyperthreads", flag(), "false",
+          "Containers see one thread of each core; the others stay idle."),
+    Field("PreferIsolCpus", "prefer_isolated_cpus", flag(), "false", "CPUs of isolcpus= come first."),
+    Field("PreferCloseToDevices", "prefer_close_to_devices", _DEVICES, "[]",
+          "Balloons are made near these devices, the first of them first."),
+    Field("ShareIdleCPUsInSame", "share_idle_cpus_in_same", _SHARE, "off",
+          "Containers may also run on CPUs that are in no balloon, in the same ..."),
+    Field("PinMemory", "memory", _MEMORY, "placement.memory",
+          "true: as placement.memory prefer; pin: as its pin; false: memory nodes are not set."),
+)  # fmt: skip
+
+_BY_KEY = {field.key.lower(): field for field in FIELDS}
+_BY_NAME = {field.name: field for field in FIELDS}
+
+
+def balloon_types() -> Check:
+    """What the option holds: a tuple of ``BalloonSpec``. Lists with anything in them go to ``read_types``."""
+
+    def read(raw: Raw) -> tuple[BalloonSpec, ...]:
+        if raw != ():
+            raise vol.Invalid("")
+        return ()
+
+    return Check(
+        "a list of balloon types", read, lambda specs: f"[{', '.join(map(_write_type, specs))}]", _schema()
+    )
+
+
+def _schema() -> dict[str, Any]:
+    properties = {
+        f.key: {**f.check.schema, "description": f.help, "expected": f.check.expected} for f in FIELDS
+    }
+    one = {"type": "object", "required": ["Name"], "properties": properties}
+    return list_of({**one, "description": "One type of balloons."}, MAX_TYPES)
+
+
+def read_types(
+    table: Table, errors: list[str], remark: Callable[[Remark], None]
+) -> Optional[tuple[BalloonSpec, ...]]:
+    """The types of a list; None where there was an error. Every error and remark names file and line."""
+    before = len(errors)
+    specs: dict[str, BalloonSpec] = {}
+    for place, fields, found in rows(table):
+        if fields is None:
+            errors.append(f"{place}: a balloon type is {found}, expected a mapping with Name and others")
+            continue
+        spec = _read_type(place, fields, errors, remark)
+        if spec is not None and spec.type.name in specs:
+            errors.append(f"{place}: a balloon type is named {spec.type.name}, expected a name of its own")
+        elif spec is not None:
+            specs[spec.type.name] = spec
+        if len(specs) > MAX_TYPES or len(errors) > before + MAX_TYPES:
+            errors.append(f"{place}: expected at most {MAX_TYPES} balloon types")
+            break
+    return None if len(errors) > before else tuple(specs.values())
+
+
+def _read_type(
+    place: str, fields: tuple[Entry, ...], errors: list[str], remark: Callable[[Remark], None]
+) -> Optional[BalloonSpec]:
+    before = len(errors)
+    values: dict[str, Any] = {}
+    for entry in fields:
+        field = _BY_KEY.get(entry.key.lower())
+        if field is None:
+            remark(_unknown(entry))
+        elif entry.raw is None:
+            remark(Remark(f"{entry.origin}: {entry.key} has no value; it counts as not given"))
+        elif field.name in values:
+            remark(Remark(f"{entry.origin}: {entry.key} is given twice; the earlier value counts"))
+        else:
+            _read_field(entry, field, values, errors)
+    if len(errors) > before:
+        return None
+    if "name" not in values:
+        errors.append(f"{place}: a balloon type has no Name, expected one")
+        return None
+    for least, most in (("min_cpus", "max_cpus"), ("min_balloons", "max_balloons")):
+        if 0 < values.get(most, 0) < values.get(least, 0):
+            low, high = _BY_NAME[least].key, _BY_NAME[most].key
+            errors.append(
+                f"{place}: {low} is {values[least]}, expected at most {high}, which is {values[most]}"
+            )
+    return BalloonSpec(BalloonType(**values), frozenset(values)) if len(errors) == before else None
+
+
+def _read_field(entry: Entry, field: Field, values: dict[str, Any], errors: list[str]) -> None:
+    try:
+        values[field.name] = field.check(entry.raw)
+    except vol.Invalid as error:
+        if error.path:  # it knows its own place
+            errors.append(f"{error.path[0]}: {entry.key}: {error.msg}")
+        else:
+            expected = f"expected {field.check.expected}"
+            errors.append(f"{entry.origin}: {entry.key} is {describe(entry.raw)}, {expected}")
+
+
+def _unknown(entry: Entry) -> Remark:
+    key = show_key(entry.key)
+    if entry.key.lower() in MEANINGLESS:
+        return Remark(f"{entry.origin}: {key} of a balloon type has no meaning here", is_doubt=False)
+    nearest = difflib.get_close_matches(entry.key[:60].lower(), _BY_KEY, n=1)
+    hint = f"; did you mean {_BY_KEY[nearest[0]].key}?" if nearest else ""
+    return Remark(f"{entry.origin}: unknown key {key} of a balloon type{hint}")
+
+
+def _write_type(spec: BalloonSpec) -> str:
+    given = [field for field in FIELDS if field.name in spec.given]
+    return "{" + ", ".join(f"{f.key}: {f.check.write(getattr(spec.type, f.name))}" for f in given) + "}"

@@ -1,0 +1,292 @@
+"""Configuration files on disk: which there are, the last that loaded, and what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar
+
+from cri_proxy.config.cluster_policy import ClusterPolicy
+from cri_proxy.config.config import BadConfig, Config, Loaded, read_config
+from cri_proxy.config.io.cluster_policy_file import NOTHING, Kept, read_kept
+from cri_proxy.config.options.table import SECTIONS
+from cri_proxy.shell.bounded_files import SMALL_FILE_S, read_bytes, within
+from cri_proxy.text.sources import MAX_CHARACTERS, BadText, Source, read_entries
+
+Result = TypeVar("Result")
+
+FALLBACK = Path("/etc/cri-resmgr/fallback.cfg")
+CONFIG = Path("/etc/cri-resmgr/config.yaml")
+LAST = "last-config.json"
+#: What ``passthrough.py`` reads where nothing else can be imported: our sockets and the runtime's, as JSON.
+ENDPOINTS = "endpoints.json"
+#: The most of a file that is read: characters of UTF-8 have up to four bytes.
+MAX_BYTES = 4 * MAX_CHARACTERS
+#: How long reading the files may take, seconds: callers wait at a start.
+ANSWER_S = 3.0
+#: What is believed of a configuration that is otherwise invalid: without its sockets nobody finds anybody,
+#: and what needs a restart would be wrong until there is one.
+ESSENTIAL = frozenset(
+    [
+        "relay.socket",
+        "relay.extra_sockets",
+        "relay.runtime_endpoint",
+        "relay.image_endpoint",
+        "control.socket",
+        "control.view_socket",
+        "state.directory",
+        "topology.cgroup_root",
+        "affinity.socket",
+        "nri.host",
+        "nri.socket",
+        "nri.plugin_path",
+        "nri.plugin_config_path",
+        "nri.launcher",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The sources of a configuration in their order; the cluster's policy comes between the two parts."""
+
+    below: tuple[Source, ...]
+    above: tuple[Source, ...] = ()
+
+    def with_policy(self, policy: Optional[ClusterPolicy]) -> list[Source]:
+        """All of them, with the policy at its place."""
+        return [*self.below, *([] if policy is None else [policy.source]), *self.above]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files to read, in order, and the command line's settings. Missing optional files are skipped."""
+
+    fallback: Optional[Path] = None
+    config: Optional[Path] = None
+    force: Optional[Path] = None
+    overrides: Mapping[str, Any] = ()  # type: ignore[assignment]
+    #: What is told in other ways than by files; it counts after config.yaml, and before what is forced.
+    told: Callable[[], list[Source]] = list
+    #: What the usual places are below.
+    root: Path = Path("/")
+
+    def sources(self) -> list[Source]:
+        """:raises BadConfig: a file that was named explicitly cannot be read."""
+        return self.layers().with_policy(None)
+
+    def layers(self) -> Layers:
+        """:raises BadConfig: a file that was named explicitly cannot be read."""
+        found = [read_source(path) for path in self._paths()]
+        at = len(found) - (self.force is not None)
+        return Layers((*found[:at], *self.told()), (*found[at:], *self._command_line()))
+
+    def sources_with(self, source: Source) -> list[Source]:
+        """As ``layers_with``, without a policy."""
+        return self.layers_with(source).with_policy(None)
+
+    def layers_with(self, source: Source) -> Layers:
+        """The same with one text in the place of the file it is named after; else in that of config.yaml.
+
+        :raises BadConfig: one of the others cannot be read.
+        """
+        paths = self._paths()
+        named = [path for path in paths if path.resolve() == Path(source.name)]
+        replaced = named[0] if named else self.config or self._usual(CONFIG)
+        found = [source if path == replaced else read_source(path) for path in paths]
+        if replaced is None:  # it comes after the fallback, and before what is forced
+            found.insert(len(found) - (self.force is not None), source)
+        at = len(found) - (self.force is not None)
+        return Layers(tuple(found[:at]), (*found[at:], *self._command_line()))
+
+    def _paths(self) -> list[Path]:
+        wanted = [self.fallback or self._usual(FALLBACK), self.config or self._usual(CONFIG), self.force]
+        return [path for path in wanted if path is not None]
+
+    def _usual(self, place: Path) -> Optional[Path]:
+        """A usual place, unless nothing is there. Where that may not be told it is something, and reading it fails."""
+        path = self.root / str(place).lstrip("/")
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            pass
+        return path
+
+    def _command_line(self) -> list[Source]:
+        return [Source("command line", values=dict(self.overrides))] if self.overrides else []
+
+    def essentials(self) -> list[Source]:
+        """Settings of ``ESSENTIAL`` that are valid by themselves, whatever else is wrong with the files."""
+        sources: list[Source] = []
+        for path in self._paths():
+            with contextlib.suppress(BadConfig):
+                sources.append(read_source(path))
+        found: list[Source] = []
+        for source in [*sources, *self._command_line()]:
+            try:
+                entries, _ = read_entries(source, SECTIONS)
+            except BadText:
+                continue
+            for entry in entries:
+                if entry.key in ESSENTIAL and isinstance(entry.raw, (str, tuple)):
+                    setting = Source(entry.origin, values={entry.key: entry.raw})
+                    found += [setting] if _is_valid([*found, setting]) else []
+        return found
+
+
+def read_source(path: Path, is_typed: bool = False) -> Source:
+    """One file.
+
+    ``is_typed``: somebody waits for it at a terminal; it may be a pipe, as ``<(command)`` is.
+
+    :raises BadConfig: it cannot be read.
+    """
+    try:
+        data = path.read_bytes() if is_typed else read_bytes(path, MAX_BYTES)
+        return Source(str(path), data.decode("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadConfig([f"{path}: cannot be read: {reason}"]) from None
+
+
+def _is_valid(sources: Sequence[Source]) -> bool:
+    try:
+        read_config(sources)
+    except BadConfig:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The configuration in force and, if it is not what the files say now, why not.
+
+    ``sources`` are what it was made of; ``is_default``: nothing could be read but perhaps the essentials.
+    """
+
+    config: Config
+    warnings: tuple[str, ...] = ()
+    problem: str = ""
+    sources: tuple[Source, ...] = ()
+    is_default: bool = False
+    #: The cluster's policy as it is kept; one with a problem is not in the configuration.
+    cluster: Kept = NOTHING
+
+
+def load(files: Files, strict: bool = False, running: Kept = NOTHING) -> Settings:
+    """Read the files. ``running``: the cluster's policy in force, which stays if the disk does not answer.
+
+    :raises BadConfig: they make no configuration.
+    """
+    layers = _answered(files.layers)
+    loaded: Loaded = read_config(layers.with_policy(None), strict=strict)
+    loaded, kept = with_kept_policy(layers, loaded, running=running)
+    return Settings(loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept)
+
+
+def with_kept_policy(
+    layers: Layers, loaded: Loaded, kept: Optional[Kept] = None, running: Kept = NOTHING
+) -> tuple[Loaded, Kept]:
+    """A configuration with the cluster's policy among its sources, if that can be; the policy never costs the rest.
+
+    ``loaded``: without it. ``kept``: the policy, in the place of the one on disk. ``running``: what is used where the
+    disk does not answer.
+    """
+    if kept is None:
+        folder = Path(loaded.config["state.directory"])
+        try:
+            kept = within(SMALL_FILE_S, lambda: read_kept(folder))
+        except TimeoutError:
+            problem = f"{folder}: the cluster's policy cannot be read: the disk has not answered in {SMALL_FILE_S:g} s"
+            kept = replace(running, problem=problem, is_unread=True)
+    if kept.policy is None:
+        return loaded, kept
+    try:
+        return read_config(layers.with_policy(kept.policy)), kept
+    except BadConfig as error:
+        return loaded, Kept(problem=f"{kept.policy.title} is not used: {error.errors[0]}")
+
+
+def load_or_last(files: Files) -> Settings:
+    """Read the files; if they are invalid use the last configuration that loaded, else the defaults."""
+    try:
+        return load(files)
+    except BadConfig as error:
+        bad = error
+    essentials: list[Source] = []
+    with contextlib.suppress(BadConfig):
+        essentials = _answered(files.essentials)
+    defaults = read_config(essentials).config
+    try:
+        last = Path(defaults["state.directory"]) / LAST
+        texts = json.loads(_answered(lambda: read_bytes(last, MAX_BYTES * 4)))
+        kept = [Source(name, text, "last one that loaded") for name, text in texts]
+        command_line = [Source("command line", values=dict(files.overrides))] if files.overrides else []
+        forced = [source for source in kept if source.name == str(files.force)]
+        layers = Layers(tuple(s for s in kept if s not in forced), (*forced, *command_line))
+        loaded, policy = with_kept_policy(layers, read_config(layers.with_policy(None)))
+        problem = f"the last configuration that loaded is in force: {_reason(bad)}"
+        return Settings(loaded.config, problem=problem, cluster=policy)
+    except (OSError, ValueError, TypeError, BadConfig):
+        return Settings(defaults, problem=default_problem(bad), is_default=True)
+
+
+def _answered(read: Callable[[], Result]) -> Result:
+    """What was read, if the disk answers.
+
+    :raises BadConfig: it does not; or as ``read``.
+    """
+    try:
+        return within(ANSWER_S, read)
+    except TimeoutError:
+        sentence = f"the configuration could not be read: the disk has not answered in {ANSWER_S:g} s"
+        raise BadConfig([sentence]) from None
+
+
+def default_problem(error: BadConfig) -> str:
+    """Why nothing is placed while there is no configuration, in one sentence."""
+    return f"containers are not placed until there is a valid configuration: {_reason(error)}"
+
+
+def reload_problem(error: BadConfig, is_default: bool) -> str:
+    """Why a reload has changed nothing, in one sentence."""
+    return default_problem(error) if is_default else f"the running configuration stays: {_reason(error)}"
+
+
+def _reason(error: BadConfig) -> str:
+    more = len(error.errors) - 1
+    return error.errors[0] + (f" (and {more} more; see: cri-resmgr config check)" if more else "")
+
+
+def keep(settings: Settings, folder: Path, runtime: str) -> Optional[str]:
+    """Remember a configuration that loaded, for a start with a broken one and for the launcher.
+
+    Returns a sentence if that was not possible.
+    """
+    config = settings.config
+    endpoints = {
+        "socket": config["relay.socket"],
+        "extra_sockets": list(config["relay.extra_sockets"]),
+        "runtime": config["relay.runtime_endpoint"] or runtime,
+    }
+    texts = [(source.name, source.text) for source in settings.sources if source.values is None]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(folder / LAST, json.dumps(texts))
+        _replace(folder / ENDPOINTS, json.dumps(endpoints))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"{folder}: the configuration could not be kept for a start without one: {reason}"
+    return None
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

@@ -1,0 +1,204 @@
+"""What cgroups and the runtime say of CPU shares, quota and memory limit now, against what is known of them.
+
+A kernel rounds what it is told, systemd rounds quotas, and cgroup v2 has weights instead of shares: what differs by
+that only is no news. Neither is a quota that we have taken away ourselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import Optional
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.grants import Grant, Stance
+from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
+from policies.model import PodSize, Resources
+
+#: What a cgroup has until it is told.
+DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
+#: The largest page of the machines there are (arm64): memory limits are whole pages.
+LARGEST_PAGE_BYTES = 65536
+#: systemd takes quotas in steps of a hundredth of a CPU, rounded up (runc's systemd driver).
+SYSTEMD_STEP_MILLI = 10
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the files of one cgroup say; 0 = not read. ``shares``: cgroup v1; ``weight``: v2.
+
+    ``quota_us``, ``memory_limit_bytes``: -1 = there is no limit.
+    """
+
+    shares: int = 0
+    weight: int = 0
+    quota_us: int = 0
+    period_us: int = 0
+    memory_limit_bytes: int = 0
+
+    @property
+    def milli_limit(self) -> Optional[int]:
+        """The quota in milli-CPUs; None = there is none, or it was not read."""
+        if self.quota_us <= 0 or self.period_us <= 0:
+            return None
+        return -(-self.quota_us * 1000 // self.period_us)
+
+    def completed_by(self, child: Reading) -> Reading:
+        """With what is limited in a child instead: a runtime has written there what it has not written here."""
+        weight = child.weight if self.weight in (0, DEFAULT_WEIGHT) else self.weight
+        quota = self if self.quota_us > 0 else child
+        limit = self.memory_limit_bytes if self.memory_limit_bytes > 0 else child.memory_limit_bytes
+        return Reading(self.shares or child.shares, weight, quota.quota_us, quota.period_us, limit)
+
+
+def has_news(grant: Grant, reading: Reading) -> bool:
+    """Whether a container's cgroup says anything else than its record, beyond rounding."""
+    known = grant.container.resources
+    return not (
+        _same_request(known.milli_request, reading)
+        and (_is_ours(grant, reading.quota_us) or _same_quota(known, reading))
+        and _same_memory(known, reading)
+    )
+
+
+def resources_read(grant: Grant, reading: Reading, told: cri.LinuxContainerResources) -> Resources:
+    """A container's resources by its cgroup; what is rounded there is as it is known, or as the runtime ``told``.
+
+    A quota that differs from the one that the runtime was asked for is another program's, which lends CPU time for a
+    while (koordlet's CPU burst): the container was not resized.
+    """
+    known = grant.container.resources
+    no_quota = reading.quota_us < 0 and (known.milli_limit is None or not known.quota_period_us)
+    is_ours = _is_ours(grant, reading.quota_us)
+    linux = cri.LinuxContainerResources(
+        cpu_shares=_shares(known, reading, told),
+        cpu_quota=0 if no_quota or is_ours else reading.quota_us,
+        cpu_period=reading.period_us,
+        memory_limit_in_bytes=reading.memory_limit_bytes,
+    )
+    found = update_resources(known, linux, grant.container.qos)
+    if _same_request(known.milli_request, reading):
+        found = replace(found, milli_request=known.milli_request)
+    if _is_told(known, told) or (reading.quota_us > 0 and _same_quota(known, reading)):
+        found = replace(found, milli_limit=known.milli_limit, quota_period_us=known.quota_period_us)
+    if _same_memory(known, reading):
+        memory = known.memory_request_bytes, known.memory_limit_bytes
+        found = replace(found, memory_request_bytes=memory[0], memory_limit_bytes=memory[1])
+    return found
+
+
+def resources_told(grant: Grant, told: cri.LinuxContainerResources) -> Resources:
+    """A container's resources as the runtime has them, where there is no cgroup to be read."""
+    if _is_ours(grant, told.cpu_quota):
+        ours, told = told, cri.LinuxContainerResources()
+        told.CopyFrom(ours)
+        told.cpu_quota = 0
+    return update_resources(grant.container.resources, told, grant.container.qos)
+
+
+def with_quota(reading: Reading, limit: str) -> Reading:
+    """With another quota: ``QUOTA PERIOD``, as cpu.max of cgroup v2 has it."""
+    words = [int(word) for word in limit.split() if word.isdecimal()]
+    return replace(reading, quota_us=words[0], period_us=words[1]) if len(words) == 2 else reading
+
+
+def size_read(known: Optional[PodSize], reading: Reading) -> Optional[PodSize]:
+    """A pod's size by the cgroup that kubelet keeps for it; ``known`` where that says nothing else.
+
+    A pod without a quota says nothing: not all of its containers have limits, or kubelet sets none.
+    """
+    limit = reading.milli_limit
+    if limit is None:
+        return known
+    request = 0 if known is None else known.milli_request
+    if not _same_request(request, reading):
+        # Kubelet's weights of pods are on the line, whatever runtimes do.
+        request = _milli(
+            reading.shares or MIN_SHARES + (reading.weight - 1) * (MAX_SHARES - MIN_SHARES) // 9999
+        )
+    if known is not None and known.milli_limit is not None and _is_rounded(known.milli_limit, limit):
+        limit = known.milli_limit
+    if known is not None and (request, limit) == (known.milli_request, known.milli_limit):
+        return known
+    return PodSize(request, limit, "the pod's cgroup")
+
+
+def memory_limit_read(known: int, reading: Reading, limits: Iterable[int]) -> int:
+    """A pod's memory limit by its cgroup, where one of its containers has the same; else ``known``.
+
+    Kubelet gives a pod's limit to each of its containers that has none. To the pod's cgroup it adds the overhead, which
+    is then no container's limit.
+    """
+    told = reading.memory_limit_bytes
+    same = [limit for limit in limits if 0 < told <= limit < told + LARGEST_PAGE_BYTES]
+    return known if known in same else min(same, default=known)
+
+
+# ---------------------------------------------------------------------- what is the same
+
+
+def _is_ours(grant: Grant, quota_us: int) -> bool:
+    """Whether a quota is away since we have taken it."""
+    is_taken = grant.quota_taken or (grant.placement.lift_quota and grant.stance is not Stance.OBSERVED)
+    return quota_us < 0 and is_taken
+
+
+def _same_request(milli: int, reading: Reading) -> bool:
+    shares = min(MAX_SHARES, max(MIN_SHARES, milli * SHARES_PER_CPU // 1000))
+    if reading.shares:
+        return reading.shares == shares or _milli(reading.shares) == milli
+    # Requests are rounded up from shares: there may be one less of them than follows from the request.
+    return not reading.weight or any(_is_weight_of(reading.weight, s) for s in (shares, shares - 1))
+
+
+def _same_quota(known: Resources, reading: Reading) -> bool:
+    if reading.quota_us == 0:
+        return True
+    has_quota = known.milli_limit is not None and known.quota_period_us > 0
+    limit = reading.milli_limit
+    if limit is None or not has_quota:
+        return limit is None and not has_quota
+    return _is_rounded(known.milli_limit or 0, limit)
+
+
+def _is_told(known: Resources, told: cri.LinuxContainerResources) -> bool:
+    """Whether the runtime was asked for the CPU limit that is known, and for no other one since."""
+    if not told.ByteSize():
+        return False
+    return _same_quota(known, Reading(quota_us=told.cpu_quota or -1, period_us=told.cpu_period))
+
+
+def _same_memory(known: Resources, reading: Reading) -> bool:
+    limit = reading.memory_limit_bytes
+    if limit <= 0:
+        return limit == 0 or known.memory_limit_bytes == 0
+    return limit <= known.memory_limit_bytes < limit + LARGEST_PAGE_BYTES
+
+
+def _is_rounded(milli: int, read_milli: int) -> bool:
+    return read_milli in (milli, -(-milli // SYSTEMD_STEP_MILLI) * SYSTEMD_STEP_MILLI)
+
+
+def _shares(known: Resources, reading: Reading, told: cri.LinuxContainerResources) -> int:
+    """The shares of a container: those that were asked for if they explain what is read; 0 = they cannot be known."""
+    if reading.shares == DEFAULT_SHARES and not told.cpu_shares and not known.milli_request:
+        return 0  # it was never told any
+    if reading.shares or not reading.weight:
+        return reading.shares
+    return int(told.cpu_shares) if _is_weight_of(reading.weight, told.cpu_shares) else 0
+
+
+def _milli(shares: int) -> int:
+    return 0 if shares <= MIN_SHARES else -(-shares * 1000 // SHARES_PER_CPU)
+
+
+def _is_weight_of(weight: int, shares: int) -> bool:
+    """Whether a runtime makes this weight of shares: runc and crun had a straight line, and have a curve since 2025."""
+    if shares <= MIN_SHARES:
+        return weight == 1
+    line = 1 + (min(shares, MAX_SHARES) - MIN_SHARES) * 9999 // (MAX_SHARES - MIN_SHARES)
+    log = log2(min(shares, MAX_SHARES))
+    curve = 10 ** ((log * log + 125 * log) / 612 - 7 / 34)
+    # A float may be a hair above or below a whole number, and is then rounded up to another one.
+    return weight == line or ceil(curve - 1e-6) <= weight <= ceil(curve + 1e-6)

@@ -1,0 +1,226 @@
+"""What the doctor says of the rest of the node: runtime, cgroups, systemd, and others who place containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cri_proxy.doctor.facts import RUNS_AS, Facts, UnitFacts
+from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from policies.machine.cpus import format_cpus
+
+SERVICE, SOCKET, OBSERVER = (
+    "cri-resource-manager.service",
+    "cri-resource-manager.socket",
+    "cri-resmgr-observer.service",
+)
+NRI_SERVICE = "cri-resmgr-nri.service"
+UNITS = (SERVICE, SOCKET, OBSERVER, NRI_SERVICE)
+#: The units that a daemon needs.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "proxy": (SERVICE, SOCKET, OBSERVER),
+    "nri-plugin": (NRI_SERVICE, OBSERVER),
+    "standalone": (SERVICE, OBSERVER),
+}
+_JOURNAL = "journalctl -u cri-resource-manager -n 50"
+
+#: Programs, as the kernel names them (15 characters), that also give CPUs or memory nodes to containers.
+WRITERS: Mapping[str, str] = {
+    "nri-resource-po": "another resource policy (nri-plugins)",
+    "koordlet": "koordinator's agent",
+    "koord-runtime-p": "koordinator's CRI proxy",
+    "rubik": "rubik, which sets quotas and cpusets",
+    "katalyst-agent": "katalyst's agent",
+    "crane-agent": "crane's agent",
+    "numad": "numad, which moves processes between NUMA nodes",
+}
+#: Programs that are often beside us, and what there is to know of them.
+NEIGHBOURS: Mapping[str, str] = {
+    "irqbalance": "irqbalance runs: interrupts also go to CPUs that containers own",
+    "tuned": "tuned runs: a profile of its may isolate CPUs or set numa_balancing",
+}
+#: Where Intel's program runs under our name, this is what it is called among the facts.
+INTELS = "cri-resmgr (a binary, Intel's)"
+
+
+# ---------------------------------------------------------------------- runtime
+
+
+def check_runtime(facts: Facts) -> Iterator[Finding]:
+    """Is the runtime there?"""
+    runtime = facts.runtime
+    if runtime is None:
+        return
+    if runtime.problem:
+        hint = "systemctl status containerd; relay.runtime_endpoint names another"
+        yield Finding("runtime", "runtime", PROBLEM, runtime.problem, hint)
+        return
+    sentence = f"{runtime.name} {runtime.version}, {runtime.api}, at {runtime.path}"
+    yield Finding("runtime", "runtime", OK, sentence)
+    if runtime.nri_socket and facts.front_end != "nri-plugin":
+        sentence = f"the runtime serves NRI at {runtime.nri_socket}: plugins there may place containers, too"
+        yield Finding("runtime", "nri", NOTE, sentence)
+    if runtime.socket.mode & 0o002:  # to connect is to write
+        sentence = (
+            f"{runtime.path} has mode {runtime.socket.mode:04o}: everybody on this host may use the runtime"
+        )
+        yield Finding("runtime", "runtime-mode", WARNING, sentence, f"chmod 0660 {runtime.path}")
+
+
+# ---------------------------------------------------------------------- cgroups
+
+
+def check_cgroups(facts: Facts) -> Iterator[Finding]:
+    """Can containers be pinned here, and to which CPUs?"""
+    cgroups = facts.cgroups
+    if cgroups is None:
+        return
+    if not cgroups.version:
+        hint = "mount | grep cgroup; topology.cgroup_root names another place"
+        sentence = "no cgroups are mounted: no container can be pinned"
+        yield Finding("cgroups", "cgroups", PROBLEM, sentence, hint)
+        return
+    if not cgroups.has_cpuset:
+        sentence = f"cgroup {cgroups.version} has no cpuset controller here: no container can be pinned"
+        hint = (
+            "cat /proc/cgroups; look for cgroup_disable in /proc/cmdline, and Delegate= of kubelet's slices"
+        )
+        yield Finding("cgroups", "cpuset", PROBLEM, sentence, hint)
+        return
+    if not cgroups.kubepods:
+        yield Finding(
+            "cgroups", "cgroups", NOTE, f"cgroup {cgroups.version}; kubelet has made no cgroup for pods yet"
+        )
+        return
+    driver = "systemd" if cgroups.kubepods.endswith(".slice") else "cgroupfs"
+    yield Finding(
+        "cgroups", "cgroups", OK, f"cgroup {cgroups.version}, pods in {cgroups.kubepods} ({driver})"
+    )
+    left_out = facts.usable - cgroups.cpus if cgroups.cpus is not None else frozenset()
+    if left_out:
+        sentence = (
+            f"{cgroups.kubepods} may not use CPUs {format_cpus(left_out)}: containers are kept off them"
+        )
+        hint = "if that is not on purpose: AllowedCPUs= of its slice, strict-cpu-reservation of kubelet"
+        yield Finding("cgroups", "kubepods-cpus", NOTE, sentence, hint)
+    if cgroups.mems is not None and facts.machine is not None:
+        nodes = facts.machine.data.has_memory or frozenset(facts.machine.data.memory)
+        if nodes - cgroups.mems:
+            sentence = (
+                f"{cgroups.kubepods} may not use the memory of NUMA node {format_cpus(nodes - cgroups.mems)}"
+            )
+            yield Finding("cgroups", "kubepods-mems", NOTE, sentence, "AllowedMemoryNodes= of its slice")
+
+
+# ---------------------------------------------------------------------- others
+
+
+def check_others(facts: Facts) -> Iterator[Finding]:
+    """Does anybody else place containers?"""
+    system = facts.system
+    if system is None:
+        return
+    found = False
+    if INTELS in system.programs:
+        found = True
+        sentence = "Intel's cri-resource-manager still runs: two would write every cpuset"
+        yield Finding(
+            "others",
+            "intel",
+            PROBLEM,
+            sentence,
+            "systemctl stop cri-resource-manager, and remove its package",
+        )
+    for name in sorted(set(WRITERS) & set(system.programs)):
+        found = True
+        sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes become foreign"
+        yield Finding("others", "writer", WARNING, sentence, "run one of them; here: cri-resmgr mode off")
+    for name in system.nri_plugins:
+        if facts.front_end == "nri-plugin" and name.endswith("-cri-resmgr"):
+            continue  # that is us
+        found = True
+        sentence = f"the runtime starts the NRI plugin {name}: it may write cpusets, too"
+        yield Finding(
+            "others", "nri-plugin", WARNING, sentence, f"see what it does; rm {name}, restart the runtime"
+        )
+    for name in sorted(set(NEIGHBOURS) & set(system.programs)):
+        hint = (
+            "IRQBALANCE_BANNED_CPULIST, where CPUs are exclusive"
+            if name == "irqbalance"
+            else "tuned-adm active"
+        )
+        yield Finding("others", name, NOTE, NEIGHBOURS[name], hint)
+    if not found:
+        yield Finding("others", "writer", OK, "nobody else who places containers is known to run here")
+    if system.uid != 0:
+        sentence = "the doctor does not run as root: some of this it could not see"
+        yield Finding("others", "root", WARNING, sentence, "sudo cri-resmgr doctor")
+
+
+# ---------------------------------------------------------------------- systemd
+
+
+def check_units(facts: Facts) -> Iterator[Finding]:
+    """Are the units there, enabled, and up?"""
+    system = facts.system
+    if system is None:
+        return
+    if not system.has_systemd:
+        yield Finding(
+            "units", "systemd", NOTE, "systemd does not run here: who starts the daemon again is not known"
+        )
+        return
+    needed = _NEEDED.get(facts.front_end, UNITS)
+    if ((facts.status or {}).get("nri") or {}).get("launched_by_runtime"):
+        needed = (OBSERVER,)
+    for unit in system.units:
+        if unit.name not in needed:
+            yield from _not_needed(unit, facts.front_end)
+        elif unit.result == "start-limit-hit":
+            sentence = f"{unit.name} was started too often and systemd has given up"
+            hint = f"{_JOURNAL}; systemctl reset-failed {unit.name} && systemctl start {unit.name}"
+            yield Finding("units", unit.name, PROBLEM, sentence, hint)
+        elif unit.load == "masked":
+            yield Finding(
+                "units", unit.name, PROBLEM, f"{unit.name} is masked", f"systemctl unmask {unit.name}"
+            )
+        else:
+            yield from _unit(unit, facts)
+
+
+def _not_needed(unit: UnitFacts, front_end: str) -> Iterator[Finding]:
+    runs = RUNS_AS.get(front_end, "as a proxy")
+    if unit.active == "active":
+        what = "who connects there is not served" if unit.name == SOCKET else "it places nothing"
+        sentence = f"{unit.name} is active, and the daemon runs {runs}: {what}"
+        hint = f"systemctl {'mask' if unit.name == SOCKET else 'disable'} --now {unit.name}"
+        yield Finding("units", unit.name, WARNING, sentence, hint)
+    elif unit.name != NRI_SERVICE:
+        state = "masked" if unit.load == "masked" else unit.active or "not installed"
+        sentence = f"{unit.name} is {state}, as it should be: the daemon runs {runs}"
+        yield Finding("units", unit.name, OK, sentence)
+
+
+def _unit(unit: UnitFacts, facts: Facts) -> Iterator[Finding]:
+    state = f"{unit.active} ({unit.sub})" if unit.sub else unit.active
+    is_optional = unit.name not in (SERVICE, NRI_SERVICE)
+    if unit.load != "loaded":
+        verdict = NOTE if is_optional or facts.status is not None else WARNING
+        yield Finding("units", unit.name, verdict, f"{unit.name} is not installed")
+    elif unit.active == "failed":
+        hint = f"journalctl -u {unit.name} -n 50"
+        verdict = WARNING if unit.name == OBSERVER else PROBLEM
+        yield Finding("units", unit.name, verdict, f"{unit.name} has failed: {unit.result or unit.sub}", hint)
+    elif unit.active != "active":
+        verdict = NOTE if is_optional else WARNING
+        yield Finding(
+            "units", unit.name, verdict, f"{unit.name} is {state}", f"systemctl enable --now {unit.name}"
+        )
+    elif unit.enabled in ("disabled", "indirect"):
+        sentence = f"{unit.name} is {state} and not enabled: after a boot it is not there"
+        yield Finding("units", unit.name, WARNING, sentence, f"systemctl enable {unit.name}")
+    elif unit.restarts:
+        times = "once" if unit.restarts == 1 else f"{unit.restarts} times"
+        sentence = f"{unit.name} is {state}, and was restarted {times} after it ended by itself"
+        yield Finding("units", unit.name, WARNING, sentence, f"journalctl -u {unit.name} -p warning")
+    else:
+        yield Finding("units", unit.name, OK, f"{unit.name} is {state}, {unit.enabled}")

@@ -1,0 +1,164 @@
+"""The examination of a node for ``cri-resmgr doctor``: all facts, each read by itself, in bounded time.
+
+What fails or hangs is a sentence among the facts, and the others are there. Nothing is changed, and nobody is woken:
+a daemon behind a socket unit that is down stays down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar
+
+from cri_proxy.config.config import read_config
+from cri_proxy.doctor.facts import ConfigFacts, Facts
+from cri_proxy.doctor.io.host import (
+    read_cgroup_facts,
+    read_kernel_facts,
+    read_machine_facts,
+    read_system_facts,
+)
+from cri_proxy.doctor.io.parts import (
+    Places,
+    compared_with_daemon,
+    find_files,
+    read_config_facts,
+    read_daemon_facts,
+    read_kubelet_facts,
+    read_rows,
+    read_runtime_facts,
+)
+from cri_proxy.doctor.io.state import read_state_facts
+
+#: All of it takes half a second; what hangs (a file system, systemctl) is left after this.
+EXAMINE_S = 5.0
+
+Part = TypeVar("Part")
+
+
+class _Hangs(Exception):
+    pass
+
+
+@dataclass
+class _Examination:
+    """Parts read so far, by the names they have in ``Facts``; failures by topic."""
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    limit_s: float = EXAMINE_S
+
+    def attempt(self, topic: str, reader: Callable[[], Part]) -> Optional[Part]:
+        """Read something now; whatever goes wrong is kept as a sentence."""
+        try:
+            return reader()
+        except _Hangs:
+            self.failures[topic] = f"this could not be found out within {self.limit_s:g} s: something hangs"
+        except subprocess.TimeoutExpired as error:
+            program = Path(error.cmd[0]).name
+            reason = f"{program} has not ended within {error.timeout:g} s"
+            self.failures[topic] = f"this could not be found out: {reason}"
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            self.failures[topic] = f"this could not be found out: {reason}"
+        return None
+
+    def read(self, name: str, topic: str, reader: Callable[[], Part]) -> Optional[Part]:
+        """The same for a part."""
+        part = self.attempt(topic, reader)
+        if part is not None:
+            self.parts[name] = part
+        return part
+
+
+def _beside(reader: Callable[[], Part]) -> Future[Part]:
+    """Start reading what may hang, in a thread that the end of the process does not wait for."""
+    future: Future[Part] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(reader())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def _result(future: Future[Part], until_s: float) -> Part:
+    """:raises _Hangs: it is not there by then."""
+    wait([future], max(until_s - time.monotonic(), 0.0))
+    if not future.done():
+        raise _Hangs
+    return future.result()
+
+
+def examine(
+    config_file: Optional[Path] = None,
+    control: Optional[Path] = None,
+    root: Path = Path("/"),
+    proc: Optional[Path] = None,
+    systemctl: str = "systemctl",
+    limit_s: float = EXAMINE_S,
+) -> Facts:
+    """Read everything, at most this long. ``root``, ``proc`` (processes) and ``systemctl`` are for tests.
+
+    ``control``: the daemon's socket, if it is not where the configuration has it.
+    """
+    found = _Examination(limit_s=limit_s)
+    # 1. Where everything is; by the defaults, if the configuration cannot be read.
+    reading = _beside(lambda: read_config_facts(find_files(root, config_file)))
+    until_s = time.monotonic() + limit_s
+    configured = found.attempt("configuration", partial(_result, reading, until_s))
+    config_facts, config = configured or (None, read_config([]).config)
+    places = Places(root, proc or root / "proc", config, control or Path("."))
+    if control is None:
+        places = Places(root, places.proc, config, places.at("control.socket"))
+    # 2. What may hang is read beside.
+    readers = _readers(places, systemctl)
+    started = {name: (topic, _beside(reader)) for name, (topic, reader) in readers.items()}
+    until_s = time.monotonic() + limit_s
+    # 3. The daemon, and what depends on whether it answers; all of these have timeouts, but for the state's disk.
+    status = _examine_daemon(found, places, config_facts)
+    state = _beside(lambda: read_state_facts(places.at("state.directory"), status is not None))
+    known = str(status["runtime"]["socket"]) if status is not None else ""
+    found.read("runtime", "runtime", lambda: read_runtime_facts(places, known))
+    # 4. Who is not back by now is left behind.
+    for name, (topic, future) in {**started, "state": ("state", state)}.items():
+        found.read(name, topic, partial(_result, future, until_s))
+    return Facts(**found.parts, failures=found.failures)
+
+
+def _readers(places: Places, systemctl: str) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """What is read of the host: by the name of the part its topic, and how."""
+    root, source, kubelet = places.root, places.at("topology.source"), places.at("kubelet.directory")
+    return {
+        "machine": ("machine", lambda: read_machine_facts(root, source, kubelet)),
+        "kernel": ("machine", lambda: read_kernel_facts(root)),
+        "cgroups": ("cgroups", lambda: read_cgroup_facts(root, places.at("topology.cgroup_root"))),
+        "system": ("units", lambda: read_system_facts(root, places.proc, systemctl)),
+        "kubelet": ("kubelet", lambda: read_kubelet_facts(places)),
+    }
+
+
+def _examine_daemon(
+    found: _Examination, places: Places, config: Optional[ConfigFacts]
+) -> Optional[Mapping[str, Any]]:
+    """What the daemon says of itself; None: it does not answer."""
+    daemon = found.read("daemon", "daemon", lambda: read_daemon_facts(places))
+    status = daemon.status if daemon else None
+    if status is not None:
+        found.read("rows", "containers", lambda: read_rows(places.control))
+        if config is not None:
+            with contextlib.suppress(Exception):  # then it is not compared
+                config = compared_with_daemon(config, places.config, places.control)
+    if config is not None:
+        found.parts["config"] = config
+    return status

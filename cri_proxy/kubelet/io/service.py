@@ -1,0 +1,252 @@
+"""The running kubelet: what it was started with, whom it is connected to, how it is restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from cri_proxy.config.config import Config
+from cri_proxy.kubelet.io.files import KubeletFiles
+from cri_proxy.kubelet.record import Record
+from cri_proxy.kubelet.settings import Files, Setup, socket_of, survey
+from cri_proxy.kubelet.status import KubeletStatus, Running, judge
+
+#: kubelet is back in a few seconds; a node that boots gives it longer.
+WAIT_S = 60.0
+#: The service's Also= brings the socket, so that this order enables both.
+OUR_UNITS = ("cri-resource-manager.service", "cri-resource-manager.socket")
+_LOOK_S = 0.1
+_RESTART_S = 90.0
+_PROC = Path("/proc")
+#: In k3s kubelet is no process of its own (in rke2 it is).
+_KUBELET_INSIDE = ("k3s-server", "k3s-agent")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class CannotRestart(Exception):
+    """systemctl did not do it, or kubelet did not come back. The message says what was seen, the hint what to do."""
+
+    def __init__(self, sentence: str, hint: str) -> None:
+        super().__init__(sentence)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Kubelet:
+    """A kubelet that runs: its command line (none inside of k3s), and when it was started (Unix seconds)."""
+
+    pid: int
+    argv: tuple[str, ...]
+    started_at: float
+
+
+def find_kubelet(proc: Path = _PROC) -> Optional[Kubelet]:
+    """The running kubelet of this host; those in containers (kind) are others'."""
+    try:
+        pids = sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit())
+        own_namespace = os.readlink(proc / "self/ns/pid") if (proc / "self").exists() else ""
+    except OSError:
+        return None
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            folder = proc / str(pid)
+            argv = _kubelet_argv(folder)
+            if argv is not None and own_namespace in ("", os.readlink(folder / "ns/pid")):
+                return Kubelet(pid, argv, _started_at(proc, folder))
+    return None
+
+
+def _kubelet_argv(folder: Path) -> Optional[tuple[str, ...]]:
+    """The command line of a process that is kubelet, from that word on; None if it is something else."""
+    name = (folder / "comm").read_text().rstrip("\n")
+    if name in _KUBELET_INSIDE:
+        return ()
+    if name not in ("kubelet", "hyperkube"):
+        return None
+    words = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    return tuple(words[names.index("kubelet") :]) if "kubelet" in names else None
+
+
+def _started_at(proc: Path, folder: Path) -> float:
+    # The name in stat may hold anything; what follows its bracket does not. Field 22 is the start, in ticks.
+    ticks = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+    uptime_s = float((proc / "uptime").read_text().split()[0])
+    return time.time() - uptime_s + ticks / _TICKS_PER_S
+
+
+#: How often the kernel's list of sockets is read before a connection that it lacks is taken not to be there.
+LOOKS = 3
+
+
+def is_connected(pid: int, endpoint: str) -> Optional[bool]:
+    """Whether a process holds a connection to a unix socket; of other endpoints that is taken for granted.
+
+    None: the kernel does not tell.
+    """
+    if "://" in endpoint and not endpoint.startswith("unix:"):
+        return True
+    # A path may lead to the socket through links; the kernel knows the one it was bound to.
+    path = socket_of(endpoint)
+    names = {path, os.path.realpath(path)}
+    try:
+        # A list that is read while sockets come and go may lack one that was there all the time.
+        return any(names & _connections(pid) for _ in range(LOOKS))
+    except (OSError, ImportError):
+        return None
+
+
+def _connections(pid: int) -> set[str]:
+    """The sockets that a process is connected to, in the spelling of ``socket_of``.
+
+    :raises OSError, ImportError: the kernel does not tell.
+    """
+    from bpf.kernel.netlink import SockDiag
+    from bpf.kernel.procfs import socket_inodes
+
+    served: dict[int, str] = {}
+    for line in (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+        fields = line.split(None, 7)
+        if len(fields) == 8:
+            served[int(fields[6])] = socket_of(fields[7])
+    # The same right as for its descriptors, which the daemon's unit has not; those would seem to be no sockets.
+    os.readlink(_PROC / str(pid) / "exe")
+    mine = set(socket_inodes(str(_PROC), pid))
+    diag = SockDiag()
+    try:
+        return {
+            served[listed.peer] for listed in diag.unix() if listed.inode in mine and listed.peer in served
+        }
+    finally:
+        diag.close()
+
+
+def is_soon_connected(pid: int, endpoints: Sequence[str], timeout_s: float) -> Optional[bool]:
+    """Whether a process is connected to one of these, or is within a time: it may have been started just now."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = [is_connected(pid, endpoint) for endpoint in endpoints]
+        if True in found or None in found or time.monotonic() > deadline:
+            return True if True in found else None if None in found else False
+        time.sleep(_LOOK_S)
+
+
+# ---------------------------------------------------------------------- restart
+
+
+def restart_kubelet(systemctl: str, unit: str, only_if_active: bool = False) -> None:
+    """``only_if_active``: a kubelet that was stopped is not started.
+
+    :raises CannotRestart: with what systemctl said.
+    """
+    commands = [("daemon-reload",), ("try-restart" if only_if_active else "restart", unit)]
+    # Always reloaded: a unit may have been changed by a command before this one, too.
+    if not only_if_active and is_failing(systemctl, unit):
+        commands.insert(1, ("reset-failed", unit))  # else it may have failed too often to be started
+    for words in commands:
+        command = [systemctl, *words]
+        line = " ".join(command)
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CannotRestart(f"{line}: {error}", f"restart {unit} by hand") from None
+        if done.returncode != 0:
+            said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+            raise CannotRestart(f"{line}: {said}", f"journalctl -u {unit}")
+
+
+def is_failing(systemctl: str, unit: str) -> bool:
+    """Whether a kubelet that does not run is meant to: it has failed, or systemd waits before it starts it again."""
+    return _answer(systemctl, "is-active", unit).strip() in ("failed", "activating")
+
+
+def is_off_after_boot(systemctl: str) -> bool:
+    """Whether systemd starts neither our daemon nor its socket at a boot, and says so."""
+    found = _answer(systemctl, "is-enabled", *OUR_UNITS).split()
+    # Either brings the other up. Without an answer it is no daemon of the package's.
+    return bool(found) and not set(found) - {"disabled", "masked"}
+
+
+def _answer(*command: str) -> str:
+    """What systemctl prints, whatever its exit code; "" if it does not answer."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RESTART_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def wait_for_kubelet(
+    old: Optional[Kubelet], endpoint: str, proc: Path = _PROC, timeout_s: float = WAIT_S
+) -> Kubelet:
+    """Wait until another kubelet than ``old`` runs and is connected to a socket; then it makes its calls there.
+
+    :raises CannotRestart: that did not happen in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    seen = "no kubelet runs"
+    while True:
+        found = find_kubelet(proc)
+        if found is not None and (
+            old is None or found.pid != old.pid or found.started_at > old.started_at + 1
+        ):
+            if is_connected(found.pid, endpoint) is not False:
+                return found  # where the kernel does not tell, that it runs is all that can be known
+            seen = f"kubelet (process {found.pid}) runs and has not connected to {socket_of(endpoint)}"
+        if time.monotonic() > deadline:
+            raise CannotRestart(f"{seen} after {timeout_s:.0f} s", "journalctl -u kubelet")
+        time.sleep(_LOOK_S)
+
+
+# ---------------------------------------------------------------------- does it point at us?
+
+
+@dataclass(frozen=True)
+class Found:
+    """All there is to know about this host's kubelet."""
+
+    kubelet: Optional[Kubelet]
+    files: Files
+    setup: Setup
+    record: Optional[Record]
+
+    def names(self, sockets: Sequence[str]) -> tuple[str, ...]:
+        """Our sockets, and the one we wrote once: it may have another name by now."""
+        return (*sockets, self.record.endpoint) if self.record else tuple(sockets)
+
+    def status(self, sockets: Sequence[str]) -> KubeletStatus:
+        """Whether kubelet points at one of these sockets of ours, through what, and what to type if not."""
+        running = None
+        if self.kubelet is not None:
+            pid = self.kubelet.pid
+            at_us = next((path for path in sockets if is_connected(pid, path)), "")
+            running = Running(pid, self.kubelet.started_at, at_us)
+        return judge(self.setup, self.record, sockets, running)
+
+
+def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> Found:
+    """Reads /proc and some small files: a few milliseconds, outside of an event loop.
+
+    :raises BadKubeletFile: a file of kubelet's, or our record, cannot be understood.
+    """
+    kubelet = find_kubelet(proc)
+    argv: Sequence[str] = kubelet.argv if kubelet else ()
+    record = kubelet_files.load()
+    files = kubelet_files.read(argv, record.paths if record else ())
+    return Found(kubelet, files, survey(files, argv), record)
+
+
+def our_sockets(config: Config) -> tuple[str, ...]:
+    """Every name of the socket that kubelet may use; the one kubelet is given is the first."""
+    # What the daemon serves on CRI-O besides: kubelet chooses its stats provider by this end of the name.
+    crio = str(Path(config["control.socket"]).parent / "run/crio/crio.sock")
+    return (str(config["relay.socket"]), *map(str, config["relay.extra_sockets"]), crio)

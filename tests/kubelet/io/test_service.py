@@ -1,0 +1,51 @@
+"""The kubelet of this host is found among its processes, and whom it is connected to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from cri_proxy.kubelet.io.service import find_kubelet, is_connected, is_soon_connected
+
+#: The name and the command line of a process; then kubelet's flags, None where it is no kubelet.
+PROCESSES: dict[str, tuple[str, str, Optional[tuple[str, ...]]]] = {
+    "kubelet": ("kubelet", "/usr/bin/kubelet --v=2", ("/usr/bin/kubelet", "--v=2")),
+    "hyperkube": ("hyperkube", "/hyperkube kubelet --v=2", ("kubelet", "--v=2")),
+    "another part of hyperkube": ("hyperkube", "/hyperkube proxy", None),
+    "inside of k3s": ("k3s-server", "/usr/local/bin/k3s server", ()),
+    "inside of an agent of k3s": ("k3s-agent", "/usr/local/bin/k3s agent", ()),
+    "another": ("bash", "bash /usr/bin/kubelet", None),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSES)
+def test_kubelet_is_told_by_its_name(case: str, tmp_path: Path) -> None:
+    name, words, flags = PROCESSES[case]
+    process = tmp_path / "7"
+    (process / "ns").mkdir(parents=True)
+    (process / "ns/pid").symlink_to("pid:[1]")
+    (tmp_path / "uptime").write_text("1000.00 1.00\n")
+    (process / "comm").write_text(f"{name}\n")
+    (process / "cmdline").write_bytes("\0".join(words.split()).encode())
+    (process / "stat").write_text(f"7 ({name}) S {' '.join(['0'] * 18)} 100 0\n")
+    found = find_kubelet(tmp_path)
+    assert (found.argv if found else None) == flags
+
+
+def test_a_connection_is_known_by_any_name_of_its_socket(folder: Path) -> None:
+    path, link, other = folder / "s", folder / "l", folder / "o"
+    link.symlink_to(path)
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(path))
+        server.listen()
+        client.connect(str(path))
+        held = {
+            name: is_connected(os.getpid(), name) for name in (f"unix://{path}", f"unix:{link}", f"{other}")
+        }
+        assert list(held.values()) == [True, True, False]
+        assert is_soon_connected(os.getpid(), [f"{other}", f"{path}"], 0.0) is True
+        assert is_soon_connected(os.getpid(), [f"{other}"], 0.0) is False
