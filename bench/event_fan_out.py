@@ -21,7 +21,7 @@ from typing import Optional
 from bench.figures import cpu_s, machine_line, print_row, process
 from bench.raw import SERVICE, Frames
 from bench.runtime import event
-from cri_proxy.core.http2.frames import (
+from cri_proxy.relay.http2.frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
     HEADERS,
@@ -31,8 +31,8 @@ from cri_proxy.core.http2.frames import (
     write_headers,
     write_window_update,
 )
-from cri_proxy.core.http2.headers import write_fields, write_response
-from cri_proxy.core.http2.messages import write_message
+from cri_proxy.relay.http2.headers import write_fields, write_response
+from cri_proxy.relay.http2.messages import write_message
 
 SUBSCRIBERS, CONNECTIONS, EVENTS, EVENT_BYTES = 1_000, 10, 300, 1_200
 _EVENT = write_message(event(EVENT_BYTES))

@@ -23,8 +23,8 @@ from typing import Callable, NamedTuple
 
 from bench.figures import machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client
-from cri_proxy.core.frames import FrameReader
-from cri_proxy.core.http2.frames import (
+from cri_proxy.relay.frame_reader import FrameReader
+from cri_proxy.relay.http2.frames import (
     CONTINUATION,
     DATA,
     END_STREAM,

@@ -22,8 +22,8 @@ from typing import Optional
 from hpack import Encoder
 
 from bench.runtime import listing, version
-from cri_proxy.core.http2.flow import Outlet
-from cri_proxy.core.http2.frames import (
+from cri_proxy.relay.http2.flow import Outlet
+from cri_proxy.relay.http2.frames import (
     ACK,
     DATA,
     DEFAULT_FRAME_BYTES,
@@ -48,8 +48,8 @@ from cri_proxy.core.http2.frames import (
     write_settings,
     write_window_update,
 )
-from cri_proxy.core.http2.headers import HeaderReader, value_of, write_response, write_trailers
-from cri_proxy.core.http2.messages import PREFIX_BYTES, write_message
+from cri_proxy.relay.http2.headers import HeaderReader, value_of, write_response, write_trailers
+from cri_proxy.relay.http2.messages import PREFIX_BYTES, write_message
 
 SERVICE = "/runtime.v1.RuntimeService/"
 #: As large as can be: nobody waits for these two.

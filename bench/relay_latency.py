@@ -28,8 +28,8 @@ import grpc
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client, calls_by
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.interception import End, Forward
 from cri_proxy.cri.messages import parse
+from cri_proxy.relay.interception import End, Forward
 from tests.cri_client import CHANNEL_OPTIONS
 
 CONTAINERS = 500
@@ -232,12 +232,12 @@ class EventReader:
 async def serve(kind: str, runtime: str, path: str) -> None:
     """A bare relay, until it is ended."""
     if kind == "grpc.aio":
-        from cri_proxy.shell.relay import Relay, open_channel
-        from cri_proxy.shell.serving import Serving
+        from cri_proxy.relay.io.grpc_server import Relay, open_channel
+        from cri_proxy.relay.io.serving import Serving
 
         serving: Any = Serving(Relay(open_channel(runtime), None, Nobody()), Path(f"{path}.inner"))
     else:
-        from cri_proxy.shell.frame_relay import FrameRelay
+        from cri_proxy.relay.io.server import FrameRelay
 
         serving = FrameRelay(runtime, EventReader() if "events" in kind else Nobody())
     await serving.open([Path(path)], [])

@@ -25,7 +25,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Callable, NoReturn, TextIO
 
-from cri_proxy.core.http2.frames import (
+from cri_proxy.relay.http2.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -40,7 +40,7 @@ from cri_proxy.core.http2.frames import (
     Doubt,
     unpadded,
 )
-from cri_proxy.core.http2.headers import HeaderReader, value_of
+from cri_proxy.relay.http2.headers import HeaderReader, value_of
 
 TAG = "soak-call"
 #: How pods are named (those made through the daemon, and past it), and what containerd's ids are like.

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.shell.nri.connection import NriConnection
+from cri_proxy.nri.io.connection import NriConnection
 
 ASK = "soak/ask"
 _EVERYTHING = 0x3FFF

@@ -20,7 +20,7 @@ import time
 
 from bench.figures import machine_line, percentile, print_row, process
 from bench.raw import Client
-from cri_proxy.core.ttrpc_frames import FRAME_HEAD_BYTES
+from cri_proxy.nri.ttrpc_frames import FRAME_HEAD_BYTES
 from tests.agent import ROOT, Agent
 from tests.machines import HYGON_7285_2S, machine
 
@@ -32,7 +32,7 @@ STEPS = {
     "Python alone": "pass",
     "asyncio": "import asyncio",
     "grpc.aio and CRI's messages": "import grpc.aio, cri_api.runtime_v1_pb2",
-    "all that a relay of frames needs": "import cri_proxy.core.http2.relay, asyncio",
+    "all that a relay of frames needs": "import cri_proxy.relay.http2.relay, asyncio",
     "all that the command imports": "import cri_proxy.cli, cri_proxy.daemon, cri_proxy.shell.proxy",
 }
 

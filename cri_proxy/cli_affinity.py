@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 import click
 
+from cri_proxy.affinity.text import affinity_text, rebalance_text
 from cri_proxy.cli_answers import ask_daemon, json_option, show_document
-from cri_proxy.core.affinity_text import affinity_text, rebalance_text
 
 #: A plan may take 30 s, and the runtime's updates as long again.
 REBALANCE_ANSWER_S = 90.0
@@ -28,7 +28,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
     """
     document = ask_daemon("affinity")
     if graphml:
-        from cri_proxy.core.affinity_graphml import graphml as written
+        from cri_proxy.affinity.graphml import graphml as written
 
         click.echo(written(document))
         return

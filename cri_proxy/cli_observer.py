@@ -11,11 +11,11 @@ from typing import Any, Optional
 
 import click
 
+from cri_proxy.affinity.settings import graph_settings
 from cri_proxy.arguments import configured
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.config.io.cluster_policy_file import FILE as POLICY_FILE
-from cri_proxy.core.affinity_settings import graph_settings
 from cri_proxy.shell.runtime import WELL_KNOWN
 
 #: Options of the observer by ours; those of its graph beside them.

@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
+from cri_proxy.affinity.io.mover import Mover
+from cri_proxy.affinity.io.observer_client import AffinityClient
+from cri_proxy.affinity.io.planner_process import PlannerWorker
+from cri_proxy.affinity.io.rebalancer import AffinityController
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.core.engine import Engine
 from cri_proxy.front_ends import FrontEnd, FrontEndMaker
+from cri_proxy.relay.io.serving import longest_stop_us
 from cri_proxy.shell import event_loop, logs
-from cri_proxy.shell.affinity import AffinityController
-from cri_proxy.shell.affinity_client import AffinityClient
 from cri_proxy.shell.assembly import Assembly, read_boot_id
 from cri_proxy.shell.cluster_layer import ClusterLayer
 from cri_proxy.shell.commands import Commands
@@ -37,14 +40,11 @@ from cri_proxy.shell.log_lines import LogLines
 from cri_proxy.shell.machine import read_memory_bytes
 from cri_proxy.shell.metrics import Metrics
 from cri_proxy.shell.metrics_http import MetricsEndpoint
-from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.ownership import Ownership
 from cri_proxy.shell.parts import make_parts
-from cri_proxy.shell.planner_worker import PlannerWorker
 from cri_proxy.shell.proxy import Proxy
 from cri_proxy.shell.rounds import Rounds
 from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
-from cri_proxy.shell.serving import longest_stop_us
 from cri_proxy.shell.standing_orders import StandingOrders
 from cri_proxy.shell.tasks import Tasks
 from cri_proxy.shell.watch import TopologyWatch

@@ -21,14 +21,14 @@ def main():
     # (seen). They are for children that go on with gRPC: ours never do. Read once, when grpc is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     if sys.argv[1:3] == ["nri", "launch"]:  # becomes a plugin; nothing else is imported for that
-        from cri_proxy import nri_launcher
+        from cri_proxy.nri.io import launcher as nri_launcher
 
         sys.exit(nri_launcher.main(sys.argv[3:]))
     if COMPLETING in os.environ:
         _complete()
     if is_nri_plugin(sys.argv[1:]):
         with contextlib.suppress(Exception):  # then the program does it, later
-            from cri_proxy.shell.nri import launched
+            from cri_proxy.nri.io.plugin import launched
 
             launched.begin(os.environ)
     serves = is_serving(sys.argv[1:])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from cri_proxy.core.affinity_text import status_lines
+from cri_proxy.affinity.text import status_lines
 from cri_proxy.core.books import resident_of
 from cri_proxy.core.cluster_text import cluster_lines
 from cri_proxy.core.engine import Engine

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cri_proxy.affinity.build_problem import describe, plan_of, question_of
+from cri_proxy.affinity.settings import affinity_settings, graph_settings
 from cri_proxy.config.config import Config
-from cri_proxy.core.affinity_settings import affinity_settings, graph_settings
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Update
-from cri_proxy.core.rebalance import describe, plan_of, question_of
 from cri_proxy.core.scenario import Edge
 from cri_proxy.core.simulated_node import Process
 from policies.affinity.graph.graph import Graph, Identity

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cri_api.control import ControlError
-from cri_proxy.core.affinity_text import edge_rows, endpoint_name, nearness_rows, owner_rows
+from cri_proxy.affinity.io.rebalancer import AffinityController, CannotRebalance
+from cri_proxy.affinity.text import edge_rows, endpoint_name, nearness_rows, owner_rows
 from cri_proxy.core.engine import Engine
-from cri_proxy.shell.affinity import AffinityController, CannotRebalance
 from cri_proxy.shell.control import Command
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Traffic

@@ -6,8 +6,8 @@ from typing import Callable, Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.engine import Engine
-from cri_proxy.core.interception import End, Forward, Outcome
 from cri_proxy.cri.messages import parse
+from cri_proxy.relay.interception import End, Forward, Outcome
 from cri_proxy.shell.keeper import Keeper
 
 

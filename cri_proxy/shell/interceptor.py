@@ -13,18 +13,6 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.books import MESSAGE_CHARS
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.grants import Admission, Quota, Stance, Update
-from cri_proxy.core.interception import (
-    FAILED_PRECONDITION,
-    INTERNAL,
-    NOT_FOUND,
-    UNAVAILABLE,
-    End,
-    Forward,
-    Interception,
-    Outcome,
-    Refuse,
-    intercepted,
-)
 from cri_proxy.cri.messages import (
     UnreadableRequest,
     memory_limit_of,
@@ -37,6 +25,18 @@ from cri_proxy.cri.messages import (
     update_resources,
     write_create_delta,
     write_update_delta,
+)
+from cri_proxy.relay.interception import (
+    FAILED_PRECONDITION,
+    INTERNAL,
+    NOT_FOUND,
+    UNAVAILABLE,
+    End,
+    Forward,
+    Interception,
+    Outcome,
+    Refuse,
+    intercepted,
 )
 from cri_proxy.shell.event_stream import EventCount, EventStream
 from cri_proxy.shell.keeper import Keeper

@@ -8,18 +8,18 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
-from cri_proxy.core.interception import runtime_method
+from cri_proxy.nri.io.host.unhosted import make_hosting
+from cri_proxy.relay.interception import runtime_method
+from cri_proxy.relay.io.grpc_server import Relay
+from cri_proxy.relay.io.last_call import LastCall
+from cri_proxy.relay.io.server import FrameRelay
+from cri_proxy.relay.io.serving import Serving
 from cri_proxy.shell.arrivals import Arrivals
-from cri_proxy.shell.frame_relay import FrameRelay
 from cri_proxy.shell.interceptor import CriInterceptor
-from cri_proxy.shell.last_call import LastCall
 from cri_proxy.shell.listen import activated
-from cri_proxy.shell.nri.unhosted import make_hosting
 from cri_proxy.shell.parts import Parts
-from cri_proxy.shell.relay import Relay
 from cri_proxy.shell.restores import Restores
 from cri_proxy.shell.runtime import Runtime, discover
-from cri_proxy.shell.serving import Serving
 
 
 class Transport(Protocol):

@@ -14,7 +14,7 @@ import grpc
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.core.grants import Update
 from cri_proxy.cri.messages import linux_delta
-from cri_proxy.shell.relay import open_channel
+from cri_proxy.relay.io.grpc_server import open_channel
 
 #: Where runtimes listen, in the order they are tried when the configuration names none.
 WELL_KNOWN = (

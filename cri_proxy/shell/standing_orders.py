@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
+from cri_proxy.affinity.io.executor import AT_ONCE
+from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.core.engine import Engine
 from cri_proxy.core.notable import NotableEvents
 from cri_proxy.core.orders import Orders, Override, read_orders, write_orders
 from cri_proxy.core.pins import FROZEN, override_states
-from cri_proxy.shell.carrying import AT_ONCE
-from cri_proxy.shell.moving import Mover
 from cri_proxy.shell.parts import Parts
 
 #: The name under which orders are kept in the state file.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.interception import INTERCEPTED as INTERCEPTED_METHODS
+from cri_proxy.relay.interception import INTERCEPTED as INTERCEPTED_METHODS
 from tests.cri_client import IMAGE, CriClient, container_config, create_request
 from tests.e2e.node import GIB, Node, Running, until
 from tests.e2e.streaming import frames, output, upgrade

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.interception import End, Forward, Outcome, Refuse, intercepted
-from cri_proxy.shell.frame_relay import FrameRelay
+from cri_proxy.relay.interception import End, Forward, Outcome, Refuse, intercepted
+from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.e2e.containerd import Containerd
 from tests.e2e.images import BUSYBOX

@@ -10,10 +10,10 @@ from google.protobuf import text_format
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import Site
-from cri_proxy.core.nri.apply import apply
-from cri_proxy.core.nri.draft import Asked
-from cri_proxy.core.nri.merge import Merge
-from cri_proxy.core.nri.view import view_container
+from cri_proxy.nri.apply import apply
+from cri_proxy.nri.draft import Asked
+from cri_proxy.nri.merge import Merge
+from cri_proxy.nri.view import view_container
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.e2e.containerd import Containerd, missing
 

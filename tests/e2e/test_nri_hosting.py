@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.core.nri.ids import PLUGIN_ID
+from cri_proxy.nri.ids import PLUGIN_ID
 from tests.e2e.cgroups import cgroup_mounts
 from tests.e2e.node import Node, Running, problem_of, until
 from tests.functional.nri.support import adjust, env, hosting, plugin, plugin_process
-from tests.nri.plugins import A_WHOLE_LIFE, NO_VALIDATOR
+from tests.nri.io.host.plugins import A_WHOLE_LIFE, NO_VALIDATOR
 
 pytestmark = pytest.mark.containerd
 MIB = 1 << 20

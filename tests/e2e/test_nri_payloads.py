@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.containerd import Containerd, containerd_17
 from tests.e2e.node import CACHE, CPUS, Node
 from tests.functional.nri.support import hosting, plugin
-from tests.nri.plugins import Log, external
+from tests.nri.io.host.plugins import Log, external
 
 pytestmark = pytest.mark.containerd
 

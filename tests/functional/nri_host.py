@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.subscription import MASK_CLASSIC
-from cri_proxy.shell.nri.connection import NriConnection
+from cri_proxy.nri.io.connection import NriConnection
+from cri_proxy.nri.subscription import MASK_CLASSIC
 
 WAIT_S = 10.0
 REQUEST_S = 2.0

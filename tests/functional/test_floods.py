@@ -16,15 +16,15 @@ import pytest
 from bench.figures import resident_mb
 from bench.floods import FLOODS
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.frames import FrameReader
-from cri_proxy.core.http2.frames import GOAWAY, PREFACE, Error, write_settings
-from cri_proxy.core.http2.patience import BURST, PER_S
-from cri_proxy.core.http2.requests import MAX_STREAMS
+from cri_proxy.relay.frame_reader import FrameReader
+from cri_proxy.relay.http2.frames import GOAWAY, PREFACE, Error, write_settings
+from cri_proxy.relay.http2.patience import BURST, PER_S
+from cri_proxy.relay.http2.requests import MAX_STREAMS
 from tests.agent import Agent
-from tests.core.http2.hand import goaways
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import HANG_S, StartAgent, ask, counter, until
+from tests.relay.http2.hand import goaways
 
 #: How the connection of a flood ends.
 ANSWERS = {

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.interception import INTERCEPTED
+from cri_proxy.relay.interception import INTERCEPTED
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, RawReply, container_config, create_request, pod_config
 from tests.fake_runtime import FakeRuntime

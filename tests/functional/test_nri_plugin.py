@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.nri.subscription import MASK_ALL, MASK_CLASSIC
-from cri_proxy.shell.nri.connection import CallFailed
+from cri_proxy.nri.io.connection import CallFailed
+from cri_proxy.nri.subscription import MASK_ALL, MASK_CLASSIC
 from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT, Agent
 from tests.fake_runtime import FakeRuntime
@@ -25,8 +25,8 @@ from tests.functional.conftest import UPDATE, ask, until
 from tests.functional.nri_host import ScriptedHost, make_container, make_pod, running
 from tests.functional.support import run_without_us
 from tests.machines import EPYC_NPS1_1S, machine
-from tests.nri.plugins import eventually
-from tests.nri.test_launched import is_alive
+from tests.nri.io.host.plugins import eventually
+from tests.nri.io.host.test_launched import is_alive
 
 PLUGIN = (sys.executable, "-m", "cri_proxy", "nri")
 StartPlugin = Callable[..., Awaitable[Agent]]

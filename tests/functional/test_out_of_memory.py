@@ -13,14 +13,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cri_proxy.core.http2.frames import PREFACE, write_settings
+from cri_proxy.relay.http2.frames import PREFACE, write_settings
 from tests.agent import Agent
-from tests.core.http2.hand import data, headers
 from tests.cri_client import CriClient
 from tests.e2e.cgroups import killed_for_memory, leave_memory, make_memory_cgroup, remove_cgroup
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import cpus_of, create_exclusive, run_guaranteed
 from tests.functional.support import HANG_S, cpusets, new_agent, placed, start
+from tests.relay.http2.hand import data, headers
 
 #: What the daemon has left, and what a client has it hold.
 SPARE_BYTES, PIECE, PIECES, STREAMS = 4 << 20, 16_000, 900, 4

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cri_proxy.core.interception import End, Forward, Outcome, intercepted
-from cri_proxy.shell.frame_relay import FrameRelay
+from cri_proxy.relay.interception import End, Forward, Outcome, intercepted
+from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient, RawReply
 from tests.fake_runtime import Call, FakeRuntime
 

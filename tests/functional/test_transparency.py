@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.interception import INTERCEPTED
+from cri_proxy.relay.interception import INTERCEPTED
 from tests.agent import Agent
 from tests.cri_client import CriClient, RawReply, container_config, create_request
 from tests.fake_runtime import Call, FakeRuntime

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.shell.nri.upstream import Upstream
+from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.shell.runtime import Runtime
 from tests.fake_runtime import FakeRuntime
 

@@ -11,8 +11,8 @@ import pytest
 
 from bpf.kernel.capabilities import NEEDED
 from cri_proxy.config.config import read_config
-from cri_proxy.nri_launcher import unit_name
-from cri_proxy.shell.serving import longest_stop_us
+from cri_proxy.nri.io.launcher import unit_name
+from cri_proxy.relay.io.serving import longest_stop_us
 from tests.systemd.units import AGENT, FOLDER, NRI, OBSERVER, PLUGIN, SERVICE, SOCKET, settings_of, words_of
 
 DEFAULTS = read_config([]).config

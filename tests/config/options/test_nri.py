@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cri_proxy.config.config import BadConfig, Source, read_config
-from cri_proxy.core.nri.settings import NriSettings, nri_settings
-from cri_proxy.core.nri.validate import DefaultRules
+from cri_proxy.nri.settings import NriSettings, nri_settings
+from cri_proxy.nri.validate import DefaultRules
 
 
 def settings(text: str) -> NriSettings:

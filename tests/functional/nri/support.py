@@ -14,9 +14,9 @@ from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, RawReply, container_config, create_request, pod_config
 from tests.fake_runtime import ContainerRecord, FakeRuntime
 from tests.functional.conftest import until
-from tests.nri import plugins
-from tests.nri.plugin import ScriptedPlugin
-from tests.nri.plugins import Log, Plugin
+from tests.nri.io.host import plugins
+from tests.nri.io.host.plugin import ScriptedPlugin
+from tests.nri.io.host.plugins import Log, Plugin
 
 CREATE = "/runtime.v1.RuntimeService/CreateContainer"
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"

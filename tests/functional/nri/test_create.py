@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.nri.ids import PLUGIN_ID
+from cri_proxy.nri.ids import PLUGIN_ID
 from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, pod_config
@@ -27,7 +27,7 @@ from tests.functional.nri.support import (
     variables,
 )
 from tests.functional.support import eventually
-from tests.nri.plugins import NO_VALIDATOR
+from tests.nri.io.host.plugins import NO_VALIDATOR
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

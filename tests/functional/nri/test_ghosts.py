@@ -12,7 +12,7 @@ from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import until
 from tests.functional.nri.support import plugin
-from tests.nri.plugins import A_WHOLE_LIFE, NO_VALIDATOR, Log
+from tests.nri.io.host.plugins import A_WHOLE_LIFE, NO_VALIDATOR, Log
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.nri.ids import PLUGIN_ID
+from cri_proxy.nri.ids import PLUGIN_ID
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
@@ -24,7 +24,7 @@ from tests.functional.nri.support import (
     try_create,
     variables,
 )
-from tests.nri.plugins import NO_VALIDATOR
+from tests.nri.io.host.plugins import NO_VALIDATOR
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

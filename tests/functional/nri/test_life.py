@@ -14,7 +14,7 @@ from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, counter, until
 from tests.functional.nri.support import adjust, env, plugin, plugin_process, try_create, try_run, variables
-from tests.nri.plugins import NO_VALIDATOR
+from tests.nri.io.host.plugins import NO_VALIDATOR
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SANDBOX_STATUS = "/runtime.v1.RuntimeService/PodSandboxStatus"

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.shell.nri.connection import NriConnection
+from cri_proxy.nri.io.connection import NriConnection
 from tests.vm.guest.installation import SERVICE, run, unit
 from tests.vm.guest.node import TASKS, UNTIL_TIMEOUT_S, Node, until
 

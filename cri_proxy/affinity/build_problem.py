@@ -1,0 +1,313 @@
+"""From the engine to the planner's question: the machine with what is left of it, the containers, who talks to whom.
+
+A container can be moved among domains of its level that it would have been given at its create. All others are
+fixed: what they are charged is taken off the capacities, and those who talk to somebody stand where they are, so
+that they pull. What is declared counts as traffic. The answer is read in ``proposals.py``.
+
+For 1,000 containers that takes some ten milliseconds, so it is done in slices between which calls can pass (design
+rule 13). They all read one state: whoever runs them starts anew when the engine has changed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cri_proxy.affinity.moves import describe, plan_of
+from cri_proxy.affinity.problem_snapshot import Question
+from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
+from cri_proxy.affinity.sites import Sites
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Grant, Life
+from cri_proxy.core.moves import being_resized, may_move
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.planner.problem import Problem, Tree, Vertex
+from policies.affinity.pull.declared_edges import DeclaredEdges, declares_any
+from policies.affinity.pull.observed import keys_of
+from policies.node import NANO_PER_MILLI, Node
+
+__all__ = [
+    "AffinitySettings",
+    "Question",
+    "affinity_settings",
+    "describe",
+    "plan_of",
+    "question_of",
+    "question_slices",
+]
+
+#: What a container that asks for nothing counts, lest any number of them is put into one L3: kubelet runs 110 pods a
+#: node by default, so that as many fill eleven CPUs.
+NOMINAL_MILLI = 100
+#: Containers, those whose terms are read, and edges that are looked at in one slice: about a millisecond.
+SLICE, TERMS_SLICE, EDGES_SLICE = 100, 20, 1000
+
+NO_SIZES: Mapping[str, int] = {}
+
+_T = TypeVar("_T")
+#: What is done in slices: it yields after each, and returns what comes of all.
+Slices = Generator[None, None, _T]
+#: By key in the books: the site a container is at, and those it may have.
+Movable = Mapping[str, tuple[int, tuple[int, ...]]]
+#: Lines a second by key in the books, and by the greater key of the pair.
+Weights = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What all of a question is made from. ``memory``: bytes by key in the books."""
+
+    engine: Engine
+    settings: AffinitySettings
+    at_s: float
+    sites: Sites
+    memory: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Vertices:
+    """The containers of a question while it is made, by their keys in the books."""
+
+    movable: Movable
+    fixed: Mapping[str, int]
+
+
+def question_slices(
+    engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
+) -> Slices[Question]:
+    """What the planner is to be asked about the engine, and the traffic it knows of, as they are now.
+
+    ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request.
+    """
+    traffic = engine.traffic
+    ground = _Ground(engine, settings, now_s, Sites(engine.host.topology), _memory(engine, memory_in_use))
+    yield
+    # 1. Who may be moved, and where to.
+    movable = yield from _movable(ground)
+    # 2. Who pulls whom; those who may not be moved pull from where they are.
+    weights = yield from _weights(engine, traffic, settings)
+    vertices = _Vertices(movable, _fixed(ground, weights, movable))
+    yield
+    # 3. What the others leave of each leaf.
+    capacities = yield from _capacities(ground, movable)
+    tree = ground.sites.tree(capacities, settings)
+    yield
+    # 4. All of it as the planner knows it, and what is needed to understand its answer.
+    problem = yield from _problem(ground, vertices, weights, tree)
+    near = yield from _near(problem)
+    rates = yield from _rates(traffic, settings)
+    return Question(
+        engine.version,
+        now_s,
+        problem,
+        paths={vertex.key: engine.grants[vertex.key].container.path for vertex in problem.vertices},
+        was={key: engine.grants[key].placement for key in movable},
+        homes=tuple(ground.sites.homes),
+        rates=rates,
+        near=near,
+        move_exclusive=settings.move_exclusive,
+    )
+
+
+def question_of(
+    engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
+) -> Question:
+    """The same in one go."""
+    slices = question_slices(engine, settings, now_s, memory_in_use)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            question: Question = end.value
+            return question
+
+
+def _sliced(items: Sequence[_T], size: int = SLICE) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
+    sizes = {}
+    for key, grant in engine.grants.items():
+        asked = grant.container.resources
+        sizes[key] = in_use.get(key, asked.memory_limit_bytes or asked.memory_request_bytes)
+    return sizes
+
+
+# ---------------------------------------------------------------------- who may be moved
+
+
+def _movable(ground: _Ground) -> Slices[Movable]:
+    """Of those who may be moved the site they are at, and those they may have, of which there are several."""
+    engine, settings = ground.engine, ground.settings
+    resized = being_resized(engine.books)
+    survey = engine.node.survey()
+    found = {}
+    for keys in _sliced(sorted(engine.grants)):
+        for key in keys:
+            grant = engine.grants[key]
+            is_ours = may_move(engine.books, grant, settings.move_exclusive, resized)
+            is_young = ground.at_s - grant.since_s < settings.minimum_age_s
+            if not is_ours or is_young or grant.life is Life.CREATING:
+                continue
+            here = ground.sites.of(grant)
+            if here is None:
+                continue
+            stays = ground.memory[key] > settings.most_memory_bytes
+            choice = ground.sites.choice(grant, here, survey, engine.policy.settings, stays)
+            if len(choice) > 1:
+                found[key] = (here, choice)
+        yield
+    return found
+
+
+def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:
+    """The sites that those who pull others, and may not be moved, stand in."""
+    pulling = weights.keys() | {key for row in weights.values() for key in row}
+    residents = ground.engine.node.residents
+    return {
+        key: ground.sites.around(residents[key].cpus)
+        for key in pulling
+        if key not in movable and residents[key].cpus
+    }
+
+
+def _demand_milli(grant: Grant) -> int:
+    return grant.container.resources.milli_request or NOMINAL_MILLI
+
+
+def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
+    """What the movable containers may fill of each leaf, in milli-CPUs."""
+    node = ground.engine.node
+    survey = node.survey()
+    # 1. What is charged on the shared CPUs of each leaf, without the movable ones.
+    charged = list(survey.charge_nano)
+    by_set: dict[frozenset[int], int] = {}
+    owned: dict[int, int] = {}
+    leaf_of = node.leaf_of
+    for key in movable:
+        resident = node.residents[key]
+        for cpus, nano, _ in resident.charges():
+            by_set[cpus] = by_set.get(cpus, 0) + nano
+        for cpu in resident.exclusive:
+            owned[leaf_of[cpu]] = owned.get(leaf_of[cpu], 0) + 1000
+    for cpus, nano in by_set.items():
+        for leaf in {leaf_of[cpu] for cpu in cpus}:
+            charged[leaf] -= nano * len(survey.cpus[leaf] & cpus)
+    # A milli-CPU more, for what is lost in rounding.
+    capacities = [
+        max(0, cap * 1000 - charge // NANO_PER_MILLI) + owned.get(leaf, 0) + 1
+        for leaf, (cap, charge) in enumerate(zip(survey.caps, charged))
+    ]
+    yield
+    # 2. A leaf that only containers without a request overfill is not overfull.
+    return (yield from _stretched(ground, movable, capacities))
+
+
+def _stretched(ground: _Ground, movable: Movable, capacities: Sequence[int]) -> Slices[list[int]]:
+    """The capacities, larger where what containers without a request count for would overfill a leaf."""
+    grants = ground.engine.grants
+    load = [0.0] * len(capacities)
+    nominal = [0.0] * len(capacities)
+    for keys in _sliced(list(movable)):
+        for key in keys:
+            asks = grants[key].container.resources.milli_request
+            for leaf, share in ground.sites.shares(movable[key][0], capacities):
+                load[leaf] += _demand_milli(grants[key]) * share
+                nominal[leaf] += 0 if asks else NOMINAL_MILLI * share
+        yield
+    return [
+        capacity + int(min(nominal[leaf], max(0.0, load[leaf] - capacity)) + 1)
+        if nominal[leaf] and load[leaf] > capacity
+        else capacity
+        for leaf, capacity in enumerate(capacities)
+    ]
+
+
+# ---------------------------------------------------------------------- who pulls whom
+
+
+def _weights(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Slices[Weights]:
+    """Of each pair of containers that pull each other, or are to be kept apart."""
+    node, resized = engine.node, {t.key for t in engine.tickets.values() if t.target}
+    weights: Weights = {}
+    for ends in _sliced(list(traffic.edges) if settings.enabled else []):
+        for end in ends:
+            _add_seen(weights, node, end, traffic.edges[end])
+        yield
+    if not declares_any(node, engine.policy.settings):
+        return weights
+    known = [key for key in sorted(engine.grants) if key not in resized]
+    declared = DeclaredEdges(node, engine.policy.settings, known)
+    for keys in _sliced(known, TERMS_SLICE):
+        for key in keys:
+            declared.add(key)
+        yield
+    for (a, b), count in declared.weights.items():
+        row = weights.setdefault(a, {})
+        row[b] = row.get(b, 0.0) + count * settings.declared_weight
+    yield
+    return weights
+
+
+def _add_seen(weights: Weights, node: Node, a: str, others: Mapping[str, float]) -> None:
+    """Add the traffic of one endpoint with those that come after it: each pair is there both ways."""
+    residents = node.residents
+    mine = keys_of(node, a)
+    for b, weight in others.items() if mine else ():
+        if a >= b:
+            continue
+        if a in residents and b in residents:
+            row = weights.setdefault(a, {})
+            row[b] = row.get(b, 0.0) + weight
+            continue
+        # An endpoint that is a pod stands for its containers.
+        theirs = keys_of(node, b)
+        for one in mine:
+            for other in theirs:
+                if one != other:
+                    row = weights.setdefault(min(one, other), {})
+                    pair_with = max(one, other)
+                    row[pair_with] = row.get(pair_with, 0.0) + weight / (len(mine) * len(theirs))
+
+
+def _problem(ground: _Ground, vertices: _Vertices, weights: Weights, tree: Tree) -> Slices[Problem]:
+    grants = ground.engine.grants
+    all_keys = sorted([*vertices.movable, *vertices.fixed])
+    index = {key: number for number, key in enumerate(all_keys)}
+    listed: list[Vertex] = []
+    edges: list[tuple[int, int, float]] = []
+    for keys in _sliced(all_keys):
+        for key in keys:
+            if key in vertices.movable:
+                here, choice = vertices.movable[key]
+                listed.append(Vertex(key, _demand_milli(grants[key]), here, choice, ground.memory[key]))
+            else:
+                # What it is charged is not there to be filled.
+                here = vertices.fixed[key]
+                listed.append(Vertex(key, 0, here, (here,)))
+            row = weights.get(key, {})
+            edges += [(index[key], index[b], row[b]) for b in sorted(row) if row[b] and b in index]
+        yield
+    return Problem(tree, tuple(listed), tuple(edges), ground.settings.plan)
+
+
+def _near(problem: Problem) -> Slices[tuple[list[tuple[float, int]], ...]]:
+    """The edges of each vertex: weight, and index of the other end."""
+    near: tuple[list[tuple[float, int]], ...] = tuple([] for _ in problem.vertices)
+    for edges in _sliced(problem.edges, EDGES_SLICE):
+        for a, b, weight in edges:
+            near[a].append((weight, b))
+            near[b].append((weight, a))
+        yield
+    return near
+
+
+def _rates(traffic: Traffic, settings: AffinitySettings) -> Slices[dict[tuple[str, str], float]]:
+    """Bytes a second by pair of endpoints."""
+    rates: dict[tuple[str, str], float] = {}
+    for edges in _sliced(traffic.listed if settings.enabled else (), EDGES_SLICE):
+        rates.update({(edge.a, edge.b): edge.bytes_per_s for edge in edges})
+        yield
+    return rates

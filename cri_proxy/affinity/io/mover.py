@@ -1,0 +1,197 @@
+"""Makes the moves of a plan: in the engine, in the state, at the runtime; and undoes those that were a mistake.
+
+Two can be: a container whose update the runtime refuses goes back at once, and those that came into a place whose
+containers then wait for CPUs (affinity/pressure_guard.py) go back after a look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_proxy.affinity.io.memory_use import memory_in_use
+from cri_proxy.affinity.io.pressure import NOTHING, Look, PressureReader
+from cri_proxy.affinity.pressure_guard import SHORTEST_S, Reading, shares, worse_places
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Life, Move, Plan, Update
+from cri_proxy.core.notable import MOVED
+from cri_proxy.core.pins import FROZEN
+from cri_proxy.shell.parts import Parts
+
+#: How long the runtime may take for the updates of a plan, seconds.
+WAIT_S = 30.0
+#: How long containers are left in their new places before they are compared: within the 10 to 30 seconds in which
+#: PSI says anything, and long enough that caches are warm again.
+GUARD_S = 20.0
+
+Wait = Callable[[float], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A move that was made and could not be kept: what the runtime, or the guard, said."""
+
+    id: str
+    path: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``made``: the moves that stand. ``failed``: those taken back. ``stopped``: why there is no use in trying more."""
+
+    made: tuple[Move, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    stopped: str = ""
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether there was a move to make."""
+        return bool(self.made or self.failed)
+
+
+class Mover:
+    """Makes moves of one daemon."""
+
+    def __init__(self, parts: Parts, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
+        """``wait``: for so many seconds, before containers are compared."""
+        self._parts = parts
+        self._root = cgroup_root
+        self._pressure = PressureReader(cgroup_root)
+        self._wait = wait or asyncio.sleep
+        #: The last two looks at how long containers wait, the older one first.
+        self._looks = (Look({}, ""), Look({}, ""))
+        self._looked_s = float("-inf")
+
+    @property
+    def can_guard(self) -> bool:
+        """Whether there is something to compare with after moves, or never will be."""
+        earlier, later = self._looks
+        return bool(earlier.readings) or later.source == NOTHING
+
+    @property
+    def guarded_by(self) -> str:
+        """What the guard reads; ``pressure.NOTHING`` = there is no guard, "" = nobody has looked yet."""
+        return self._looks[1].source
+
+    async def make(self, engine: Engine, plan: Plan) -> Outcome:
+        """Make those moves that still hold and wait for the runtime. What it refuses is back at its old place then."""
+        keeper = self._parts.keeper
+        # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
+        if stopped := self._stopped(engine):
+            return Outcome(stopped=stopped)
+        updates = engine.apply(plan)
+        keeper.save()
+        made = [move for move in plan.moves if _is_made(engine, move)]
+        await keeper.updates.send_and_wait(updates, WAIT_S)
+        failed = []
+        for move in made:
+            error = keeper.updates.refusal(move.id)
+            if error:
+                back = self._take_back(engine, move, f"the runtime refused it: {error}")
+                if back:
+                    # It has never left its old place, so it need not be told; others may have made room for it.
+                    keeper.updates.forget(move.id)
+                    keeper.send(update for update in back if update.id != move.id)
+                    failed.append(Failed(move.id, path_of(engine, move.id), error))
+        keeper.save()
+        refused = {failure.id for failure in failed}
+        for move in [] if plan.is_order else made:
+            if move.id not in refused and move.id in engine.grants:
+                engine.notable.add(MOVED, engine.grants[move.id].container, move.why)
+        self._parts.metrics.moves.labels("made").inc(len(made) - len(failed))
+        self._parts.metrics.moves.labels("refused").inc(len(failed))
+        stands = tuple(move for move in made if move.id not in refused)
+        return Outcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
+
+    def _stopped(self, engine: Engine) -> str:
+        """Why nothing may be moved in this engine (any more); "" = it may."""
+        keeper = self._parts.keeper
+        if not keeper.enforcing:
+            return f"in mode {keeper.mode} nothing is moved"
+        if keeper.orders.freeze:
+            return FROZEN
+        return "" if engine is keeper.active() else "the engine was replaced meanwhile"
+
+    def _unanswered(self, made: tuple[Move, ...]) -> str:
+        updates = self._parts.keeper.updates
+        waiting = [move for move in made if move.id in updates.unsettled and not updates.refusal(move.id)]
+        return "the runtime does not answer" if waiting else ""
+
+    def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[Update, ...]:
+        """What has to be sent for it; nothing = the container has to stay where it is."""
+        back = engine.take_back(move, why) if engine is self._parts.keeper.engine else ()
+        said = "a move was taken back" if back else "a move could not be taken back"
+        self._parts.log.warning(said, container=path_of(engine, move.id), why=why)
+        return back
+
+    # ------------------------------------------------------------------ the guard
+
+    async def look(self, engine: Engine) -> None:
+        """Read how long containers have waited so far; what comes between two looks is the time before a plan."""
+        now_s = self._parts.keeper.clock()
+        if now_s - self._looked_s >= SHORTEST_S:  # between two that are nearer nothing can be said
+            self._looked_s = now_s
+            self._looks = (self._looks[1], await self._read(engine))
+
+    async def _read(self, engine: Engine) -> Look:
+        return await asyncio.to_thread(self._pressure.look, self._paths(engine), self._parts.keeper.clock())
+
+    def _paths(self, engine: Engine) -> dict[str, str]:
+        """The cgroups of the containers that run, as far as they are known."""
+        of = self._parts.reconciler.cgroup_of
+        running = [key for key, grant in engine.grants.items() if grant.life is Life.RUNNING]
+        return {key: path for key in running if (path := of(key)) is not None}
+
+    async def memory(self, engine: Engine) -> dict[str, int]:
+        """Bytes in use, by id, where cgroups tell."""
+        return await asyncio.to_thread(memory_in_use, self._root, self._paths(engine))
+
+    async def guard(self, engine: Engine, made: tuple[Move, ...]) -> tuple[Failed, ...]:
+        """Wait, compare, and take back what went into places whose containers now wait longer. Returns those."""
+        before = shares(self._looks[0].readings, self._looks[1].readings)
+        if not before or not made:
+            return ()
+        start = await self._read(engine)
+        await self._wait(GUARD_S)
+        end = await self._read(engine)
+        if self._stopped(engine):
+            return ()
+        return await self._compare(engine, made, before, start.readings, end.readings)
+
+    async def _compare(
+        self,
+        engine: Engine,
+        made: tuple[Move, ...],
+        before: Mapping[str, float],
+        start: Mapping[str, Reading],
+        end: Mapping[str, Reading],
+    ) -> tuple[Failed, ...]:
+        cpus_of = {key: grant.cpus for key, grant in engine.grants.items()}
+        places = [move.home for move in made]
+        failed: list[Failed] = []
+        updates: list[Update] = []
+        for worse in worse_places(places, cpus_of, before, shares(start, end)):
+            for move in reversed([m for m in made if m.home == worse.place]):
+                back = self._take_back(engine, move, worse.sentence)
+                if back:
+                    updates += back
+                    failed.append(Failed(move.id, path_of(engine, move.id), worse.sentence))
+        self._parts.keeper.save()
+        self._parts.metrics.moves.labels("taken_back").inc(len(failed))
+        await self._parts.keeper.updates.send_and_wait(updates, WAIT_S)
+        return tuple(failed)
+
+
+def _is_made(engine: Engine, move: Move) -> bool:
+    grant = engine.grants.get(move.id)
+    return grant is not None and move.was is not None and grant.placement.home != move.was.home
+
+
+def path_of(engine: Engine, container_id: str) -> str:
+    """``namespace/pod/container``; the id of one that is gone."""
+    grant = engine.grants.get(container_id)
+    return container_id[:13] if grant is None else grant.container.path

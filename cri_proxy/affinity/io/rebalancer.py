@@ -1,0 +1,342 @@
+"""Affinity in the daemon: the graph goes to the engine, and now and then a plan is made and carried out.
+
+The rules of the pace: a plan every ``affinity.rebalance_interval``, of which as much is done at once as the token
+buckets allow (affinity/rate_limit.py). The rest of an accepted plan goes on as tokens come, without being weighed again, as
+long as its moves still hold; what a person asks for by ``rebalance`` is done at once. Nothing moves by itself while
+the picture of the traffic is old: without an observer everybody stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any, Optional, Protocol
+
+from cri_proxy.affinity.build_problem import (
+    AffinitySettings,
+    Question,
+    affinity_settings,
+    describe,
+    question_slices,
+)
+from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, followed_bytes
+from cri_proxy.affinity.io.mover import Mover
+from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
+from cri_proxy.affinity.io.pressure import NOTHING
+from cri_proxy.affinity.io.slices import ask_in_slices
+from cri_proxy.affinity.pressure_guard import forbid
+from cri_proxy.affinity.rate_limit import Pace
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.pins import FROZEN
+from cri_proxy.shell.parts import Parts
+from policies.affinity.graph.remote import RemotePeer
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.planner.problem import Proposal
+
+
+class TrafficSource(Protocol):
+    """What is known of the traffic, and who knows it (``AffinityClient``)."""
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    @property
+    def remote(self) -> tuple[tuple[RemotePeer, ...], int]: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class CannotRebalance(Exception):
+    """There can be no plan now. The message is one sentence that says why."""
+
+
+@dataclass
+class AffinityController:
+    """Affinity of one daemon. ``run`` is the part that goes on by itself."""
+
+    parts: Parts
+    source: TrafficSource
+    planner: PlannerWorker
+    mover: Mover
+    last: Optional[Last] = None
+    _rest: Optional[Accepted] = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Set when the next round may be due earlier.
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _pace: Optional[Pace] = None
+    _settings: Optional[AffinitySettings] = None
+
+    def __post_init__(self) -> None:
+        self._carrier = Carrier(self.parts, self.mover)
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def settings(self) -> AffinitySettings:
+        """Those of the configuration in force."""
+        return affinity_settings(self.parts.config)
+
+    def traffic(self) -> Traffic:
+        """The picture that counts: none where affinity is off."""
+        return self.source.traffic if self.parts.config["affinity.enabled"] else Traffic()
+
+    def remote(self) -> tuple[tuple[RemotePeer, ...], int]:
+        """What containers exchange with other nodes, heaviest first, and how many more there are."""
+        return self.source.remote if self.parts.config["affinity.enabled"] else ((), 0)
+
+    def follow(self, engine: Optional[Engine] = None) -> None:
+        """The graph or the engine is another one: let the engine know what is known now."""
+        engine = engine or self.parts.keeper.engine
+        traffic, metrics = self.traffic(), self.parts.metrics
+        if engine is not None:
+            engine.set_traffic(traffic)
+        metrics.edges.set(len(traffic.listed))
+        said = self.source.status()
+        metrics.observer_up.set(0 if said.get("problem") else 1)
+        for what, count in said.get("counters", {}).items():
+            metrics.observer_counts.labels(what).set(count)
+
+    def reconfigured(self) -> None:
+        """The configuration is another one."""
+        self.follow()
+        self._wake.set()
+
+    def still(self, settings: AffinitySettings) -> str:
+        """Why nothing moves by itself now; "" = it does."""
+        keeper = self.parts.keeper
+        if not settings.enabled:
+            return "affinity.enabled is off"
+        if not settings.is_automatic:
+            return "affinity.rebalance is manual"
+        if not settings.moves_per_minute:
+            return "affinity.moves_per_minute is 0"
+        if keeper.orders.freeze:
+            return FROZEN
+        if not keeper.enforcing or keeper.engine is None:
+            return f"mode {keeper.mode}" if keeper.engine is not None else "the daemon is degraded"
+        return f"the picture of the traffic is old: {frozen}" if (frozen := self.traffic().frozen) else ""
+
+    # ------------------------------------------------------------------ by itself
+
+    async def run(self) -> None:
+        """Make plans and carry them out until cancelled. A round that fails is logged and shown in the status."""
+        loop = asyncio.get_running_loop()
+        next_at = loop.time() + self.settings.interval_s
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, next_at - loop.time()))
+            if self._wake.is_set():
+                self._wake.clear()
+                next_at = min(next_at, loop.time() + self.settings.interval_s)
+                continue
+            next_at = loop.time() + await self._round_or_note()
+
+    async def _round_or_note(self) -> float:
+        try:
+            wait_s = await self._round()
+        except Exception as error:
+            self._rest = None  # it would fail again, and no other plan be made
+            self.parts.log.error("a round of affinity failed", exc_info=True)
+            self.parts.health.note("affinity", f"containers are not moved: {type(error).__name__}: {error}")
+            return self.settings.interval_s
+        self.parts.health.note("affinity", "")
+        return wait_s
+
+    async def _round(self) -> float:
+        """One plan, or a further part of one; returns the seconds until the next round."""
+        settings, engine = self.settings, self.parts.keeper.active()
+        if engine is not None and settings.pressure_guard and self._rest is None:
+            await self.mover.look(engine)  # also for moves that people ask for
+        if engine is None or self.still(settings):
+            self._rest = None
+            return settings.interval_s
+        pace, now_s = self._paced(settings), self.parts.keeper.clock()
+        if self._rest is None:
+            if settings.pressure_guard and not self.mover.can_guard:
+                return settings.interval_s
+            async with self._lock:
+                await self._plan(engine, settings)
+        if self._rest is not None and pace.allowed(now_s):
+            await self._go_on(engine, self._rest, pace)
+        if self._rest is None:
+            return settings.interval_s
+        return max(1.0, pace.moves.wait_s(1, self.parts.keeper.clock()))
+
+    def _paced(self, settings: AffinitySettings) -> Pace:
+        """The buckets; new ones (full) where the configuration has changed."""
+        if self._pace is None or self._settings != settings:
+            self._pace, self._settings = Pace(settings, self.parts.keeper.clock()), settings
+        return self._pace
+
+    async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
+        """A plan, if one is accepted. A planner that fails is no reason to stop."""
+        try:
+            question, proposal = await self._ask(engine, settings)
+        except PlannerFailed as error:
+            self.parts.metrics.plans.labels("failed").inc()
+            self.parts.log.warning("no plan", why=str(error))
+            self.parts.health.warn("planner", [f"the planner does not work: {error}"])
+            return
+        except CannotRebalance as error:
+            self.parts.log.info("no plan", why=str(error))
+            return
+        self.parts.health.warn("planner", [])
+        if proposal is not None and proposal.accepted:
+            self._rest = self._accept(question, proposal, settings)
+
+    async def _ask(self, engine: Engine, settings: AffinitySettings) -> tuple[Question, Optional[Proposal]]:
+        """The question as things are now and the planner's answer; None where nobody talks to anybody.
+
+        :raises PlannerFailed: it has no answer.
+        :raises CannotRebalance: the engine is never still.
+        """
+        memory = await self.mover.memory(engine)
+        clock = self.parts.keeper.clock
+        question = await ask_in_slices(engine, lambda: question_slices(engine, settings, clock(), memory))
+        if question is None:
+            raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
+        if not question.problem.edges:
+            return question, None
+        problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
+        began = time.perf_counter()
+        proposal = await self.planner.plan(problem)
+        self.parts.metrics.plan_seconds.observe(time.perf_counter() - began)
+        self.parts.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
+        self.parts.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
+        return question, proposal
+
+    def _accept(self, question: Question, proposal: Proposal, settings: AffinitySettings) -> Accepted:
+        gain = proposal.cost_before - proposal.cost_after
+        moves = len({move.key for move in proposal.moves})
+        self.last = Last(self.parts.keeper.clock(), proposal.why, moves, gain)
+        return Accepted(question, proposal, settings, self.last)
+
+    async def _go_on(self, engine: Engine, rest: Accepted, pace: Pace) -> None:
+        """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
+        keeper = self.parts.keeper
+        async with self._lock:
+            if why := self._overtaken(rest):
+                self._rest = None
+                self.parts.log.info("the rest of a plan is dropped", why=why)
+                return
+            now_s = keeper.clock()
+            outcome = await self._carrier.part(engine, rest, pace.allowed(now_s))
+            tried = len(outcome.made) + len(outcome.failed)
+            pace.spend(tried, followed_bytes(engine, rest.question, outcome), now_s)
+        if outcome.stopped or not outcome.has_tried:
+            self._rest = None
+        if self.settings.pressure_guard and await self._carrier.guard(engine, outcome, rest.last):
+            self._rest = None
+
+    def _overtaken(self, rest: Accepted) -> str:
+        """Why a plan is not to be carried on: much can have happened while the planner thought or others had the lock."""
+        settings = self.settings
+        if self._rest is not rest:
+            return "somebody has asked for another one"
+        return self.still(settings) or ("the configuration has changed" if settings != rest.settings else "")
+
+    # ------------------------------------------------------------------ by command
+
+    async def rebalance(self, dry_run: bool) -> dict[str, Any]:
+        """What a person asks for: a plan now, and all its moves at once; the token buckets are for what nobody asked for.
+
+        Hysteresis, minimum age and the cost of moves count as always.
+
+        :raises CannotRebalance: there can be none now; says why.
+        """
+        settings, engine = self.settings, self._engine(dry_run)
+        async with self._lock:
+            try:
+                question, proposal = await self._ask(engine, settings)
+            except PlannerFailed as error:
+                raise CannotRebalance(str(error)) from None
+            document = self._document(question, proposal, dry_run)
+            if dry_run or proposal is None or not proposal.accepted:
+                return document
+            if engine is not self._engine(dry_run):
+                raise CannotRebalance("the engine was replaced meanwhile; ask again")
+            self._rest, accepted = None, self._accept(question, proposal, settings)
+            outcome = await self._carrier.all(engine, accepted)
+        if settings.pressure_guard and outcome.made:
+            self._carrier.watch(engine, outcome, accepted.last)
+        failed = [{"id": f.id, "container": f.path, "error": f.error} for f in outcome.failed]
+        notes = document["notes"] + ([f"not all was tried: {outcome.stopped}"] if outcome.stopped else [])
+        return {**document, "moved": len(outcome.made), "failed": failed, "notes": notes}
+
+    def _engine(self, dry_run: bool) -> Engine:
+        """The engine that people may have moves made in (or shown).
+
+        :raises CannotRebalance: there is none now; says why.
+        """
+        keeper = self.parts.keeper
+        engine = keeper.active()
+        if engine is None:
+            raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
+        if not (dry_run or keeper.enforcing):
+            raise CannotRebalance(f"in mode {keeper.mode} nothing is moved; --dry-run shows what would be")
+        if keeper.orders.freeze and not dry_run:
+            raise CannotRebalance(f"{FROZEN}; --dry-run shows what would be moved")
+        return engine
+
+    def _document(self, question: Question, proposal: Optional[Proposal], dry_run: bool) -> dict[str, Any]:
+        traffic = self.traffic()
+        why = proposal.why if proposal is not None else "nobody is known to talk to anybody"
+        return {
+            "accepted": proposal is not None and proposal.accepted,
+            "why": why,
+            "dry_run": dry_run,
+            "cost_before": proposal.cost_before if proposal is not None else 0.0,
+            "cost_after": proposal.cost_after if proposal is not None else 0.0,
+            "moves": [] if proposal is None else list(describe(question, proposal)),
+            "notes": [f"the picture of the traffic is old: {traffic.frozen}"] if traffic.frozen else [],
+            "moved": 0,
+            "failed": [],
+        }
+
+    async def close(self) -> None:
+        """End the planner and whatever still looks."""
+        await self._carrier.close()
+        await self.planner.close()
+
+    # ------------------------------------------------------------------ the status
+
+    def status(self) -> dict[str, Any]:
+        """For ``status`` and ``affinity``."""
+        settings, traffic, last = self.settings, self.traffic(), self.last
+        still = self.still(settings)
+        how = f"containers are not moved: {still}" if still else f"a plan every {settings.interval_s:g} s"
+        return {
+            "enabled": settings.enabled,
+            "observer": self.source.status(),
+            "edges": len(traffic.listed),
+            "frozen": traffic.frozen,
+            "rebalance": how,
+            "guard": self._guard_sentence(settings, bool(still)),
+            "last_plan": None
+            if last is None
+            else {
+                "age_s": round(self.parts.keeper.clock() - last.at_s, 1),
+                "why": last.why,
+                "moves": last.moves,
+                "moved": last.moved,
+                "taken_back": last.taken_back,
+                "gain_cpus": last.gain,
+                "is_under_way": self._rest is not None,
+            },
+        }
+
+    def _guard_sentence(self, settings: AffinitySettings, is_still: bool) -> str:
+        if is_still or not self.mover.guarded_by:
+            return ""
+        if not settings.pressure_guard:
+            return "moves are not guarded: affinity.pressure_guard is off"
+        if not self.mover.can_guard:
+            return "the first plan waits for a second look at how long containers wait for CPUs"
+        if self.mover.guarded_by == NOTHING:
+            return "moves are not guarded: no container's cgroup tells pressure or throttling"
+        return f"moves are guarded by {self.mover.guarded_by}"
+
+
+__all__ = ["AffinityController", "CannotRebalance", "TrafficSource"]

@@ -1,0 +1,118 @@
+"""The planner's answer, read: as moves for the engine, and in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Optional
+
+from cri_proxy.affinity.pressure_guard import Ban
+from cri_proxy.affinity.problem_snapshot import Question
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Life, Move, Plan
+from cri_proxy.core.moves import being_resized, may_move
+from cri_proxy.core.peers import NAMED, bytes_text
+from policies.affinity.graph.traffic import LINE_BYTES
+from policies.affinity.planner.problem import Proposal
+
+
+def plan_of(
+    engine: Engine, question: Question, proposal: Proposal, most_moves: int, now_s: Optional[float] = None
+) -> Plan:
+    """The first ``most_moves`` moves of a proposal that still hold: the container is where the move begins.
+
+    Moves that are made already do not hold any more, so that asking again gives the next ones. ``now_s``: for the
+    records; else when the question was asked. A container that goes by way of a third place is one move here.
+    """
+    words = _Words(question, proposal)
+    books, resized = engine.books, being_resized(engine.books)
+    at = _positions(engine, question, proposal)
+    chosen: dict[str, Move] = {}
+    for move in proposal.moves:
+        grant = engine.grants.get(move.key)
+        if grant is None or at.get(move.key) != move.source or grant.life is Life.CREATING:
+            continue
+        if not may_move(books, grant, question.move_exclusive, resized):
+            continue
+        if move.key not in chosen and len(chosen) >= most_moves:
+            break
+        at[move.key] = move.target
+        why = words.of(move.key)
+        level = question.was[move.key].level
+        chosen[move.key] = Move(move.key, question.homes[move.target], level, why, grant.placement)
+    moves = tuple(chosen.values())
+    version = engine.version
+    at_s = question.at_s if now_s is None else now_s
+    return Plan(version, moves, f"plan: {proposal.why}", at_s, question.move_exclusive)
+
+
+def without_banned(question: Question, proposal: Proposal, bans: Collection[Ban]) -> Proposal:
+    """The same proposal without the containers that it would bring to where they must not go."""
+    keys = {move.key for move in proposal.moves if (move.key, question.homes[move.target]) in bans}
+    return replace(proposal, moves=tuple(move for move in proposal.moves if move.key not in keys))
+
+
+def _positions(engine: Engine, question: Question, proposal: Proposal) -> dict[str, int]:
+    """The sites of those the proposal moves, as far as they are where the question has them, or where it moves them."""
+    first = {vertex.key: vertex.at for vertex in question.problem.vertices}
+    found: dict[str, int] = {}
+    for move in proposal.moves:
+        grant = engine.grants.get(move.key)
+        if grant is None or move.key not in question.was:
+            continue
+        fence, home = grant.fence.cpus, grant.placement.home
+        target = question.homes[move.target] if fence is None else question.homes[move.target] & fence
+        if home == question.was[move.key].home:
+            found.setdefault(move.key, first[move.key])
+        elif home == target or (grant.exclusive and home <= target):
+            found[move.key] = move.target
+    return found
+
+
+def describe(question: Question, proposal: Proposal) -> list[dict[str, Any]]:
+    """The moves for people: container, from, to, gain (CPU-seconds a second), why."""
+    words, sites = _Words(question, proposal), question.problem.tree.sites
+    return [
+        {
+            "id": move.key,
+            "container": question.paths.get(move.key, move.key),
+            "from": sites[move.source].name if move.source >= 0 else "",
+            "to": sites[move.target].name,
+            "gain": move.gain,
+            "why": words.of(move.key),
+        }
+        for move in proposal.moves
+    ]
+
+
+class _Words:
+    """Why each container is moved: whom it is near afterwards."""
+
+    def __init__(self, question: Question, proposal: Proposal) -> None:
+        self._question = question
+        vertices, sites = question.problem.vertices, question.problem.tree.sites
+        after = {move.key: move.target for move in proposal.moves}
+        self._leaves = [frozenset(site.leaves) for site in sites]
+        self._at = [after.get(vertex.key, vertex.at) for vertex in vertices]
+        self._index = {vertex.key: index for index, vertex in enumerate(vertices) if vertex.key in after}
+
+    def of(self, key: str) -> str:
+        """``to be near default/web-1/nginx (12.3 MB/s)``, for the three strongest of those it is near then."""
+        index = self._index[key]
+        edges, here = self._question.near[index], self._leaves[self._at[index]]
+        near = [
+            edge for edge in edges if edge[0] > 0 and not here.isdisjoint(self._leaves[self._at[edge[1]]])
+        ]
+        if near:
+            strongest = sorted(near, key=lambda edge: (-edge[0], edge[1]))[:NAMED]
+            return f"to be near {', '.join(self._peer(index, other, weight) for weight, other in strongest)}"
+        if any(weight < 0 for weight, _ in edges):
+            return "to be far from those it is to be kept apart from"
+        return "to be nearer to its peers" if edges else "to make room for others"
+
+    def _peer(self, index: int, other: int, weight: float) -> str:
+        vertices, rates = self._question.problem.vertices, self._question.rates
+        a, b = vertices[index].key, vertices[other].key
+        rate = rates.get((a, b)) or rates.get((b, a))
+        shown = bytes_text(rate) if rate else f"about {bytes_text(weight * LINE_BYTES)}"
+        return f"{self._question.paths.get(b, b)} ({shown})"

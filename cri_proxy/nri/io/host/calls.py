@@ -1,0 +1,339 @@
+"""Calls during which plugins are told or asked: around the engine's own interception of the same call, if it has one.
+
+Whatever goes wrong in here that is not a plugin's refusal is logged, and the call goes on without plugins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.messages import UnreadableRequest, parse
+from cri_proxy.cri.visibility import Hidden
+from cri_proxy.nri.io.host.cleanup import UNKNOWN, Leftovers
+from cri_proxy.nri.io.host.dispatcher import Teller
+from cri_proxy.nri.io.host.host import NriHost, PluginRefused
+from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.pod_view import World
+from cri_proxy.nri.io.host.under_way import UnderWay
+from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
+from cri_proxy.nri.lifecycle import Due, Life
+from cri_proxy.nri.view import view_resources
+from cri_proxy.relay.interception import NOT_FOUND, Answer, End, Forward, Interception, Outcome, Refuse
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Who has a part in a hosted call."""
+
+    host: NriHost
+    world: World
+    life: Life
+    hidden: Hidden
+    teller: Teller
+    upstream: Upstream
+    marks: Marks
+    leftovers: Leftovers
+    under_way: UnderWay
+    log: Any
+
+
+class HostedCall:
+    """The engine's interception with nothing added; the kinds of calls add to it."""
+
+    def __init__(self, parties: Parties, engine: Optional[Interception], full_method: str) -> None:
+        self.parties = parties
+        self.engine = engine
+        self.full_method = full_method
+        self.message = b""
+        #: Whether the engine has been asked, and so must be told the end.
+        self.is_asked = False
+        #: Whether plugins have refused: that is not the runtime's word, and blames no placement.
+        self.is_refused = False
+
+    @property
+    def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]:
+        return None if self.engine is None else self.engine.filter
+
+    async def request(self, message: bytes) -> Outcome:
+        self.message = message
+        outcome = await self.ask_engine(message)
+        if isinstance(outcome, Refuse):
+            return outcome
+        try:
+            return await self.before(outcome)
+        except PluginRefused as error:
+            self.is_refused = True
+            return Refuse(UNKNOWN, f"cri-resmgr: {error}")
+        except UnreadableRequest:  # the runtime has its own words for that
+            return outcome
+        except Exception:
+            self.bug()
+            return outcome
+
+    async def ask_engine(self, message: bytes) -> Outcome:
+        if self.engine is None:
+            return Forward()
+        self.is_asked = True
+        return await self.engine.request(message)
+
+    async def replied(self, message: bytes) -> None:
+        if self.engine is not None:
+            await self.engine.replied(message)
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        if self.engine is not None and self.is_asked:
+            await self.engine.ended(End.UNKNOWN if self.is_refused else end, code, details)
+        try:
+            await self.after(end, code)
+        except Exception:
+            self.bug()
+
+    def bug(self) -> None:
+        self.parties.log.error("plugins could not be told", method=self.full_method, exc_info=True)
+
+    # What a kind of call adds.
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        """Before the request is sent on."""
+        return outcome
+
+    async def after(self, end: End, code: int) -> None:
+        """When the call is over. Replies of other calls wait for this: what plugins are told now, they are told soon."""
+
+
+class Start(HostedCall):
+    container_id = ""
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        self.container_id = parse(cri.StartContainerRequest, self.message).container_id
+        world, life = self.parties.world, self.parties.life
+        container = await world.container(self.container_id)
+        if container is not None:
+            await self.parties.teller.told(life.pod_of(self.container_id))
+            pod = await world.pod(life.pod_of(self.container_id))
+            await self.parties.host.start_container(pod, container)
+        return outcome
+
+    async def after(self, end: End, code: int) -> None:
+        life, teller = self.parties.life, self.parties.teller
+        if self.is_refused or end is End.REFUSED:
+            teller.soon(life.stopped(self.container_id))
+        elif end is End.OK:
+            life.started(self.container_id)
+            if life.pod_of(self.container_id):
+                teller.soon([_post(nri.POST_START_CONTAINER, life, self.container_id)])
+
+
+class Stop(HostedCall):
+    async def after(self, end: End, code: int) -> None:
+        if end is End.OK:
+            container_id = parse(cri.StopContainerRequest, self.message).container_id
+            self.parties.teller.soon(self.parties.life.stopped(container_id))
+
+
+class Removal(HostedCall):
+    """Of a container or a pod: plugins that take an event of it have been told when the client hears of it.
+
+    Where they do, we answer: a reply that waited for them on its connection would keep others waiting.
+    """
+
+    #: What is told when it is done.
+    events: tuple[nri.Event.ValueType, ...] = ()
+
+    def gone(self) -> tuple[Due, ...]:
+        """It is gone: what is due."""
+        raise NotImplementedError
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Forward) and any(map(self.parties.host.is_told, self.events)):
+            return Answer(partial(self._remove, self.message + outcome.delta))
+        return outcome
+
+    async def _remove(self, message: bytes) -> bytes:
+        """:raises AnswerFailed: the runtime's error."""
+        parties = self.parties
+        reply = await parties.upstream.forward(self.full_method, message, REMOVAL_TIMEOUT_S)
+        await parties.teller.tell(self.gone())
+        await self.replied(reply)
+        return reply
+
+    async def after(self, end: End, code: int) -> None:
+        if end is End.OK or code == NOT_FOUND:
+            self.parties.teller.soon(self.gone())
+
+
+class Remove(Removal):
+    events = (nri.STOP_CONTAINER, nri.REMOVE_CONTAINER)
+
+    def gone(self) -> tuple[Due, ...]:
+        return self.parties.life.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
+
+
+class Update(HostedCall):
+    """UpdateContainerResources: what plugins add goes behind the request, and what the engine adds behind that."""
+
+    container_id = ""
+    #: What the runtime gets.
+    sent = b""
+
+    async def request(self, message: bytes) -> Outcome:
+        self.message = message
+        added = b""
+        try:
+            added = await self._ask(parse(cri.UpdateContainerResourcesRequest, message))
+        except PluginRefused as error:
+            return Refuse(UNKNOWN, f"cri-resmgr: {error}")
+        except UnreadableRequest:
+            pass
+        except Exception:
+            self.bug()
+        outcome = await self.ask_engine(message + added)
+        if not isinstance(outcome, Forward):
+            return outcome
+        delta = added + outcome.delta
+        self.sent = message + delta
+        return Forward(delta)
+
+    async def _ask(self, request: Any) -> bytes:
+        world = self.parties.world
+        container = await world.container(request.container_id)
+        if container is None:
+            return b""
+        self.container_id = request.container_id
+        await self.parties.teller.told(self.parties.life.pod_of(self.container_id))
+        pod = await world.pod(self.parties.life.pod_of(self.container_id))
+        updates = await self.parties.host.update(pod, container, view_resources(request.linux))
+        own = [update for update in updates if update.container_id == container.id]
+        others = [update for update in updates if update.container_id != container.id]
+        await self.parties.teller.apply_others(others)
+        if not own:
+            return b""
+        linux = world.expression.resources(own[-1])
+        return bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString())
+
+    async def after(self, end: End, code: int) -> None:
+        if end is End.OK and self.container_id:
+            linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
+            self.parties.world.known.note_resources(self.container_id, view_resources(linux))
+            due = _post(nri.POST_UPDATE_CONTAINER, self.parties.life, self.container_id)
+            self.parties.teller.soon([due])
+
+
+class UpdatePod(HostedCall):
+    pod_id = ""
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
+        if self.parties.life.pod_state(request.pod_sandbox_id) is not None:
+            self.pod_id = request.pod_sandbox_id
+            pod = await self.parties.world.pod(self.pod_id)
+            overhead, resources = view_resources(request.overhead), view_resources(request.resources)
+            await self.parties.host.update_pod(pod, overhead, resources)
+        return outcome
+
+    async def after(self, end: End, code: int) -> None:
+        if end is End.OK and self.pod_id:
+            request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
+            self.parties.world.known.note_pod_size(
+                self.pod_id, view_resources(request.overhead), view_resources(request.resources)
+            )
+            self.parties.teller.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
+
+
+class StopPod(HostedCall):
+    """Containers first, then the plugins' hooks while the sandbox still has its network, then the sandbox."""
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        pod_id = parse(cri.StopPodSandboxRequest, self.message).pod_sandbox_id
+        await end_pod(self.parties, pod_id)
+        return outcome
+
+
+class RemovePod(Removal):
+    events = (nri.REMOVE_CONTAINER, nri.REMOVE_POD_SANDBOX)
+
+    def gone(self) -> tuple[Due, ...]:
+        return self.parties.life.pod_removed(parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        await end_pod(self.parties, parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
+        return await super().before(outcome)
+
+
+async def end_pod(parties: Parties, pod_id: str) -> None:
+    """Stop what runs in a pod, and tell plugins of these ends and the pod's own."""
+    life = parties.life
+    running = [key for key in life.containers_of(pod_id) if key in life.running()]
+    for container_id in running:
+        try:
+            await parties.upstream.stop_container(container_id)
+        except Exception as error:  # the runtime stops them with the sandbox, or says why not
+            parties.log.warning("a container did not stop", id=container_id, error=str(error))
+    await parties.teller.tell(life.pod_stopped(pod_id))
+
+
+def _post(event: int, life: Life, container_id: str) -> Due:
+    return Due(event, life.pod_of(container_id), container_id)
+
+
+# ---------------------------------------------------------------------- what is seen meanwhile
+
+
+class Showing:
+    """Lists, statuses and statistics: what is hidden is not in them."""
+
+    def __init__(self, hidden: Hidden, method: str) -> None:
+        self._hidden = hidden
+        self._method = method
+
+    @property
+    def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]:
+        return self._hidden.filter_of(self._method)
+
+    async def request(self, message: bytes) -> Outcome:
+        try:
+            return self._refuse_hidden(message) or Forward()
+        except UnreadableRequest:  # the runtime has its own words for that
+            return Forward()
+
+    def _refuse_hidden(self, message: bytes) -> Optional[Refuse]:
+        # These requests name what they ask for in field 1; words as containerd's.
+        if self._method in ("ContainerStatus", "ContainerStats"):
+            wanted = parse(cri.ContainerStatusRequest, message).container_id
+            if self._hidden.hides_container(wanted):
+                text = f'an error occurred when try to find container "{wanted}": not found'
+                return Refuse(NOT_FOUND, text)
+        elif self._method in ("PodSandboxStatus", "PodSandboxStats"):
+            wanted = parse(cri.PodSandboxStatusRequest, message).pod_sandbox_id
+            if self._hidden.hides_sandbox(wanted):
+                return Refuse(NOT_FOUND, f'an error occurred when try to find sandbox "{wanted}": not found')
+        return None
+
+    async def replied(self, message: bytes) -> None:
+        pass
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        pass
+
+
+class Events(HostedCall):
+    """A client's GetContainerEvents: events of what is hidden are left out; exits are noticed."""
+
+    @property
+    def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]:
+        return self.parties.hidden.filter_of("GetContainerEvents")
+
+    async def replied(self, message: bytes) -> None:
+        await super().replied(message)
+        if not self.parties.host.connected:
+            return
+        try:
+            event = parse(cri.ContainerEventResponse, message)
+        except ValueError:
+            return
+        if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
+            self.parties.teller.soon(self.parties.life.stopped(event.container_id))

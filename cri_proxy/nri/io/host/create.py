@@ -1,0 +1,183 @@
+"""CreateContainer while plugins are connected: create first, then ask.
+
+NRI shows plugins a container's id and its whole OCI spec before it exists; a CRI client learns both afterwards. So:
+
+1. The engine's placement goes out with the create, as one more participant. The container is hidden.
+2. The runtime's own status of it says what plugins are to see; they are asked, once.
+3. Nothing asked for: done. Resources only: the engine decides again with these as the request's (a cpuset of a
+   plugin's is a fence, design rule 10), and the container, which was not started, is updated.
+4. Anything else takes another create: the container is removed, and made anew from the changed request. Plugins see
+   none of this: what is made has the id for them that they were asked about (nri/ids.py), and they are not asked
+   again, as no other host of NRI would. So their answer may be about the id, or another one each time.
+
+A plugin's refusal, or an error of the runtime's on the way, removes what was made. A bug of ours does not: the client
+gets the container as the engine has placed it.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.messages import parse
+from cri_proxy.cri.visibility import container_key
+from cri_proxy.nri.apply import Applied
+from cri_proxy.nri.io.host.calls import HostedCall, Parties
+from cri_proxy.nri.io.host.capabilities import Expression
+from cri_proxy.nri.io.host.cleanup import UNKNOWN
+from cri_proxy.nri.io.host.host import Merged, PluginRefused
+from cri_proxy.nri.io.host.uncommitted import Provisional
+from cri_proxy.nri.lifecycle import Due
+from cri_proxy.nri.view import view_container, view_resources
+from cri_proxy.relay.interception import (
+    NOT_FOUND,
+    Answer,
+    AnswerFailed,
+    Forward,
+    Interception,
+    Outcome,
+    Refuse,
+)
+from cri_proxy.shell.interceptor import CreateContainer
+
+
+class Create(HostedCall):
+    """``expression`` says how what plugins ask for is put to the runtime."""
+
+    def __init__(
+        self, parties: Parties, engine: Optional[Interception], full_method: str, expression: Expression
+    ) -> None:
+        super().__init__(parties, engine, full_method)
+        self._expression = expression
+        self._made = Provisional(parties, full_method)
+        self._delta = b""
+        self._asked = cri.CreateContainerRequest()
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        self._asked = parse(cri.CreateContainerRequest, self.message)
+        sandbox = self._asked.pod_sandbox_id
+        if self.parties.hidden.hides_sandbox(sandbox):
+            return Refuse(NOT_FOUND, f'failed to find sandbox id "{sandbox}": not found')
+        if not isinstance(outcome, Forward):
+            return outcome
+        self._delta = outcome.delta
+        return Answer(self._create)
+
+    async def _create(self) -> bytes:
+        """The reply, after everything. What is unfinished is marked on disk for as long as it is.
+
+        :raises AnswerFailed: the runtime's error, or plugins' refusal; nothing is left then.
+        """
+        key = container_key(self._asked)
+        what, keys = f'container name "{key[1]}"', frozenset([key])
+        async with self.parties.leftovers.making(what, lambda: bool(self._made.id), containers=keys):
+            return await self._make_and_ask()
+
+    async def _make_and_ask(self) -> bytes:
+        parties, made = self.parties, self._made
+        await made.make(self.message, self._delta)
+        updates: list[nri.ContainerUpdate] = []
+        try:
+            updates = await self._agree()
+        except (PluginRefused, AnswerFailed) as error:
+            await made.unmake()
+            if isinstance(error, AnswerFailed):
+                raise
+            parties.log.warning("plugins do not let a container be created", why=str(error))
+            raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
+        except Exception:
+            if not made.id:
+                await made.unmake()
+                raise
+            self.bug()
+        container_id, reply = made.id, made.reply
+        await self.replied(reply)
+        made.show()
+        if pod_id := parties.life.pod_of(container_id):
+            parties.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
+        await parties.teller.apply_others(updates)
+        return reply
+
+    # ------------------------------------------------------------------ what plugins ask for
+
+    async def _agree(self) -> list[nri.ContainerUpdate]:
+        """Have the container as plugins want it; the updates of others they ask for.
+
+        :raises PluginRefused: they do not agree, or CRI has no words for what they want.
+        :raises AnswerFailed: the runtime's error.
+        """
+        made = self._made
+        merged, wanted = await self._ask()
+        # A plugin that comes from now on is not asked: it is shown the container as it is in the end.
+        with self.parties.under_way.during(self):
+            self.parties.world.accepted.add(made.id)
+            if wanted.request != made.request:
+                await self._change(wanted)
+        return list(merged.updates)
+
+    async def _ask(self) -> tuple[Merged, Applied]:
+        parties, made = self.parties, self._made
+        sandbox = self._asked.pod_sandbox_id
+        pod = await parties.world.pod(sandbox)
+        cgroup_parent = pod.message.linux.cgroup_parent
+        seen = view_container(sandbox, await made.status(), self._asked.config, cgroup_parent)
+        container = parties.world.known.remember(seen)
+        parties.life.created(made.id, sandbox)
+        merged = await parties.host.create(pod, container)
+        return merged, self._expression.express(merged, self.message, container.message)
+
+    async def _change(self, wanted: Applied) -> None:
+        """Have what plugins want: by an update, or by another create.
+
+        :raises AnswerFailed: the runtime's error.
+        """
+        made = self._made
+        if not wanted.recreate and await self._update(wanted.request, wanted.resources):
+            return
+        await made.discard()
+        await self._decide_again(wanted.request)
+        await made.make_anew(wanted.request, self._delta)
+        self._tell("had it made anew", nri_id=made.first_id)
+
+    async def _update(self, request: bytes, linux: cri.LinuxContainerResources) -> bool:
+        """Give the container, which was not started yet, other resources. False: only another one can have them."""
+        before = self._placed
+        await self._decide_again(request)
+        resources = cri.LinuxContainerResources()
+        resources.CopyFrom(linux)
+        resources.MergeFrom(self._placed)
+        # An update cannot take back what the create has set.
+        if any(not getattr(resources, field.name) for field, _ in before.ListFields()):
+            return False
+        try:
+            await self.parties.upstream.update(self._made.id, resources)
+        except AnswerFailed as error:
+            self.parties.log.info("the container is made anew with its resources", error=error.message)
+            return False
+        self._made.request = request
+        self.parties.world.known.note_resources(self._made.id, view_resources(resources))
+        self._tell("changed its resources")
+        return True
+
+    @property
+    def _placed(self) -> cri.LinuxContainerResources:
+        """What the engine adds to the request."""
+        placed: cri.LinuxContainerResources = parse(
+            cri.CreateContainerRequest, self._delta
+        ).config.linux.resources
+        return placed
+
+    def _tell(self, what: str, **more: str) -> None:
+        """In the one line that the log has about a create."""
+        if isinstance(self.engine, CreateContainer):
+            self.engine.fields.update(plugins=what, **more)
+
+    async def _decide_again(self, request: bytes) -> None:
+        """The engine's place for what the request has become."""
+        if not isinstance(self.engine, CreateContainer):
+            return
+        outcome = await self.engine.decide_again(request)
+        if isinstance(outcome, Refuse):
+            raise AnswerFailed(outcome.code, outcome.message)
+        self._delta = outcome.delta if isinstance(outcome, Forward) else b""

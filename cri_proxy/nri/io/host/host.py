@@ -1,0 +1,346 @@
+"""Hosts NRI plugins: tells them of pods and containers in index order, and makes their answers into one.
+
+A plugin that fails a call by saying so fails the request, where the request can still be failed. One that is silent,
+gone or not understood is given up and the request goes on without it, unless the configuration says otherwise
+(``nri.fail_closed_plugins``); a validator's silence fails a create. Requests whose answers may touch other containers
+are made one after another; a plugin has one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.nri import validate as nri_validate
+from cri_proxy.nri.dispatch import is_meant, rpc_of
+from cri_proxy.nri.io.connection import CallFailed
+from cri_proxy.nri.io.host.connected import Roster
+from cri_proxy.nri.io.host.peer import NOW, Peer, PeerLost
+from cri_proxy.nri.io.host.registration import Registrar, World
+from cri_proxy.nri.io.host.supervisor import Arrivals
+from cri_proxy.nri.merge import Merge
+from cri_proxy.nri.messages import EventMessage, Shown
+from cri_proxy.nri.owners import Conflict
+from cri_proxy.nri.settings import NriSettings
+from cri_proxy.nri.updates import MergedUpdates
+from cri_proxy.nri.view import view_unmade
+from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.nri.metrics import NriMetrics
+
+#: How long plugins may take to say goodbye.
+SHUTDOWN_S = 1.0
+
+
+class PluginRefused(Exception):
+    """A plugin, or a rule about plugins, does not let a request go on. The message is for kubelet's user."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What all plugins want of a container that is created, and of others."""
+
+    adjust: nri.ContainerAdjustment = field(default_factory=nri.ContainerAdjustment)
+    updates: list[nri.ContainerUpdate] = field(default_factory=list)
+    owners: nri.OwningPlugins = field(default_factory=nri.OwningPlugins)
+
+
+def _unknown() -> tuple[str, str]:
+    return "", ""
+
+
+class NriHost:
+    """``start`` and ``close`` it. Its methods wait while a plugin is being synchronized."""
+
+    def __init__(
+        self,
+        settings: NriSettings,
+        world: World,
+        log: Any,
+        metrics: Metrics,
+        runtime: Callable[[], tuple[str, str]] = _unknown,
+    ) -> None:
+        """``runtime``: the runtime's name and version, as plugins are told them."""
+        self._log = log
+        self._roster = Roster(settings, log, NriMetrics(metrics.registry))
+        self._arrivals = Arrivals(self._roster, Registrar(self._roster, world, runtime))
+        #: Create, update and stop: their answers may be about the same containers.
+        self._merging = asyncio.Lock()
+
+    # ------------------------------------------------------------------ life and state
+
+    async def start(self) -> None:
+        """Launch the plugins there are, wait until each is connected or has failed, then let others connect."""
+        await self._arrivals.start()
+
+    async def close(self) -> None:
+        """Tell all plugins that it is over; those that were launched end."""
+        self._arrivals.stop_listening()
+        goodbyes = [self._say_goodbye(peer) for peer in self._roster.peers]
+        await asyncio.gather(*goodbyes)
+        await self._arrivals.close()
+
+    async def _say_goodbye(self, peer: Peer) -> None:
+        try:
+            await asyncio.wait_for(peer.call("Shutdown", b"", SHUTDOWN_S), SHUTDOWN_S)
+        except (CallFailed, PeerLost, asyncio.TimeoutError):
+            pass  # it goes anyway
+        self._roster.drop(peer, "the host stops")
+
+    @property
+    def settings(self) -> NriSettings:
+        """May be replaced while it runs; sockets and paths are read at the start only."""
+        return self._roster.settings
+
+    @settings.setter
+    def settings(self, settings: NriSettings) -> None:
+        self._roster.settings = settings
+
+    @property
+    def on_change(self) -> Optional[Callable[[], None]]:
+        """Called after a plugin has come or gone."""
+        return self._roster.on_change
+
+    @on_change.setter
+    def on_change(self, called: Optional[Callable[[], None]]) -> None:
+        self._roster.on_change = called
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests must be told here: there is a plugin, or one comes just now, or a rule is to be kept."""
+        roster = self._roster
+        return bool(roster.peers or roster.joining or roster.missing() or roster.settings.is_validating)
+
+    def plugins(self) -> list[dict[str, Any]]:
+        """For ``nri status``: those that are connected, those that were launched and are not, those missing."""
+        rows = [peer.document() for peer in self._roster.peers]
+        rows += self._arrivals.absent()
+        for wanted in self._roster.missing():
+            rows.append({"name": wanted, "index": "", "origin": "required", "state": "missing"})
+        return rows
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps plugins out, in sentences: a socket that cannot be had, executables that were passed over."""
+        return self._arrivals.problems
+
+    # ------------------------------------------------------------------ what may be refused
+
+    async def run_pod(self, pod: Shown[nri.PodSandbox]) -> None:
+        """:raises PluginRefused: the pod must not run."""
+        async with self._roster.gate.shared():
+            self._check_required(pod.message, "")
+            await self._ask_all(EventMessage(nri.RUN_POD_SANDBOX, pod.data))
+
+    async def start_container(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> None:
+        """:raises PluginRefused: it must not be started."""
+        message = EventMessage(nri.START_CONTAINER, pod.data, container.data)
+        async with self._roster.gate.shared():
+            await self._ask_all(message)
+
+    async def update_pod(
+        self, pod: Shown[nri.PodSandbox], overhead: nri.LinuxResources, resources: nri.LinuxResources
+    ) -> None:
+        """:raises PluginRefused: it must not be updated."""
+        rest = nri.UpdatePodSandboxRequest(overhead_linux_resources=overhead, linux_resources=resources)
+        message = EventMessage(nri.UPDATE_POD_SANDBOX, pod.data, rest=rest.SerializeToString())
+        async with self._roster.gate.shared():
+            await self._ask_all(message)
+
+    async def create(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> Merged:
+        """What plugins want of a container that is being created.
+
+        :raises PluginRefused: it must not be: two plugins want different things, a validator says no, a plugin
+            fails the request.
+        """
+        container = Shown(view_unmade(container.message))
+        async with self._roster.gate.shared(), self._merging:
+            # All who are there now, also those that end in the midst of this.
+            validators = self._roster.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)
+            present = self._present()
+            merge = Merge(container.message)
+            updates = MergedUpdates(merge.owners, created=container.id)
+            seen = container
+            for peer in self._roster.takers(nri.CREATE_CONTAINER):
+                if merge.container is not seen.message:
+                    seen = Shown(merge.container)
+                message = EventMessage(nri.CREATE_CONTAINER, pod.data, seen.data)
+                asked = await self._ask(peer, message, nri.CreateContainerResponse)
+                if asked is None:
+                    continue
+                peer.asked_for(asked.adjust, len(asked.update), len(asked.evict))
+                try:
+                    merge.add(peer.title, asked.adjust)
+                    self._log_left_out(updates.add(peer.title, asked.update))
+                except Conflict as conflict:
+                    raise PluginRefused(str(conflict)) from None
+            merged = Merged(merge.adjust, updates.result, merge.owners)
+            # Our own rules first, which cost nothing.
+            self._check_rules(nri_validate.Question(pod.message, container.message, merged.owners, present))
+            if validators:
+                rest = nri.ValidateContainerAdjustmentRequest(
+                    adjust=merged.adjust, update=merged.updates, owners=merged.owners, plugins=present
+                ).SerializeToString()
+                event = nri.VALIDATE_CONTAINER_ADJUSTMENT
+                await self._judge_all(validators, EventMessage(event, pod.data, container.data, rest))
+            return merged
+
+    async def update(
+        self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container], resources: nri.LinuxResources
+    ) -> list[nri.ContainerUpdate]:
+        """What plugins want in the place of a container's new resources, last in the list, and of others.
+
+        The container itself is not in the list if nobody wants anything else for it.
+
+        :raises PluginRefused: it must not be updated.
+        """
+        rest = nri.UpdateContainerRequest(linux_resources=resources).SerializeToString()
+        message = EventMessage(nri.UPDATE_CONTAINER, pod.data, container.data, rest)
+        async with self._roster.gate.shared(), self._merging:
+            updates = MergedUpdates(updated=container.id, resources=resources)
+            for peer in self._roster.takers(nri.UPDATE_CONTAINER):
+                asked = await self._ask(peer, message, nri.UpdateContainerResponse)
+                if asked is None:
+                    continue
+                peer.asked_for(None, len(asked.update), len(asked.evict))
+                try:
+                    self._log_left_out(updates.add(peer.title, asked.update))
+                except Conflict as conflict:
+                    raise PluginRefused(str(conflict)) from None
+            return updates.result
+
+    # ------------------------------------------------------------------ what has happened
+
+    async def stop(
+        self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container], picture: int = NOW
+    ) -> list[nri.ContainerUpdate]:
+        """A container has ended: what plugins want of others now. What is in conflict is left out.
+
+        ``picture``: the newest of the world's when it ended.
+        """
+        message = EventMessage(nri.STOP_CONTAINER, pod.data, container.data)
+        async with self._roster.gate.shared(), self._merging:
+            updates = MergedUpdates()
+            for peer in self._meant(nri.STOP_CONTAINER, container.id, picture):
+                asked = await self._told(self._ask(peer, message, nri.StopContainerResponse))
+                if asked is None:
+                    continue
+                peer.asked_for(None, len(asked.update), 0)
+                for update in asked.update:
+                    try:
+                        self._log_left_out(updates.add(peer.title, [update]))
+                    except Conflict as conflict:
+                        self._log.warning("an update is left out", plugin=peer.title, reason=str(conflict))
+            return updates.result
+
+    async def notify(
+        self,
+        event: int,
+        pod: Shown[nri.PodSandbox],
+        container: Optional[Shown[nri.Container]] = None,
+        picture: int = NOW,
+    ) -> None:
+        """Tell of what has happened. A plugin that fails does not keep the next one from being told.
+
+        ``picture``: the newest of the world's when it did.
+        """
+        # Events of pods have no container.
+        message = EventMessage(event, pod.data, None if container is None else container.data)
+        async with self._roster.gate.shared():
+            for peer in self._meant(event, pod.id if container is None else container.id, picture):
+                await self._told(self._ask(peer, message, None))
+
+    def _meant(self, event: int, some_id: str, picture: int) -> list[Peer]:
+        """The plugins that are told what has happened to something: not those that came after it."""
+        return [peer for peer in self._roster.takers(event) if peer.is_meant(some_id, picture)]
+
+    def is_told(self, event: int) -> bool:
+        """Whether anybody is there for an event, or may be in a moment."""
+        return bool(self._roster.joining or self._roster.takers(event))
+
+    async def _told(self, asking: Awaitable[Any]) -> Any:
+        try:
+            return await asking
+        except PluginRefused as error:
+            self._log.warning("an NRI plugin failed an event", reason=str(error))
+            return None
+
+    # ------------------------------------------------------------------ one plugin
+
+    async def _ask_all(self, message: EventMessage) -> None:
+        for peer in self._roster.takers(message.event):
+            await self._ask(peer, message, None)
+
+    async def _ask(self, peer: Peer, message: EventMessage, kind: Optional[type[Any]]) -> Optional[Any]:
+        """A plugin's reply, as a message of a kind if one is given; None: it has none, go on without it.
+
+        :raises PluginRefused: the plugin says no; or says nothing, and nothing may go on without it.
+        """
+        try:
+            reply = await peer.tell(message, self.settings.request_timeout_s)
+            return peer.read(kind, reply) if kind is not None else None
+        except CallFailed as error:
+            raise PluginRefused(
+                f'plugin "{peer.title}" failed {rpc_of(message.event).method}: {error}'
+            ) from None
+        except PeerLost as lost:
+            self._roster.drop(peer, str(lost))
+            if self._is_fatal(peer):
+                sentence = f'plugin "{peer.title}" did not answer {rpc_of(message.event).method}: {lost}'
+                raise PluginRefused(sentence) from None
+            return None
+
+    def _is_fatal(self, peer: Peer) -> bool:
+        settings = self.settings
+        patterns = (*settings.fail_closed, *settings.rules.required_plugins)
+        return is_meant(patterns, peer.identity.index, peer.identity.name)
+
+    def _log_left_out(self, sentences: list[str]) -> None:
+        for sentence in sentences:
+            self._log.warning("an update is left out", reason=sentence)
+
+    # ------------------------------------------------------------------ rules
+
+    def _present(self) -> list[nri.PluginInstance]:
+        return [nri.PluginInstance(name=p.identity.name, index=p.identity.index) for p in self._roster.peers]
+
+    def _check_required(self, pod: nri.PodSandbox, container_name: str) -> None:
+        try:
+            nri_validate.check_required(self.settings.rules, pod, container_name, self._present())
+        except nri_validate.Rejected as reason:
+            raise PluginRefused(str(reason)) from None
+
+    def _check_rules(self, question: nri_validate.Question) -> None:
+        try:
+            nri_validate.validate(self.settings.rules, question)
+        except nri_validate.Rejected as reason:
+            raise PluginRefused(
+                nri_validate.refused_by(nri_validate.DEFAULT_VALIDATOR, str(reason))
+            ) from None
+
+    async def _judge_all(self, validators: tuple[Peer, ...], message: EventMessage) -> None:
+        """All at once: any of them may say no."""
+        answers = await asyncio.gather(
+            *(self._judge(peer, message) for peer in validators), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _judge(self, peer: Peer, message: EventMessage) -> None:
+        try:
+            reply = await peer.tell(message, self.settings.request_timeout_s)
+            answer = peer.read(nri.ValidateContainerAdjustmentResponse, reply)
+        except CallFailed as error:
+            raise PluginRefused(nri_validate.failed_in(peer.title, str(error))) from None
+        except PeerLost as lost:
+            # As by NRI's own host: what it would have said is not known. It is asked about no other create, for it
+            # is gone; that none passes without it at all is said by ``nri.required_plugins``.
+            self._roster.drop(peer, str(lost))
+            if self._is_fatal(peer) or not self.settings.passes_without_validators:
+                raise PluginRefused(nri_validate.failed_in(peer.title, str(lost))) from None
+            return
+        if answer.reject:
+            raise PluginRefused(nri_validate.refused_by(peer.title, answer.reason))

@@ -1,0 +1,297 @@
+"""The host of NRI plugins as a part of the proxy: an ``Interceptor`` around the engine's, and what goes on beside it.
+
+It is off where the runtime has an NRI of its own, for plugins would be asked twice; and while no plugin is there,
+calls pass as they would without it, but that creates are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_proxy.core import grants
+from cri_proxy.cri.messages import linux_delta
+from cri_proxy.cri.visibility import Hidden
+from cri_proxy.nri.io.host.calls import (
+    Events,
+    HostedCall,
+    Parties,
+    Remove,
+    RemovePod,
+    Showing,
+    Start,
+    Stop,
+    StopPod,
+    Update,
+    UpdatePod,
+)
+from cri_proxy.nri.io.host.calls_in_flight import Passing
+from cri_proxy.nri.io.host.capabilities import Expression
+from cri_proxy.nri.io.host.cleanup import Leftovers
+from cri_proxy.nri.io.host.create import Create
+from cri_proxy.nri.io.host.detection import unhosted_because
+from cri_proxy.nri.io.host.dispatcher import Teller
+from cri_proxy.nri.io.host.host import NriHost
+from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.pod_view import World
+from cri_proxy.nri.io.host.run_pod import Run
+from cri_proxy.nri.io.host.under_way import UnderWay
+from cri_proxy.nri.io.host.upstream import Upstream
+from cri_proxy.nri.lifecycle import Life
+from cri_proxy.nri.settings import nri_settings
+from cri_proxy.nri.view import view_resources
+from cri_proxy.relay.interception import (
+    SHOWING,
+    AnswerFailed,
+    End,
+    Interception,
+    Interceptor,
+    Outcome,
+    runtime_method,
+)
+from cri_proxy.shell.keeper import OFF
+from cri_proxy.shell.parts import Parts
+
+#: The runtime is asked for its version when plugins are to be hosted; clients wait for that.
+IDENTIFY_TIMEOUT_S = 1.0
+#: How often the runtime's list is looked at for what has ended by itself, seconds; and while its events are read.
+LOOK_S, LOOK_WITH_EVENTS_S = 2.0, 10.0
+#: How long after a create that passed its status is asked for: then a plugin that comes waits less.
+WARM_AFTER_S = 1.0
+_KINDS: dict[str, type[HostedCall]] = {
+    "StopPodSandbox": StopPod,
+    "RemovePodSandbox": RemovePod,
+    "UpdatePodSandboxResources": UpdatePod,
+    "StartContainer": Start,
+    "StopContainer": Stop,
+    "RemoveContainer": Remove,
+    "UpdateContainerResources": Update,
+}
+_MAKING = ("RunPodSandbox", "CreateContainer")
+
+
+class NriHosting:
+    """``engine``: the interceptor that places containers; it is asked first, and alone while no plugin is there."""
+
+    def __init__(self, parts: Parts, engine: Interceptor, unix_sockets: Path) -> None:
+        self._parts = parts
+        self._engine = engine
+        self._unix_sockets = unix_sockets
+        #: "": it is not decided yet, for the runtime has not answered.
+        self.state = ""
+        self.why = "the runtime has not answered yet"
+        config, log = parts.config, parts.log
+        upstream, hidden, life = Upstream(parts.runtime), Hidden(), Life()
+        marks = Marks(Path(config["state.directory"]), log, parts.store)
+        self._expression = Expression(parts)
+        self.world = World(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)
+        runtime = parts.runtime
+        self.host = NriHost(
+            nri_settings(config), self.world, log, parts.metrics, lambda: (runtime.name, runtime.version)
+        )
+        teller = Teller(self.host, self.world, log)
+        leftovers = Leftovers(upstream, marks, hidden, parts.keeper, log)
+        under_way = UnderWay()
+        self._parties = Parties(
+            self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
+        )
+        self._passing = Passing()
+        self.world.on_due = teller.soon
+        self.world.settled = under_way.settled
+        self.host.on_change = self._changed
+        self._deliver = parts.keeper.updates.deliver
+        parts.keeper.updates.deliver = self._move
+        self._is_begun = False
+        self._starting: Optional[asyncio.Task[None]] = None
+
+    # ------------------------------------------------------------------ interceptor
+
+    def open(self, full_method: str) -> Optional[Interception]:
+        """As the engine's, with plugins around it."""
+        parties, method = self._parties, runtime_method(full_method)
+        if method in SHOWING:
+            is_needed = self._is_asking or bool(parties.hidden)
+            return Showing(parties.hidden, method) if is_needed else None
+        engine = self._engine.open(full_method)
+        if method == "GetContainerEvents":
+            return Events(parties, engine, full_method)
+        if method in _MAKING and (self.is_on or len(parties.leftovers)):
+            return _Undecided(self, engine, full_method)
+        kind = _KINDS.get(method) if self._is_asking else None
+        return engine if kind is None else kind(parties, engine, full_method)
+
+    def open_making(self, engine: Optional[Interception], full_method: str) -> Interception:
+        """A RunPodSandbox or CreateContainer whose request is there: asked about, or counted."""
+        if not self._is_asking:
+            return self._passing.open(self._parties, engine, full_method)
+        if runtime_method(full_method) == "CreateContainer":
+            return Create(self._parties, engine, full_method, self._expression)
+        return Run(self._parties, engine, full_method)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether plugins are hosted."""
+        return self.state == "on"
+
+    @property
+    def _is_asking(self) -> bool:
+        """Whether calls are told to plugins: in mode off nothing but bytes passes."""
+        return self.is_on and self.host.connected and self._parts.keeper.mode != OFF
+
+    def _changed(self) -> None:
+        if not self.host.connected:
+            self.world.is_following = False
+
+    # ------------------------------------------------------------------ life
+
+    def begin(self) -> None:
+        """Take over what a daemon before this one has left; not while there is another one, to whom it belongs."""
+        owner = self._parts.health.reasons.get("owner", "")
+        if owner:
+            self.why = owner
+        elif not self._is_begun:
+            self._is_begun = True
+            self._parties.leftovers.load()
+
+    async def start(self) -> None:
+        """Decide whether plugins are hosted, and begin; before clients are served, if the runtime answers."""
+        self.begin()
+        if self._is_begun:
+            await self._try("NRI plugins cannot be hosted", self.decide())
+
+    def runtime_returned(self) -> None:
+        """Now it can be asked whether it has NRI itself."""
+        if self._is_begun:
+            self._parties.teller.spawn(self._try("NRI plugins cannot be hosted", self.decide()))
+
+    async def decide(self) -> None:
+        """Find out whether the runtime has NRI itself; start the host if not. May be called any time."""
+        if not self.state:
+            await self._choose()
+        if self.is_on and self._starting is None:
+            self._starting = asyncio.ensure_future(self.host.start())
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
+            self._parts.health.warn("nri", tuple(self.host.problems))
+
+    async def _choose(self) -> None:
+        settings = self.host.settings
+        is_open = settings.host == "auto"
+        if is_open and not await self._runtime_answers():
+            return
+        why = unhosted_because(settings.host, self._unix_sockets.read_text, settings.socket)
+        if why:
+            self._set("off", why)
+        else:
+            self._set("on", "the runtime has no NRI of its own" if is_open else "nri.host is on")
+
+    async def _runtime_answers(self) -> bool:
+        runtime = self._parts.runtime
+        try:
+            if not runtime.api:
+                await asyncio.wait_for(runtime.identify(), IDENTIFY_TIMEOUT_S)
+        except Exception:  # it is not there, or not a runtime: the rounds say so
+            return False
+        return True
+
+    def _set(self, state: str, why: str) -> None:
+        self.state, self.why = state, why
+        self._parts.log.info(
+            "NRI plugins are hosted" if state == "on" else "no NRI plugins are hosted", why=why
+        )
+
+    async def run(self) -> None:
+        """What goes on until the daemon stops, which cancels it."""
+        await asyncio.gather(self._look(), self._warm(), self._parties.leftovers.run())
+
+    async def _look(self) -> None:
+        """Notice what has ended by itself."""
+        while True:
+            streams = self._parts.events.streams
+            await asyncio.sleep(LOOK_WITH_EVENTS_S if streams else LOOK_S)
+            if not self.state:
+                await self.start()
+            # Mode off, or nobody there: what happens meanwhile is found by the next snapshot or list.
+            if self._is_asking and self.world.is_following:
+                await self._try("the list could not be had", self.world.look())
+
+    async def _move(self, update: grants.Update) -> None:
+        """Deliver an update of the engine's own: plugins are shown where the container is now."""
+        await self._deliver(update)
+        linux = linux_delta(update.placement, update.give_back)
+        self.world.known.note_resources(update.id, view_resources(linux))
+
+    async def _warm(self) -> None:
+        """Know the pods and containers before a plugin asks for all of them."""
+        # At first at once: a plugin from before a restart comes as soon as it can.
+        pause_s = 0.0
+        while True:
+            await self._passing.wait()
+            await asyncio.sleep(pause_s)
+            pause_s = WARM_AFTER_S
+            if self.is_on:
+                await self._try("statuses could not be had", self.world.warm())
+
+    async def _try(self, sentence: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except AnswerFailed as error:
+            self._parts.log.info(sentence, error=error.message)
+        except Exception:
+            self._parts.log.error(sentence, exc_info=True)
+
+    def reconfigured(self) -> None:
+        """Timeouts, rules and what cannot be expressed are live; sockets and folders are not."""
+        self.host.settings = nri_settings(self._parts.config)
+
+    def status(self) -> dict[str, Any]:
+        """For ``status --json`` and ``nri status``."""
+        return {
+            "host": self.state or "waiting",
+            "why": self.why,
+            "socket": self.host.settings.socket if self.is_on else "",
+            "plugins": self.host.plugins() if self.is_on else [],
+            "problems": [
+                *(self.host.problems if self.is_on else ()),
+                *filter(None, [self._parties.marks.problem]),
+            ],
+            "is_asking": self._is_asking,
+            "unfinished": len(self._parties.hidden.making) + len(self._parties.hidden.making_sandboxes),
+        }
+
+    async def close(self) -> None:
+        """After the last call has ended."""
+        if self._starting is not None:
+            if not self._starting.done():
+                self._starting.cancel()
+                await asyncio.wait({self._starting})
+            await self.host.close()
+        await self._parties.teller.close()
+
+
+class _Undecided:
+    """Between a call's headers and its request a plugin may come: decided in the same step as the request is taken."""
+
+    def __init__(self, hosting: NriHosting, engine: Optional[Interception], full_method: str) -> None:
+        self._hosting = hosting
+        self._engine = engine
+        self._full_method = full_method
+        self._call: Optional[Interception] = None
+
+    @property
+    def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]:
+        return None
+
+    async def request(self, message: bytes) -> Outcome:
+        self._call = self._hosting.open_making(self._engine, self._full_method)
+        return await self._call.request(message)
+
+    async def replied(self, message: bytes) -> None:
+        if self._call is not None:
+            await self._call.replied(message)
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        if self._call is not None:
+            await self._call.ended(end, code, details)

@@ -1,0 +1,206 @@
+"""Launches pre-registered plugins: as children of ours, or as systemd units of their own, outside our sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional, Protocol
+
+from cri_proxy.nri.discovery import Preregistered
+from cri_proxy.nri.io import launcher as nri_launcher
+from cri_proxy.nri.io.host.listener import listening_socket, peer_pid
+
+#: How long a plugin may take to end by itself, before and after SIGTERM.
+GRACE_S = 1.0
+#: How long systemd may take to start a unit.
+UNIT_S = 10.0
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Running(Protocol):
+    """A plugin that was launched."""
+
+    pid: int
+    streams: Streams
+    #: What its standard error is to be read from, by whoever launched it; None: systemd has it.
+    said: Optional[int]
+
+    async def end(self) -> None:
+        """Return once it has ended; it is made to."""
+
+
+class Launcher(Protocol):
+    """A way to launch plugins."""
+
+    async def open(self) -> None:
+        """Get ready.
+
+        :raises OSError: it cannot be.
+        """
+
+    async def launch(self, plugin: Preregistered) -> Running:
+        """:raises OSError: it cannot be launched."""
+
+    async def close(self) -> None:
+        """Launch no more."""
+
+
+def environment_of(plugin: Preregistered) -> dict[str, str]:
+    """All that is in a plugin's environment (containerd/nri pkg/adaptation/plugin.go)."""
+    return {
+        "NRI_PLUGIN_NAME": plugin.name,
+        "NRI_PLUGIN_IDX": plugin.index,
+        "NRI_PLUGIN_SOCKET": str(nri_launcher.PLUGIN_FD),
+    }
+
+
+class Child:
+    """A plugin that is a child of ours."""
+
+    def __init__(self, process: asyncio.subprocess.Process, streams: Streams, said: int) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.streams = streams
+        self.said: Optional[int] = said
+
+    async def end(self) -> None:
+        # Its connection is closed: most end by themselves.
+        for act in (self._process.terminate, self._process.kill, None):
+            try:
+                await asyncio.wait_for(self._process.wait(), None if act is None else GRACE_S)
+                return
+            except asyncio.TimeoutError:
+                if act is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        act()
+
+
+class ChildLauncher:
+    """Launches children. They are killed by the kernel if we are."""
+
+    async def open(self) -> None:
+        pass
+
+    async def launch(self, plugin: Preregistered) -> Child:
+        ours, theirs = socket.socketpair()
+        said, says = os.pipe()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", nri_launcher.__file__, "child"),
+                    *(str(os.getpid()), str(theirs.fileno()), plugin.path),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=says,
+                    env=environment_of(plugin),
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                os.close(said)
+                raise
+            finally:
+                os.close(says)
+        return Child(process, await asyncio.open_connection(sock=ours), said)
+
+    async def close(self) -> None:
+        pass
+
+
+class Unit:
+    """A plugin that is a systemd unit."""
+
+    def __init__(self, stop: Sequence[str], pid: int, streams: Streams) -> None:
+        self._stop = stop
+        self.pid = pid
+        self.streams = streams
+        self.said: Optional[int] = None
+
+    async def end(self) -> None:
+        with contextlib.suppress(OSError):
+            await _run(self._stop)
+
+
+class UnitLauncher:
+    """Has systemd start ``cri-resmgr-nri@NN-NAME.service``, whose program fetches its connection from us."""
+
+    def __init__(self, address: str = nri_launcher.SOCKET, systemctl: Sequence[str] = ("systemctl",)) -> None:
+        self._address = Path(address)
+        self._systemctl = systemctl
+        #: The plugins that are being launched: what their programs get, and who waits for that.
+        self._wanted: dict[str, tuple[Preregistered, socket.socket, asyncio.Future[int]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        listener = listening_socket(self._address)
+        task = asyncio.ensure_future(self._accept(listener))
+        self._tasks.add(task)
+
+    async def launch(self, plugin: Preregistered) -> Unit:
+        ours, theirs = socket.socketpair()
+        fetched: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._wanted[plugin.title] = (plugin, theirs, fetched)
+        unit = nri_launcher.unit_name(plugin.title)
+        try:
+            # Not waiting: the job may be queued behind our own start. Restart: one of a former daemon's may be there.
+            await _run([*self._systemctl, "--no-block", "restart", unit])
+            pid = await asyncio.wait_for(fetched, UNIT_S)
+        except asyncio.TimeoutError:
+            ours.close()
+            raise OSError(f"{unit} did not ask for its connection within {UNIT_S:g} s") from None
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            self._wanted.pop(plugin.title, None)
+        stop = [*self._systemctl, "--no-block", "stop", unit]
+        return Unit(stop, pid, await asyncio.open_connection(sock=ours))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._address.unlink(missing_ok=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                task = asyncio.ensure_future(self._hand_out(connection))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _hand_out(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, asyncio.TimeoutError):
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            asked = await asyncio.wait_for(loop.sock_recv(connection, 4096), UNIT_S)
+            wanted = self._wanted.pop(asked.decode(errors="replace").strip(), None)
+            if wanted is None:
+                return
+            plugin, theirs, fetched = wanted
+            told = {"path": plugin.path, "environment": environment_of(plugin)}
+            socket.send_fds(connection, [json.dumps(told).encode()], [theirs.fileno()])
+            if not fetched.done():
+                fetched.set_result(peer_pid(connection))
+
+
+async def _run(command: Sequence[str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    if process.returncode:
+        words = said.decode(errors="replace").strip() or f"exit code {process.returncode}"
+        raise OSError(f"{' '.join(command)}: {words}")

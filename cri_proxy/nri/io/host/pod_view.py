@@ -1,0 +1,306 @@
+"""The node as NRI plugins see it: their pods and containers, shown from what the runtime says, and kept in memory.
+
+A verbose status costs a millisecond or two, a Synchronize needs it of everybody: so each is asked for once, in
+the background while nobody waits. What plugins want of containers that run goes to the runtime from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.visibility import Hidden
+from cri_proxy.nri.io.host.capabilities import Expression
+from cri_proxy.nri.io.host.upstream import UNDO_TIMEOUT_S, Upstream
+from cri_proxy.nri.lifecycle import Due, Life, State
+from cri_proxy.nri.messages import Shown
+from cri_proxy.nri.pod_cache import Known
+from cri_proxy.nri.view import view_container, view_pod, view_resources
+from cri_proxy.relay.interception import AnswerFailed, Forward, Interception, end_of
+from cri_proxy.shell.runtime import Runtime, gather_limited
+
+AT_A_TIME = 8
+#: So many while nobody waits: the runtime and the event loop have other things to do.
+AT_A_TIME_AHEAD = 2
+#: How long a snapshot waits for calls that were passed on before a plugin was there.
+SETTLE_S = 5.0
+_STATES = {cri.CONTAINER_CREATED: State.CREATED, cri.CONTAINER_RUNNING: State.RUNNING}
+
+
+class Listed(NamedTuple):
+    """What the runtime lists that is not hidden; of containers their pods and states."""
+
+    pods: dict[str, State]
+    containers: dict[str, tuple[str, State]]
+
+    def live(self) -> dict[str, tuple[str, State]]:
+        """The containers that have not ended."""
+        return {key: found for key, found in self.containers.items() if found[1] is not State.STOPPED}
+
+
+class World:
+    """``open_engine`` opens the engine's own interception of an UpdateContainerResources; None: it has none."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        upstream: Upstream,
+        hidden: Hidden,
+        life: Life,
+        open_engine: Callable[[str], Optional[Interception]],
+        expression: Expression,
+        log: Any,
+    ) -> None:
+        self._runtime = runtime
+        self._upstream = upstream
+        self._hidden = hidden
+        self._life = life
+        self._open_engine = open_engine
+        self.expression = expression
+        self._log = log
+        self.known = Known()
+        #: What plugins have agreed to while clients do not see it yet.
+        self.accepted: set[str] = set()
+        #: How many pictures have been taken: what was due before a plugin's own is not told to it.
+        self.pictures = 0
+        #: Whether the map of lives is kept in step: some plugin is told of events.
+        self.is_following = False
+        #: Called with what a list has shown to be due.
+        self.on_due: Callable[[Iterable[Due]], object] = lambda due: None
+        #: Waits until calls have ended of whose containers a list says nothing yet, and no plugin is asked.
+        self.settled: Optional[Callable[[float], Any]] = None
+
+    # ------------------------------------------------------------------ pods and containers
+
+    async def pod(self, pod_id: str) -> Shown[nri.PodSandbox]:
+        """A sandbox; of one that the runtime does not know any more, what is known, if only its id."""
+        known = self.known.pods.get(pod_id)
+        if known is not None:
+            return known
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
+        try:
+            status = await self._upstream.call("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
+        except AnswerFailed:
+            return Shown(nri.PodSandbox(id=pod_id))
+        return self.known.remember_pod(view_pod(pod_id, status=status))
+
+    async def container(self, container_id: str) -> Optional[Shown[nri.Container]]:
+        """A container that plugins know of, in its present state; None: it is nobody's business."""
+        state = self._life.state(container_id)
+        if state is None or self._is_unfinished(container_id):
+            return None
+        if self.known.lacks(container_id, state):
+            await self.look_up(container_id)
+        return self.known.in_state(container_id, state)
+
+    async def ended(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
+        """A container that has just ended: with its exit code, where the runtime still tells it."""
+        if self.known.lacks(container_id, State.STOPPED):
+            await self.look_up(container_id, pod_id)
+        else:
+            await self._ask(container_id, verbose=False)
+        return self.last_known(container_id, pod_id)
+
+    def last_known(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
+        """A container that is over, as it was last seen, if only its id."""
+        shown = self.known.in_state(container_id, State.STOPPED)
+        if shown is None:
+            shown_id, state = self.known.ids.shown(container_id), nri.CONTAINER_STOPPED
+            shown = Shown(nri.Container(id=shown_id, pod_sandbox_id=pod_id, state=state))
+        return shown
+
+    async def look_up(self, container_id: str, pod_id: str = "", anew: bool = False) -> None:
+        """Know a container as the runtime shows it now, if it does. ``anew``: also what is known of it already."""
+        status = await self._ask(container_id)
+        if status is None or (container_id in self.known.containers and not anew):
+            return
+        pod_id = pod_id or self._life.pod_of(container_id)
+        pod = self.known.pods.get(pod_id)
+        cgroup_parent = "" if pod is None else pod.message.linux.cgroup_parent
+        self.known.remember(view_container(pod_id, status, cgroup_parent=cgroup_parent))
+
+    async def _ask(self, container_id: str, verbose: bool = True) -> Optional[cri.ContainerStatusResponse]:
+        """Its status, noted if the container is known; None: there is none."""
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=verbose)
+        try:
+            status: cri.ContainerStatusResponse = await self._upstream.call(
+                "ContainerStatus", request, cri.ContainerStatusResponse
+            )
+        except AnswerFailed:
+            return None
+        self.known.refresh(container_id, status)
+        return status
+
+    # ------------------------------------------------------------------ lists
+
+    async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
+        """Take a picture: all pods, and the containers that have not ended; what plugins have not agreed to is left out.
+
+        The map of lives is made anew by it where no plugin was there, else what it shows to be over is due before it.
+
+        :raises AnswerFailed: the runtime does not answer.
+        """
+        if self.settled is not None:
+            await self.settled(SETTLE_S)
+        listed = await self._follow_lists()
+        self.pictures += 1
+        # What was told while the list was on its way is newer than the list.
+        pods = [key for key in listed.pods if self._life.pod_state(key) is not None]
+        live = {key: found for key, found in listed.live().items() if self._life.is_live(key)}
+        if self._hidden:
+            pods = [key for key in pods if not self._is_unfinished_pod(key)]
+            live = {key: found for key, found in live.items() if not self._is_unfinished(key)}
+        # A runtime that takes long to make one anew.
+        live.update(self._life.held())
+        await self._fill(pods, live, AT_A_TIME)
+        known = self.known
+        shown = [known.in_state(key, state) for key, (_, state) in live.items()]
+        return [known.pods[key] for key in pods if key in known.pods], [
+            one for one in shown if one is not None
+        ]
+
+    async def look(self) -> None:
+        """Compare with what the runtime lists; what has happened past us is told by ``on_due``.
+
+        :raises AnswerFailed: the runtime does not answer.
+        """
+        await self._follow_lists()
+
+    async def warm(self) -> None:
+        """Ask for what a snapshot would have to ask for.
+
+        :raises AnswerFailed: the runtime does not answer.
+        """
+        listed = await self._lists()
+        live = listed.live()
+        if not self.is_following:
+            self.known.keep(listed.pods, live)
+        await self._fill(listed.pods, live, AT_A_TIME_AHEAD)
+
+    async def _lists(self) -> Listed:
+        """All that is listed but what is hidden; what the map of lives knows is not."""
+        ask, life = self._upstream.call, self._life
+        containers, pods = await asyncio.gather(
+            ask("ListContainers", cri.ListContainersRequest(), cri.ListContainersResponse),
+            ask("ListPodSandbox", cri.ListPodSandboxRequest(), cri.ListPodSandboxResponse),
+        )
+        listed = Listed({}, {})
+        is_hiding = bool(self._hidden)
+        for item in containers.containers:
+            key = item.id
+            if not is_hiding or life.state(key) is not None or not self._is_hidden(item):
+                listed.containers[key] = (item.pod_sandbox_id, _STATES.get(item.state, State.STOPPED))
+                self.known.ids.note(key, item.annotations)
+        for item in pods.items:
+            key = item.id
+            if not is_hiding or life.pod_state(key) is not None or not self._is_hidden_pod(item):
+                listed.pods[key] = State.RUNNING if item.state == cri.SANDBOX_READY else State.STOPPED
+        return listed
+
+    def _is_hidden(self, item: cri.Container) -> bool:
+        key = (item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
+        return item.id in self._hidden.containers or key in self._hidden.making
+
+    def _is_hidden_pod(self, item: cri.PodSandbox) -> bool:
+        meta = item.metadata
+        key = (meta.name, meta.namespace, meta.uid, meta.attempt)
+        return item.id in self._hidden.sandboxes or key in self._hidden.making_sandboxes
+
+    def _is_unfinished(self, container_id: str) -> bool:
+        return self._hidden.hides_container(container_id) and container_id not in self.accepted
+
+    def _is_unfinished_pod(self, pod_id: str) -> bool:
+        return self._hidden.hides_sandbox(pod_id) and pod_id not in self.accepted
+
+    async def _follow_lists(self) -> Listed:
+        """What is listed; the map of lives is in step with it, but for what those who make it say of it."""
+        life = self._life
+        asked_at = life.now
+        listed = await self._lists()
+        # A list may be older than a removal, and has brought back what was forgotten with it.
+        self.known.ids.keep(lambda key: key in listed.containers or life.state(key) is not None)
+        if self.is_following:
+            self.on_due(life.compare(listed.pods, listed.containers, asked_at))
+        else:
+            life.rebuild(listed.pods, listed.containers)
+            self.is_following = True
+        return listed
+
+    async def _fill(
+        self, pods: Iterable[str], containers: Mapping[str, tuple[str, State]], at_a_time: int
+    ) -> None:
+        """Look up what is not known; and what has been started since, for its first process."""
+        missing = [key for key in pods if key not in self.known.pods]
+        await gather_limited(at_a_time, [self.pod(key) for key in missing])
+        lacking = [
+            (key, pod_id, state)
+            for key, (pod_id, state) in containers.items()
+            if self.known.lacks(key, state)
+        ]
+        await gather_limited(at_a_time, [self._look_up_lacking(*one) for one in lacking])
+
+    async def _look_up_lacking(self, container_id: str, pod_id: str, state: State) -> None:
+        # Who waits for a snapshot may have overtaken who looks ahead, or the other way round.
+        if self.known.lacks(container_id, state):
+            await self.look_up(container_id, pod_id)
+
+    # ------------------------------------------------------------------ what plugins want of others
+
+    async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
+        """Give containers what plugins want for them; returns those that failed and were not to be ignored.
+
+        Ids that are not known, or that are of something unfinished, are passed over. They are those that plugins
+        know; the runtime's own will do as well.
+        """
+        known = []
+        for update in updates:
+            container_id = self._real(update.container_id)
+            state = self._life.state(container_id)
+            if state in (None, State.STOPPED) or self._is_unfinished(container_id):
+                self._log.info("no such container to update", plugin=plugin, id=update.container_id)
+                continue
+            known.append((container_id, update))
+        done = await gather_limited(AT_A_TIME, [self._update(*each) for each in known])
+        failed = []
+        for (container_id, update), problem in zip(known, done):
+            if isinstance(problem, Exception):
+                failed += [] if update.ignore_failure else [update]
+                self._log.warning("an update failed", plugin=plugin, id=container_id, error=str(problem))
+        return failed
+
+    def _real(self, told_id: str) -> str:
+        # What the runtime calls so itself comes first, whatever an annotation says.
+        return told_id if self._life.state(told_id) is not None else self.known.ids.real(told_id)
+
+    async def _update(self, container_id: str, update: nri.ContainerUpdate) -> None:
+        """As a client's UpdateContainerResources: a cpuset is a fence for the engine, not its last word.
+
+        :raises AnswerFailed: the runtime's error.
+        """
+        request = cri.UpdateContainerResourcesRequest(
+            container_id=container_id, linux=self.expression.resources(update)
+        )
+        message = request.SerializeToString()
+        if not self._runtime.api:
+            await self._runtime.identify()
+        full_method = f"/{self._runtime.api}.RuntimeService/UpdateContainerResources"
+        engine = self._open_engine(full_method)
+        outcome = Forward() if engine is None else await engine.request(message)
+        if not isinstance(outcome, Forward):
+            outcome = Forward()
+        code, details = 1, "cancelled"
+        sent = message + outcome.delta
+        try:
+            await self._upstream.forward(full_method, sent, UNDO_TIMEOUT_S)
+            code, details = 0, ""
+        except AnswerFailed as error:
+            code, details = error.code, error.message
+            raise
+        finally:
+            if engine is not None:
+                await engine.ended(end_of(code, True), code, details)
+        linux = cri.UpdateContainerResourcesRequest.FromString(sent).linux
+        self.known.note_resources(container_id, view_resources(linux))

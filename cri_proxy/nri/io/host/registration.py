@@ -1,0 +1,277 @@
+"""How a plugin becomes one of ours: it registers, is configured, learns of all pods and containers, is asked.
+
+External and launched plugins do the same once they are connected. Many may register at once; only the last step is
+taken one at a time, while no pod or container event is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional, Protocol
+
+from google.protobuf.message import DecodeError
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
+from cri_proxy.nri.io.connection import CallFailed, NriConnection
+from cri_proxy.nri.io.host.connected import Roster
+from cri_proxy.nri.io.host.peer import Identity, Peer, PeerLost
+from cri_proxy.nri.messages import Shown, sync_parts
+from cri_proxy.nri.subscription import NRI_VERSION
+from cri_proxy.nri.ttrpc import INVALID_ARGUMENT, UNKNOWN
+from cri_proxy.relay.interception import AnswerFailed
+
+#: Penalties are kept of so many plugins.
+_MOST_PENALTIES = 100
+#: Who has kept all calls waiting for longer, and then failed, has to wait itself.
+LONG_S = 1.0
+#: How long a plugin that is refused may take to read why.
+FAREWELL_S = 1.0
+
+
+class World(Protocol):
+    """What plugins are told of, and may change."""
+
+    #: How many pictures have been taken of it.
+    pictures: int
+
+    async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
+        """Take a picture: all pods, and the containers that have not ended. Every call of the host waits for it."""
+
+    async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
+        """Update containers; returns those that failed."""
+
+
+class NotAdmitted(Exception):
+    """A plugin does not become one of ours; why."""
+
+
+@dataclass
+class _Penalty:
+    """A plugin that kept everybody waiting has to wait itself."""
+
+    failures: int
+    until_s: float
+
+
+class Registrar:
+    """Admits plugins to a roster. ``runtime``: the name and version of the runtime, as plugins are told."""
+
+    def __init__(self, roster: Roster, world: World, runtime: Callable[[], tuple[str, str]]) -> None:
+        self._roster = roster
+        self._world = world
+        self._runtime = runtime
+        self._log = roster.log
+        self._order = 0
+        self._penalties: dict[str, _Penalty] = {}
+
+    async def serve(
+        self,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        origin: Identity,
+        config: str = "",
+        admitted: Optional[Callable[[], None]] = None,
+    ) -> str:
+        """A connection from its beginning to its end; returns why it has ended.
+
+        ``origin``: who it is, if it was launched, else only where it comes from. ``admitted`` is called once it
+        is one of ours.
+        """
+        visit = _Visit(self._world, self._log, origin, self._waits_s)
+        connection = NriConnection(*streams, "host", visit.handlers, self._log)
+        running = asyncio.ensure_future(connection.run())
+        try:
+            try:
+                peer, updates = await self._admit(visit, connection, config)
+            except (NotAdmitted, PeerLost) as problem:
+                self._log.warning("an NRI plugin was not admitted", plugin=visit.title, reason=str(problem))
+                if visit.is_refused:
+                    # What it is told goes out first.
+                    await asyncio.wait([running], timeout=FAREWELL_S)
+                connection.close(str(problem))
+                await asyncio.wait([running])
+                return str(problem)
+            try:
+                if admitted is not None:
+                    admitted()
+                await self._apply(peer, updates)
+                await asyncio.wait([running])
+                return connection.reason
+            finally:
+                self._roster.drop(peer, connection.reason or "the host stops")
+        finally:
+            connection.close("the host stops")
+            await asyncio.wait([running])
+
+    async def _apply(self, peer: Peer, updates: list[nri.ContainerUpdate]) -> None:
+        if not updates:
+            return
+        try:
+            await self._world.apply(peer.title, updates)
+        except Exception:
+            # A bug of ours, or a runtime that is gone, is not the plugin's fault.
+            self._log.exception("what an NRI plugin wants was not applied", plugin=peer.title)
+
+    async def _admit(
+        self, visit: _Visit, connection: NriConnection, config: str
+    ) -> tuple[Peer, list[nri.ContainerUpdate]]:
+        settings = self._roster.settings
+        # 1. It says who it is.
+        identity = await visit.registered(connection, settings.registration_timeout_s)
+        self._order += 1
+        peer = Peer(identity, connection, self._roster.metrics, self._order)
+        # 2. It is told what there is, and says what it wants to hear of.
+        name, version = self._runtime()
+        request = nri.ConfigureRequest(
+            config=config,
+            runtime_name=name,
+            runtime_version=version,
+            registration_timeout=round(settings.registration_timeout_s * 1000),
+            request_timeout=round(settings.request_timeout_s * 1000),
+            NRI_version=NRI_VERSION,
+        )
+        try:
+            reply = await peer.call("Configure", request.SerializeToString(), settings.request_timeout_s)
+        except CallFailed as error:
+            raise NotAdmitted(f"Configure: {error}") from None
+        peer.mask, unknown = effective_mask(peer.read(nri.ConfigureResponse, reply).events)
+        if unknown:
+            self._log.warning("an NRI plugin asks for unknown events", plugin=peer.title, bits=hex(unknown))
+        # 3. It learns of everything, and is asked from then on.
+        updates = await self._synchronize(peer)
+        visit.is_admitted = True
+        self._log.info(
+            "an NRI plugin is connected", plugin=peer.title, origin=identity.origin, pid=identity.pid
+        )
+        return peer, updates
+
+    async def _synchronize(self, peer: Peer) -> list[nri.ContainerUpdate]:
+        """Add a plugin such that nothing is lost between what it is told here and its first event."""
+        with self._roster.join():
+            async with self._roster.gate.alone():
+                updates = await self._exchange(peer, self._roster.settings.sync_timeout_s)
+                if peer.connection.closed.is_set():
+                    raise NotAdmitted(peer.connection.reason)
+                self._penalties.pop(peer.title, None)
+                self._roster.add(peer)
+        return updates
+
+    async def _exchange(self, peer: Peer, timeout_s: float) -> list[nri.ContainerUpdate]:
+        try:
+            pods, containers = await asyncio.wait_for(self._world.snapshot(), timeout_s)
+        except asyncio.TimeoutError:
+            raise NotAdmitted("the runtime does not tell of its pods and containers") from None
+        except AnswerFailed as error:
+            raise NotAdmitted(f"the runtime's pods and containers are not known: {error}") from None
+        except Exception as error:
+            # A bug of ours keeps this plugin out, and hurts nobody else.
+            self._log.exception("pods and containers cannot be shown", plugin=peer.title)
+            raise NotAdmitted(f"{type(error).__name__}: {error}") from None
+        peer.picture = self._world.pictures
+        peer.shown = frozenset([*(pod.id for pod in pods), *(container.id for container in containers)])
+        parts, left_out = sync_parts(pods, containers)
+        if left_out:
+            self._log.warning("too large for an NRI plugin to be told of", plugin=peer.title, ids=left_out)
+        started_s = time.monotonic()
+        try:
+            for part in parts:
+                left_s = max(0.001, started_s + timeout_s - time.monotonic())
+                reply = peer.read(
+                    nri.SynchronizeResponse, await peer.call("Synchronize", part.message, left_s)
+                )
+                if part.more and (not reply.more or reply.update):
+                    raise NotAdmitted("plugin does not handle split sync requests")
+        except (NotAdmitted, PeerLost, CallFailed) as problem:
+            if time.monotonic() - started_s > LONG_S:
+                self._penalize(peer.title)
+            raise NotAdmitted(f"Synchronize: {problem}") from None
+        peer.asked_for(None, len(reply.update), 0)
+        return [update for update in reply.update if update.container_id]
+
+    def _waits_s(self, title: str) -> float:
+        penalty = self._penalties.get(title)
+        return max(0.0, penalty.until_s - time.monotonic()) if penalty is not None else 0.0
+
+    def _penalize(self, title: str) -> None:
+        penalty = self._penalties.pop(title, _Penalty(0, 0.0))
+        failures = penalty.failures + 1
+        wait_s = self._roster.settings.sync_timeout_s * pause_s(failures)
+        self._penalties[title] = _Penalty(failures, time.monotonic() + wait_s)
+        while len(self._penalties) > _MOST_PENALTIES:
+            del self._penalties[next(iter(self._penalties))]
+
+
+class _Visit:
+    """What one connected plugin says by itself: who it is, and what it wants of containers, unasked."""
+
+    def __init__(self, world: World, log: Any, origin: Identity, waits_s: Callable[[str], float]) -> None:
+        self.is_admitted = False
+        self.is_refused = False
+        self.title = origin.title if origin.name else ""
+        self._world = world
+        self._log = log
+        self._origin = origin
+        self._waits_s = waits_s
+        self._registration: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
+        self.handlers = {"RegisterPlugin": self._register, "UpdateContainers": self._update}
+
+    async def registered(self, connection: NriConnection, timeout_s: float) -> Identity:
+        """Who it is, once it has said so.
+
+        :raises NotAdmitted: it does not, or is not one.
+        """
+        closing = asyncio.ensure_future(connection.closed.wait())
+        try:
+            await asyncio.wait(
+                (self._registration, closing), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            closing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await closing
+        if self._registration.done():
+            return self._registration.result()
+        self._registration.cancel()
+        if connection.closed.is_set():
+            raise NotAdmitted(connection.reason)
+        raise NotAdmitted(f"it has not registered within {timeout_s:g} s")
+
+    async def _register(self, message: bytes, timeout_s: float) -> bytes:
+        request = _read(nri.RegisterPluginRequest, message)
+        if self._registration.done():
+            raise CallFailed(UNKNOWN, "the plugin is registered already")
+        told = replace(self._origin, told=request.NRI_version)
+        if not self._origin.name:
+            problem = registration_problem(request.plugin_name, request.plugin_idx)
+            told = replace(told, index=request.plugin_idx, name=request.plugin_name)
+            self.title = told.title
+            waits_s = 0.0 if problem else self._waits_s(told.title)
+            if waits_s:
+                problem = f"plugin {told.title} took too long to be synchronized; it may come again in {waits_s:.0f} s"
+            if problem:
+                self.is_refused = True
+                self._registration.set_exception(NotAdmitted(problem))
+                raise CallFailed(UNKNOWN, problem, is_last=True)
+        self._registration.set_result(told)
+        return b""
+
+    async def _update(self, message: bytes, timeout_s: float) -> bytes:
+        request = _read(nri.UpdateContainersRequest, message)
+        if not self.is_admitted:
+            raise CallFailed(UNKNOWN, "the plugin has not been started yet: it is not synchronized")
+        if request.evict:
+            self._log.info("an NRI plugin asks for evictions, which are not done", plugin=self.title)
+        updates = [update for update in request.update if update.container_id]
+        failed = await self._world.apply(self._registration.result().title, updates)
+        reply: bytes = nri.UpdateContainersResponse(failed=failed).SerializeToString()
+        return reply
+
+
+def _read(kind: Any, message: bytes) -> Any:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise CallFailed(INVALID_ARGUMENT, f"the {kind.__name__} cannot be read") from None

@@ -1,0 +1,187 @@
+"""Where plugins come from: those that are launched and launched again, and those that connect by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from cri_proxy.nri.discovery import Preregistered
+from cri_proxy.nri.dispatch import MOST_PAUSE_S, pause_s
+from cri_proxy.nri.io.host.connected import Roster
+from cri_proxy.nri.io.host.discovery import discover
+from cri_proxy.nri.io.host.launch import ChildLauncher, Launcher, Running, UnitLauncher
+from cri_proxy.nri.io.host.listener import Listener
+from cri_proxy.nri.io.host.peer import LAUNCHED, Identity
+from cri_proxy.nri.io.host.plugin_stderr import Words
+from cri_proxy.nri.io.host.registration import Registrar
+
+#: How long what a plugin has said last is waited for after its end.
+LAST_WORDS_S = 1.0
+
+
+def launcher_of(
+    wanted: str, environment: Mapping[str, str], systemd: Path = Path("/run/systemd/system")
+) -> Launcher:
+    """How plugins are launched: "unit", "child", or by what we are ourselves."""
+    is_unit = "INVOCATION_ID" in environment and systemd.exists()
+    return UnitLauncher() if wanted == "unit" or (wanted == "auto" and is_unit) else ChildLauncher()
+
+
+class Arrivals:
+    """Of one host."""
+
+    def __init__(self, roster: Roster, registrar: Registrar) -> None:
+        self._roster = roster
+        self._registrar = registrar
+        self._log = roster.log
+        self._launcher = launcher_of(roster.settings.launcher, os.environ)
+        self._kept: list[_Kept] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: Optional[Listener] = None
+        #: Sentences about who stays out.
+        self.problems: list[str] = []
+
+    async def start(self) -> None:
+        """Return once every launched plugin is connected or has failed for the first time, and others can come."""
+        settings = self._roster.settings
+        found, passed_over = await asyncio.to_thread(discover, settings.plugin_path, settings.config_path)
+        for passed in passed_over:
+            self._note(f"{passed.path} is not launched: {passed.reason}")
+        if found:
+            try:
+                await self._launcher.open()
+            except OSError as error:
+                self._note(f"NRI plugins cannot be launched: {error}")
+                found = []
+        self._kept = [_Kept(plugin, self._registrar, self._launcher, self._log) for plugin in found]
+        self._tasks = [asyncio.ensure_future(kept.run()) for kept in self._kept]
+        await asyncio.gather(*(kept.settled.wait() for kept in self._kept))
+        if settings.socket:
+            listener = Listener(Path(settings.socket), self._registrar, self._log)
+            try:
+                await listener.open()
+                self._listener = listener
+            except OSError as error:
+                self._note(f"no NRI plugin can connect: {error}")
+
+    def stop_listening(self) -> None:
+        """Nobody comes any more; who is launched and ends is not launched again."""
+        if self._listener is not None:
+            self._listener.stop()
+        for kept in self._kept:
+            kept.is_ending = True
+
+    async def close(self) -> None:
+        """End what was launched, give up who has connected."""
+        self.stop_listening()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._launcher.close()
+        if self._listener is not None:
+            await self._listener.close()
+
+    def absent(self) -> list[dict[str, Any]]:
+        """Of the launched plugins those that are not connected."""
+        return [kept.document() for kept in self._kept if not kept.is_connected]
+
+    def _note(self, problem: str) -> None:
+        self.problems.append(problem)
+        self._log.warning(problem)
+
+
+class _Kept:
+    """One launched plugin: it is launched again when it ends."""
+
+    def __init__(self, plugin: Preregistered, registrar: Registrar, launcher: Launcher, log: Any) -> None:
+        self.is_connected = False
+        self.is_ending = False
+        #: Set once it is connected, or has failed, for the first time.
+        self.settled = asyncio.Event()
+        self._plugin = plugin
+        self._registrar = registrar
+        self._launcher = launcher
+        self._log = log
+        self._launches = 0
+        self._problem = ""
+        self._last_words = ""
+
+    async def run(self) -> None:
+        """Until it is cancelled; the plugin has ended then."""
+        failures = 0
+        while True:
+            started_s = time.monotonic()
+            try:
+                self._problem = await self._launch_once()
+            except OSError as error:
+                self._problem = str(error)
+            except Exception as error:
+                # A bug of ours costs this plugin, not the others.
+                self._log.exception("launching an NRI plugin failed", plugin=self._plugin.title)
+                self._problem = f"{type(error).__name__}: {error}"
+            self.settled.set()
+            has_lived = time.monotonic() - started_s > MOST_PAUSE_S
+            failures = 1 if has_lived else failures + 1
+            if self.is_ending:
+                return
+            wait_s = pause_s(failures)
+            self._log.warning(
+                "a launched NRI plugin has ended",
+                plugin=self._plugin.title,
+                reason=self._problem,
+                last_words=self._last_words,
+                again_in_s=wait_s,
+            )
+            await asyncio.sleep(wait_s)
+
+    async def _launch_once(self) -> str:
+        self._launches += 1
+        self._last_words = ""
+        running = await self._launcher.launch(self._plugin)
+        listening = asyncio.ensure_future(self._listen(running))
+        origin = Identity(self._plugin.index, self._plugin.name, LAUNCHED, running.pid)
+        try:
+            return await self._registrar.serve(running.streams, origin, self._plugin.config, self._admitted)
+        finally:
+            self.is_connected = False
+            # Also when we are cancelled: nothing is left behind.
+            ending = asyncio.ensure_future(self._end(running, listening))
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([ending])
+
+    async def _listen(self, running: Running) -> None:
+        if running.said is not None:
+            words = Words(running.said, self._plugin.title, self._log)
+            try:
+                await words.run()
+            finally:
+                self._last_words = words.last
+
+    async def _end(self, running: Running, listening: asyncio.Future[None]) -> None:
+        await running.end()
+        # A process of its own that it leaves behind may hold its standard error.
+        await asyncio.wait([listening], timeout=LAST_WORDS_S)
+        listening.cancel()
+        await asyncio.wait([listening])
+
+    def _admitted(self) -> None:
+        self.is_connected = True
+        self.settled.set()
+
+    def document(self) -> dict[str, Any]:
+        """For ``nri status``, while it is not connected."""
+        return {
+            "name": self._plugin.name,
+            "index": self._plugin.index,
+            "origin": LAUNCHED,
+            "state": "starting" if not self.settled.is_set() else "ended",
+            "launches": self._launches,
+            "last_error": "; ".join(filter(None, [self._problem, self._last_words])),
+        }

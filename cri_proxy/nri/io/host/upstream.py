@@ -1,0 +1,64 @@
+"""Calls to the runtime on behalf of a client whose call we answer ourselves: bytes out, bytes back, errors as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.relay.interception import AnswerFailed
+from cri_proxy.shell.runtime import Runtime
+
+#: Longer than any client waits (kubelet: 2 and 4 minutes, times whatever runtimeRequestTimeout is set to): it is the
+#: client's own deadline that ends its call; this one ends what would go on for ever behind it.
+CREATE_TIMEOUT_S, SANDBOX_TIMEOUT_S, REMOVAL_TIMEOUT_S = 600.0, 1200.0, 600.0
+#: What undoes something: a runtime that is busy may take long, and nobody waits for it in vain.
+UNDO_TIMEOUT_S = 30.0
+
+
+class Upstream:
+    """The runtime, as one who answers in its place needs it. Every method raises ``AnswerFailed``."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def forward(self, full_method: str, message: bytes, timeout_s: float) -> bytes:
+        """The reply to the client's own request, perhaps a changed one."""
+        try:
+            reply: bytes = await self._runtime.channel.unary_unary(full_method)(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise failure(error) from None
+        return reply
+
+    async def call(self, method: str, request: Any, reply: Any, timeout_s: float = UNDO_TIMEOUT_S) -> Any:
+        """One call of our own."""
+        try:
+            return await self._runtime.call(method, request, reply, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise failure(error) from None
+
+    async def stop_container(self, container_id: str) -> None:
+        request = cri.StopContainerRequest(container_id=container_id, timeout=0)
+        await self.call("StopContainer", request, cri.StopContainerResponse)
+
+    async def remove_container(self, container_id: str) -> None:
+        request = cri.RemoveContainerRequest(container_id=container_id)
+        await self.call("RemoveContainer", request, cri.RemoveContainerResponse)
+
+    async def update(self, container_id: str, linux: cri.LinuxContainerResources) -> None:
+        request = cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        await self.call("UpdateContainerResources", request, cri.UpdateContainerResourcesResponse)
+
+    async def remove_sandbox(self, sandbox_id: str) -> None:
+        """Stop it first: runtimes want that."""
+        stop = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
+        await self.call("StopPodSandbox", stop, cri.StopPodSandboxResponse)
+        remove = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
+        await self.call("RemovePodSandbox", remove, cri.RemovePodSandboxResponse)
+
+
+def failure(error: grpc.aio.AioRpcError) -> AnswerFailed:
+    """The runtime's error, for the client to see as it is."""
+    trailers = tuple((key, value) for key, value in error.trailing_metadata() or ())
+    return AnswerFailed(error.code().value[0], error.details() or "", trailers)

@@ -1,0 +1,336 @@
+"""What our NRI plugin does with each event: asks the engine, and writes the answer.
+
+A create is bound to its container when PostCreateContainer names the id, and cancelled when the runtime takes it
+back (StopContainer or RemoveContainer without it). Nothing in here waits for a call to the runtime that NRI would
+have to tell us of: the host handles one event at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Optional
+
+from google.protobuf.message import Message
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Admission, Quota, Stance, Update
+from cri_proxy.cri.messages import read_fence, update_resources
+from cri_proxy.nri import containers as reader
+from cri_proxy.nri.io.plugin.sender import NriSender
+from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.lookup import look_up
+from policies.machine.cpus import format_cpus
+from policies.model import Pod, PodSize
+
+#: How long a create or an update may take at the runtime before the runtime is asked what became of it, seconds.
+LATE_S = 30.0
+#: How long a new pod may keep its first container waiting, of the two seconds there are for an event.
+POD_WAIT_S = 1.0
+
+
+@dataclass
+class Told:
+    """What the log says of one event."""
+
+    method: str
+    outcome: str = "passed"
+    namespace: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Flying:
+    """A create or an update that the runtime was answered and has not made yet."""
+
+    engine: Engine
+    admission: Admission
+    since_s: float
+    give_back: Optional[Quota] = None
+
+
+class NriPlacing:
+    """The events of one node. Public coroutines are events by their RPCs' names in snake case; each returns the reply."""
+
+    def __init__(self, keeper: Keeper, sender: NriSender) -> None:
+        self._keeper = keeper
+        self._sender = sender
+        self._creating: dict[str, _Flying] = {}
+        self._updating: dict[str, _Flying] = {}
+        #: Containers that were created and have not started yet, by id: pod uid and name.
+        self._unstarted: dict[str, tuple[str, str]] = {}
+        #: Whether the host tells of starts at all.
+        self._starts_told = False
+        self._sizes: dict[str, tuple[Optional[PodSize], int]] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ pods
+
+    async def run_pod_sandbox(self, request: Any, told: Told) -> None:
+        engine = self._keeper.active()
+        if engine is None:
+            return
+        pod = self._pod(engine, request.pod)
+        told.fields.update(pod=f"{pod.namespace}/{pod.name}", id=pod.id)
+        self._keeper.save()
+        # Its cgroup may be news; reading the machine goes on where it takes longer than the event may.
+        look = asyncio.get_running_loop().create_task(self._look_at(pod))
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+        await asyncio.wait([look], timeout=POD_WAIT_S)
+
+    async def _look_at(self, pod: Pod) -> None:
+        try:
+            await self._keeper.on_pod(pod)
+        except Exception:
+            self._keeper.log.error("a pod's cgroup could not be looked at", exc_info=True)
+
+    async def close(self) -> None:
+        """End what goes on behind the events."""
+        for look in self._looks:
+            look.cancel()
+        await asyncio.gather(*self._looks, return_exceptions=True)
+
+    async def update_pod_sandbox(self, request: Any, told: Told) -> None:
+        told.fields["id"] = request.pod.id
+        self._sizes[request.pod.id] = reader.read_size(request)
+
+    async def post_update_pod_sandbox(self, request: Any, told: Told) -> None:
+        told.fields["id"] = request.pod.id
+        engine, told_sizes = self._keeper.active(), self._sizes.pop(request.pod.id, None)
+        if engine is not None and told_sizes is not None:
+            engine.resize_pod(request.pod.id, *told_sizes)
+            self._keeper.save()
+
+    async def stop_pod_sandbox(self, request: Any, told: Told) -> None:
+        told.fields["id"] = request.pod.id
+        self._sizes.pop(request.pod.id, None)
+        engine = self._keeper.active()
+        if engine is not None:
+            self._keeper.send(engine.end_pod(request.pod.id))
+            self._keeper.save()
+
+    remove_pod_sandbox = stop_pod_sandbox
+
+    def _pod(self, engine: Engine, message: nri.PodSandbox) -> Pod:
+        known = engine.pods.get(message.id)
+        pod = reader.read_pod(message, known)
+        if pod != known:
+            engine.add_pod(pod)
+        return pod
+
+    # ------------------------------------------------------------------ a create
+
+    async def create_container(self, request: Any, told: Told) -> Optional[Message]:
+        keeper, engine = self._keeper, self._keeper.active()
+        told.fields["id"], told.namespace = request.container.id, request.pod.namespace
+        if engine is None:
+            return None
+        # 1. What it is, and what its devices and its pod's cgroup say.
+        pod = self._pod(engine, request.pod)
+        self._note_failed_starts(engine, (pod.uid, request.container.name))
+        attempt = reader.next_attempt(engine.grants.values(), pod.uid, request.container.name)
+        read = reader.read_container(request.container, pod, attempt, keeper.memory_bytes)
+        told.fields.update(container=read.container.path, attempt=read.container.attempt)
+        if read.container.wishes.notes:
+            notes = list(read.container.wishes.notes)
+            keeper.log.warning("annotations", container=read.container.path, ignored=notes)
+        container = await look_up(keeper, engine, read.container, read.uses)
+        if keeper.active() is not engine:  # it was replaced meanwhile
+            return None
+        # 2. Its place. From here on no other decision is waited for: what is admitted is answered.
+        now_s = keeper.clock()
+        admission = engine.admit(container, read.fence, now_s, keeper.enforcing)
+        keeper.metrics.decision_seconds.observe(keeper.clock() - now_s)
+        self._creating[request.container.id] = _Flying(engine, admission, now_s)
+        keeper.save()
+        # 3. The answer; who makes room is told with it, before the container is made.
+        _tell(told, admission)
+        adjust = reader.write_adjustment(admission.placement, read.fence)
+        reply: Message = nri.CreateContainerResponse(
+            adjust=adjust, update=self._in_answer(engine, admission.before)
+        )
+        await keeper.store.settled()
+        return reply
+
+    def _note_failed_starts(self, engine: Engine, who: tuple[str, str]) -> None:
+        """Kubelet makes the next attempt of a container that has never started: its start has failed.
+
+        NRI does not tell why. A client of CRI would; so it takes two in a row until the place is blamed.
+        """
+        for key in [key for key, name in self._unstarted.items() if name == who]:
+            del self._unstarted[key]
+            if not self._starts_told:
+                continue
+            distrusted = engine.start_failed(key, "", self._keeper.clock())
+            self._keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
+
+    async def post_create_container(self, request: Any, told: Told) -> None:
+        told.fields["id"] = request.container.id
+        self.bind(request.container.id)
+
+    def bind(self, container_id: str) -> None:
+        """The runtime has made a container, as it says itself."""
+        keeper, flying = self._keeper, self._creating.pop(container_id, None)
+        if flying is None:
+            return
+        missed = flying.engine.bind(flying.admission.ticket, container_id, keeper.clock())
+        grant = flying.engine.grants.get(container_id)
+        if grant is not None:
+            self._unstarted[container_id] = (grant.container.pod.uid, grant.container.name)
+        keeper.save()
+        keeper.send(missed)
+
+    async def post_start_container(self, request: Any, told: Told) -> None:
+        key = told.fields["id"] = request.container.id
+        self.bind(key)
+        self._unstarted.pop(key, None)
+        self._starts_told = True
+        engine = self._keeper.active()
+        if engine is not None:
+            engine.started(key)
+            self._keeper.save()
+
+    # ------------------------------------------------------------------ an update
+
+    async def update_container(self, request: Any, told: Told) -> Optional[Message]:
+        keeper, engine = self._keeper, self._keeper.active()
+        key = told.fields["id"] = request.container.id
+        linux = reader.cri_resources(request.linux_resources)
+        if self._sender.is_ours(key, linux):
+            told.outcome = "ours"
+            return None
+        grant = None if engine is None else engine.grants.get(key)
+        if engine is None or grant is None or not (keeper.enforcing or grant.stance is Stance.OBSERVED):
+            return None
+        container = grant.container
+        told.namespace = container.pod.namespace
+        told.fields["container"] = container.path
+        resources = update_resources(container.resources, linux, container.qos)
+        admission = engine.resize(key, resources, read_fence(linux), keeper.clock())
+        if admission is None:
+            return None
+        give_back = admission.give_back or self._owed(engine, key)
+        before = self._updating.get(key)
+        if before is not None:  # nobody has told how that ended
+            keeper.send(before.engine.doubt(before.admission.ticket))
+            keeper.on_doubt()
+        self._updating[key] = _Flying(engine, admission, keeper.clock(), give_back)
+        keeper.save()
+        _tell(told, admission)
+        own = reader.write_container_update(key, admission.placement, give_back)
+        updates = [*self._in_answer(engine, admission.before), *([own] if own is not None else [])]
+        reply: Message = nri.UpdateContainerResponse(update=updates)
+        await keeper.store.settled()
+        return reply
+
+    async def post_update_container(self, request: Any, told: Told) -> None:
+        key = told.fields["id"] = request.container.id
+        keeper, flying = self._keeper, self._updating.pop(key, None)
+        if flying is None:
+            return
+        sent = flying.admission.placement
+        is_open = flying.admission.ticket in flying.engine.tickets  # else it was settled by a comparison
+        if is_open and (sent.cpus or flying.give_back is not None):
+            why = "a client's update came between"
+            keeper.updates.overtaken(Update(key, sent, False, why, flying.give_back))
+        keeper.send(flying.engine.commit(flying.admission.ticket, keeper.clock()))
+        keeper.save()
+
+    def _owed(self, engine: Engine, key: str) -> Optional[Quota]:
+        """The quota that a container was to get back and has not yet."""
+        grant = engine.grants.get(key)
+        return grant.quota if grant is not None and self._keeper.updates.owes_quota(key) else None
+
+    # ------------------------------------------------------------------ the end
+
+    async def stop_container(self, request: Any, told: Told) -> Optional[Message]:
+        key = told.fields["id"] = request.container.id
+        if self._cancelled(key, told):
+            return None
+        self._keeper.updates.forget(key)
+        engine = self._keeper.active()
+        if engine is None:
+            return None
+        grant = engine.grants.get(key)
+        if grant is not None:
+            told.fields["container"] = grant.container.path
+        code = reader.read_exit_code(request.container)
+        updates = engine.exited(key, code, self._keeper.clock())
+        self._keeper.save()
+        reply: Message = nri.StopContainerResponse(update=self._in_answer(engine, updates))
+        return reply
+
+    async def remove_container(self, request: Any, told: Told) -> None:
+        key = told.fields["id"] = request.container.id
+        if self._cancelled(key, told):
+            return
+        self._unstarted.pop(key, None)
+        self._updating.pop(key, None)
+        self._keeper.updates.forget(key)
+        engine = self._keeper.active()
+        if engine is not None:
+            self._keeper.send(engine.remove(key))
+            self._keeper.save()
+
+    def _cancelled(self, key: str, told: Told) -> bool:
+        """Whether this is how the runtime takes back a create that has failed."""
+        flying = self._creating.pop(key, None)
+        if flying is None:
+            return False
+        told.outcome = "cancelled"
+        keeper = self._keeper
+        reason = "not created: the runtime has taken it back"
+        keeper.send(flying.engine.cancel(flying.admission.ticket, keeper.clock(), reason))
+        keeper.save()
+        return True
+
+    # ------------------------------------------------------------------ what nobody tells
+
+    def lost(self) -> None:
+        """Nobody tells anything until there is a new connection."""
+        self._unstarted.clear()
+        self._sizes.clear()
+        self.doubt()
+
+    def doubt(self, late_s: float = 0.0) -> None:
+        """Nobody knows what becomes of requests older than this: resync finds out. One that is told of yet is bound."""
+        keeper, now_s = self._keeper, self._keeper.clock()
+        doubted = False
+        for flights in (self._creating, self._updating):
+            for key, flying in list(flights.items()):
+                ticket = flying.engine.tickets.get(flying.admission.ticket)
+                if ticket is None:  # it was settled by a resync
+                    del flights[key]
+                elif not ticket.in_doubt and now_s - flying.since_s >= late_s:
+                    keeper.send(flying.engine.doubt(ticket.id))
+                    doubted = True
+        if doubted:
+            keeper.save()
+            keeper.on_doubt()
+
+    # ------------------------------------------------------------------ answers
+
+    def _in_answer(self, engine: Engine, updates: Iterable[Update]) -> list[nri.ContainerUpdate]:
+        """Updates of others, as part of an answer; those on their way by other means are overtaken by it."""
+        if not self._keeper.enforcing:
+            return []
+        written = []
+        for update in updates:
+            if update.give_back is None and not update.placement.lift_quota:
+                update = replace(update, give_back=self._owed(engine, update.id))
+            message = reader.write_update(update)
+            if message is not None:
+                written.append(message)
+                self._keeper.updates.overtaken(update)
+        return written
+
+
+def _tell(told: Told, admission: Admission) -> None:
+    placement = admission.decision.placement
+    placed = admission.stance is Stance.PLACED
+    told.outcome = "placed" if placed else f"untouched: {admission.stance.value}"
+    told.fields.update(cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems))
+    told.fields.update(level=placement.level, why=admission.decision.why)

@@ -1,0 +1,241 @@
+"""The front end that is a plugin of the runtime's own NRI: connects, is told of pods and containers, connects again.
+
+It never ends with a connection. A runtime that launches it gives it its first one; after that, and for who starts it
+otherwise, there is the runtime's socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from cri_proxy.nri.io.plugin import launched
+from cri_proxy.nri.io.plugin import sync as nri_sync
+from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
+from cri_proxy.nri.io.plugin.placing import LATE_S, NriPlacing
+from cri_proxy.nri.io.plugin.sender import NriSender
+from cri_proxy.nri.io.plugin.session import Hooks, Host, Identity, NriSession
+from cri_proxy.nri.io.plugin.sync import Snapshot
+from cri_proxy.nri.io.plugin.takeover import take_over
+from cri_proxy.nri.subscription import MASK_CLASSIC
+from cri_proxy.shell.parts import Parts
+from cri_proxy.text.sources import Source
+
+#: How long to wait between attempts to connect: at first, and at most, seconds. A runtime restarts within a second.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
+#: How long Configure may wait for the engine, or for a new configuration: half the time there is for it, seconds.
+UP_S = 1.0
+#: How often requests that never came to an end are looked for, seconds.
+SWEEP_S = 10.0
+
+
+@dataclass
+class ToldConfig:
+    """The configuration that the runtime gives its plugin, as a source beside the files."""
+
+    name: str
+    text: str = ""
+
+    def sources(self) -> list[Source]:
+        return [Source(self.name, self.text)] if self.text.strip() else []
+
+
+@dataclass(frozen=True)
+class PluginOptions:
+    """``descriptor``: of the connection that a runtime has launched us with; None = we were not."""
+
+    told: ToldConfig
+    descriptor: Optional[int] = None
+
+
+class NriPlugin:
+    """A ``FrontEnd``."""
+
+    name = "nri-plugin"
+    must_serve = False
+    exits = "the runtime's NRI events"
+
+    def __init__(self, parts: Parts, options: PluginOptions) -> None:
+        self._parts = parts
+        self._options = options
+        self._path = str(parts.config["nri.plugin.socket"])
+        self._identity = Identity(parts.config["nri.plugin.name"], parts.config["nri.plugin.index"])
+        self._sender = NriSender(parts.runtime, parts.log)
+        parts.keeper.updates.deliver = self._sender.deliver
+        self._placing = NriPlacing(parts.keeper, self._sender)
+        self._session: Optional[NriSession] = None
+        self._is_up = asyncio.Event()
+        self._returned = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Hosts that have refused the larger subscription.
+        self._small: set[tuple[str, str]] = set()
+        self._connections = 0
+
+    # ------------------------------------------------------------------ as a front end
+
+    async def open(self) -> None:
+        """Succeed the plugin before us. On a connection that was given the first words are said, if not yet."""
+        descriptor = self._options.descriptor
+        if descriptor is None:
+            return
+        try:
+            launched.begin_with(descriptor, self._identity.name, self._identity.index)
+        except OSError as error:
+            reason = f"descriptor {descriptor} is no socket: {error.strerror}"
+            raise OSError(
+                f"{SOCKET_VARIABLE}={descriptor}, the connection of a launched plugin: {reason}"
+            ) from None
+        await take_over(self._parts.config, self._parts.log)
+
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
+        await work
+        self._is_up.set()
+
+    async def run(self) -> None:
+        """Serve one connection after the other, until it is cancelled."""
+        self._spawn(self._sweep())
+        wait_s = FIRST_WAIT_S
+        taken = launched.take()
+        if taken is not None:
+            self._lost(await self._serve(*await asyncio.open_unix_connection(sock=taken.connection), taken))
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path)
+            except OSError as error:
+                self._lost(f"{self._path}: {error.strerror or error}")
+            else:
+                self._lost(await self._serve(reader, writer))
+                if self._session is not None and self._session.synchronized.is_set():
+                    wait_s = FIRST_WAIT_S
+            self._session = None
+            self._returned.clear()
+            try:
+                await asyncio.wait_for(self._returned.wait(), wait_s)
+                wait_s = FIRST_WAIT_S
+            except asyncio.TimeoutError:
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def runtime_returned(self) -> None:
+        """Its NRI is back with it, or is in a moment."""
+        self._returned.set()
+
+    def reconfigured(self) -> None:
+        """Where to connect, and under which name, is settled at the start."""
+
+    def status(self) -> dict[str, Any]:
+        session = self._session
+        host = session.host if session is not None else Host()
+        found = {
+            "plugin": f"{self._identity.index}-{self._identity.name}",
+            "socket": self._path,
+            "launched_by_runtime": self._options.descriptor is not None,
+            "connected": session is not None and session.synchronized.is_set(),
+            "connections": self._connections,
+            "runtime": " ".join(filter(None, [host.runtime, host.version])),
+            "nri_version": host.nri_version,
+            "synchronize_ms": round(session.synchronize_s * 1000, 3) if session is not None else 0.0,
+            "subscription": f"0x{session.mask:04x}" if session is not None else "",
+            "events": session.events if session is not None else 0,
+            "moves_by": "cri" if self._sender.caller is None else "nri",
+        }
+        how = (
+            "nobody: the runtime asks over its NRI" if found["connected"] else "nobody: its NRI is not there"
+        )
+        return {"sockets": [], "how": how, "nri": found}
+
+    async def close(self, drain_s: float, stops_s: float) -> None:
+        """Events under way are a matter of milliseconds: nothing is drained."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        taken = launched.take()
+        if taken is not None:
+            taken.connection.close()
+        await self._placing.close()
+
+    # ------------------------------------------------------------------ one connection
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: Optional[Taken] = None
+    ) -> str:
+        hooks = Hooks(self._configured, self._synchronized, self._shut_down)
+        session = NriSession(self._parts.keeper, self._placing, hooks, self._is_small)
+        self._session = session
+        try:
+            return await session.run(reader, writer, self._identity, taken)
+        except Exception as error:
+            # A bug of ours: with the next connection it may go better.
+            self._parts.log.error("a connection to the runtime's NRI failed", exc_info=True)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self._sender.caller = None
+            if session.synchronized.is_set():
+                self._parts.events.add(-1)
+            elif session.mask & ~MASK_CLASSIC:
+                self._small.add((session.host.runtime, session.host.version))
+            self._placing.lost()
+
+    def _lost(self, reason: str) -> None:
+        hint = "" if self._connections else f"; {self._hint()}"
+        self._parts.health.note("nri", f"not connected to the runtime's NRI: {reason}{hint}")
+
+    def _hint(self) -> str:
+        if self._options.descriptor is None:
+            return "is NRI enabled in the runtime?"
+        return "a launch that was missed is made up for where it lets plugins connect (disable_connections = false)"
+
+    def _is_small(self, host: Host) -> bool:
+        return (host.runtime, host.version) in self._small
+
+    async def _configured(self, host: Host) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_up.wait(), UP_S)
+        told = self._options.told
+        if host.config != told.text:
+            told.text = host.config
+            await asyncio.wait([self._spawn(self._reload())], timeout=UP_S / 2)
+
+    async def _reload(self) -> None:
+        self._parts.log.info("the runtime's configuration for this plugin has changed")
+        await self._parts.reload()
+
+    def _synchronized(self, snapshot: Optional[Snapshot]) -> None:
+        session, parts = self._session, self._parts
+        assert session is not None
+        if not session.synchronized.is_set():
+            self._connections += 1
+            parts.events.add(1)
+            parts.health.note("nri", "")
+        self._sender.caller = session.caller
+        found = (
+            {} if snapshot is None else {"pods": len(snapshot.pods), "containers": len(snapshot.containers)}
+        )
+        host = session.host
+        parts.log.info("connected to the runtime's NRI", runtime=host.runtime, version=host.version, **found)
+        self._spawn(self._follow(snapshot))
+
+    async def _follow(self, snapshot: Optional[Snapshot]) -> None:
+        await self._is_up.wait()
+        try:
+            if snapshot is not None:
+                await nri_sync.follow(self._parts.keeper, self._placing, snapshot)
+        except Exception:
+            self._parts.log.error("what the runtime runs could not be gone through", exc_info=True)
+        self._parts.look.set()
+
+    def _shut_down(self) -> None:
+        self._parts.log.info("the runtime's NRI shuts down")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._placing.doubt(LATE_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,90 @@
+"""How our plugin's updates of containers reach the runtime outside an answer: by NRI where that is safe, else by CRI.
+
+An update by CRI comes back to us as an event of NRI. It is then not a client's wish, so what is on its way is
+remembered here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Protocol
+
+import grpc
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.grants import Update
+from cri_proxy.cri.messages import linux_delta, read_fence
+from cri_proxy.nri.containers import write_update
+from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
+from cri_proxy.shell.runtime import CALL_TIMEOUT_S, Runtime
+from policies.model import Fence
+
+#: What an update says: cpuset and mems; quota, period, shares, memory.
+_Said = tuple[Fence, tuple[int, int, int, int]]
+
+
+class Caller(Protocol):
+    """A connection on which the host can be called."""
+
+    async def call(self, method: str, message: bytes, timeout_s: float) -> bytes: ...
+
+
+class NriSender:
+    """Delivers updates, one at a time each. ``caller``: set while the host takes updates nobody asked it for."""
+
+    def __init__(self, runtime: Runtime, log: Any) -> None:
+        self.caller: Optional[Caller] = None
+        self._runtime = runtime
+        self._log = log
+        #: What is on its way by CRI, by container.
+        self._flying: dict[str, list[_Said]] = {}
+
+    async def deliver(self, update: Update) -> None:
+        """Have the runtime give a container its place.
+
+        :raises grpc.aio.AioRpcError: it does not.
+        """
+        if self.caller is not None and await self._by_nri(self.caller, update):
+            return
+        sent = _said(linux_delta(update.placement, update.give_back))
+        flying = self._flying.setdefault(update.id, [])
+        flying.append(sent)
+        try:
+            await self._runtime.update(update)
+        finally:
+            flying.remove(sent)
+            if not flying:
+                self._flying.pop(update.id, None)
+
+    def is_ours(self, container_id: str, asked: cri.LinuxContainerResources) -> bool:
+        """Whether this update is one of ours on its way."""
+        return _said(asked) in self._flying.get(container_id, ())
+
+    async def _by_nri(self, caller: Caller, update: Update) -> bool:
+        """Whether the host has done it; not where it did not answer: CRI is then asked, which can be asked twice."""
+        written = write_update(update, may_fail=False)
+        if written is None:
+            return True
+        request = nri.UpdateContainersRequest(update=[written])
+        try:
+            reply = await caller.call("UpdateContainers", request.SerializeToString(), CALL_TIMEOUT_S)
+        except (CallTimedOut, ConnectionClosed) as error:
+            self._log.warning("the host did not take an update", id=update.id, error=str(error))
+            return False
+        except CallFailed as error:
+            raise _refused(error.message) from None
+        if nri.UpdateContainersResponse.FromString(reply).failed:
+            raise _refused("the host could not update the container")
+        return True
+
+
+def _said(linux: cri.LinuxContainerResources) -> _Said:
+    """All that kubelet's updates have, too: one that says anything else is not ours."""
+    numbers = (linux.cpu_quota, linux.cpu_period, linux.cpu_shares, linux.memory_limit_in_bytes)
+    return read_fence(linux), numbers
+
+
+def _refused(details: str) -> grpc.aio.AioRpcError:
+    """As a runtime's refusal by CRI looks."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, nothing, nothing, details)

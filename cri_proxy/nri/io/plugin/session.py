@@ -1,0 +1,298 @@
+"""One connection of our plugin to a host of NRI: it registers, is configured and synchronized, and answers events.
+
+Rule: nothing that goes wrong in here fails a pod. A bug, an unreadable message, an answer that would be late: the
+answer is then an empty one, with a line and a counter (unless the namespace is configured to fail closed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+from google.protobuf.message import DecodeError, Message
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.cri.messages import UnreadableRequest
+from cri_proxy.nri.events import event_name
+from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
+from cri_proxy.nri.io.plugin.launched import EVENT_S, PATIENCE, Taken
+from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
+from cri_proxy.nri.io.plugin.sync import Snapshot
+from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
+from cri_proxy.nri.ttrpc import Call
+from cri_proxy.relay.interception import FAILED_PRECONDITION, INTERNAL
+from cri_proxy.shell.keeper import Keeper
+from policies.model import BudgetSpent, PlacementRefused
+
+#: What the library for plugins waits for the answer to RegisterPlugin (pkg/stub), seconds.
+REGISTER_S = 5.0
+#: How long a host may take from there until it synchronizes: it does so with one plugin after the other.
+SYNCHRONIZE_S = 60.0
+#: How long one that has launched us may take: before NRI 0.7 it does not synchronize those, events just come.
+LAUNCHED_S = 2.0
+
+Work = Callable[[Any, Told], Awaitable[Optional[Message]]]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the plugin is called, and where it stands among others: two digits."""
+
+    name: str
+    index: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """What Configure says of the host. ``nri_version``: "" before NRI 0.12."""
+
+    runtime: str = ""
+    version: str = ""
+    nri_version: str = ""
+    config: str = ""
+    event_s: float = EVENT_S
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a session tells.
+
+    ``synchronized``: events come from now on; with what runs, where the host has told. ``shut_down``: the host says
+    that it ends, or that we are not wanted any more.
+    """
+
+    configured: Callable[[Host], Awaitable[None]]
+    synchronized: Callable[[Optional[Snapshot]], None]
+    shut_down: Callable[[], None]
+
+
+class NriSession:
+    """``run`` once. ``refused``: whether a host has refused our larger subscription."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        placing: NriPlacing,
+        hooks: Hooks,
+        refused: Callable[[Host], bool],
+    ) -> None:
+        self._keeper = keeper
+        self._hooks = hooks
+        self._refused = refused
+        self._snapshot = Snapshot()
+        self._connection: Optional[NriConnection] = None
+        self._works = works_of(placing)
+        self.host = Host()
+        self.mask = 0
+        self.events = 0
+        #: How long the host has waited for the answer to Synchronize, all of its messages together, seconds.
+        self.synchronize_s = 0.0
+        self.synchronized = asyncio.Event()
+
+    @property
+    def caller(self) -> Optional[NriConnection]:
+        """The connection, where the host may be asked for updates at any time."""
+        return self._connection if may_update_unasked(self.host.nri_version) else None
+
+    async def run(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        identity: Identity,
+        taken: Optional[Taken] = None,
+    ) -> str:
+        """Until the connection ends; returns why it has. ``taken``: it is one that the host has launched us with."""
+        begun = None if taken is None else taken.begun
+        connection = NriConnection(reader, writer, "plugin", self._handlers(), self._keeper.log, begun)
+        self._connection = connection
+        if taken is not None:
+            self._take_over(taken)
+        running = asyncio.ensure_future(connection.run())
+        try:
+            if taken is None:
+                await self._register(connection, identity)
+            else:
+                await self._go_on(connection, taken)
+            return await running
+        finally:
+            connection.close("stopped")
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _register(self, connection: NriConnection, identity: Identity) -> None:
+        request = nri.RegisterPluginRequest(
+            plugin_name=identity.name, plugin_idx=identity.index, NRI_version=NRI_VERSION
+        )
+        try:
+            await connection.call("RegisterPlugin", request.SerializeToString(), REGISTER_S)
+            await asyncio.wait_for(self._synchronized_or_closed(connection), SYNCHRONIZE_S)
+        except CallFailed as error:
+            connection.close(f"RegisterPlugin was refused: {error.message}")
+        except CallTimedOut as error:
+            connection.close(str(error))
+        except ConnectionClosed:
+            pass
+        except asyncio.TimeoutError:
+            connection.close(f"the host has not synchronized within {SYNCHRONIZE_S:g} s")
+
+    def _take_over(self, taken: Taken) -> None:
+        """Be where the one is that has spoken for us: configured, perhaps synchronized."""
+        if taken.configure is not None:
+            self._note_host(taken.configure, 0.0)
+        told_s = self._keeper.clock() - (time.monotonic() - taken.told_s)
+        for message in taken.told:
+            self._add(message, told_s)
+
+    async def _go_on(self, connection: NriConnection, taken: Taken) -> None:
+        for event in taken.waiting:
+            left_s = max(event.until_s - time.monotonic(), 0.001)
+            connection.take(Call(event.stream, event.method, event.payload, left_s))
+        if taken.configure is not None:
+            await self._hooks.configured(self.host)
+        try:
+            await asyncio.wait_for(self._synchronized_or_closed(connection), LAUNCHED_S)
+        except asyncio.TimeoutError:
+            if self.mask:
+                self._begin(None)
+            else:
+                connection.close(f"the host has not configured its plugin within {LAUNCHED_S:g} s")
+
+    async def _synchronized_or_closed(self, connection: NriConnection) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.synchronized, connection.closed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    # ------------------------------------------------------------------ the handshake
+
+    def _handlers(self) -> Mapping[str, Handler]:
+        events = {method: self._handler(method) for method in self._works}
+        return {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "Shutdown": self._shut_down,
+            "StateChange": self._state_change,
+            **events,
+        }
+
+    async def _configure(self, message: bytes, timeout_s: float) -> bytes:
+        self._note_host(message, timeout_s)
+        await self._hooks.configured(self.host)
+        return bytes(nri.ConfigureResponse(events=self.mask).SerializeToString())
+
+    def _note_host(self, message: bytes, timeout_s: float) -> None:
+        told = nri.ConfigureRequest.FromString(message)
+        event_s = told.request_timeout / 1000 or timeout_s or EVENT_S
+        self.host = Host(told.runtime_name, told.runtime_version, told.NRI_version, told.config, event_s)
+        self.mask = subscription(
+            told.runtime_name, told.runtime_version, told.NRI_version, self._refused(self.host)
+        )
+
+    async def _synchronize(self, message: bytes, timeout_s: float) -> bytes:
+        started = time.perf_counter()
+        is_last = self._add(message, self._keeper.clock())
+        self.synchronize_s += time.perf_counter() - started
+        return b"" if is_last else bytes(nri.SynchronizeResponse(more=True).SerializeToString())
+
+    def _add(self, message: bytes, now_s: float) -> bool:
+        """Take a part of what runs; with the last one, which is then the answer, events begin."""
+        if not self._snapshot.add(nri.SynchronizeRequest.FromString(message), now_s):
+            return False
+        snapshot, self._snapshot = self._snapshot, Snapshot()
+        self._begin(snapshot)
+        return True
+
+    def _begin(self, snapshot: Optional[Snapshot]) -> None:
+        self._hooks.synchronized(snapshot)
+        self.synchronized.set()
+
+    async def _shut_down(self, message: bytes, timeout_s: float) -> bytes:
+        self._hooks.shut_down()
+        return b""
+
+    # ------------------------------------------------------------------ events
+
+    def _handler(self, method: str) -> Handler:
+        kind, work = getattr(nri, f"{method}Request"), self._works[method]
+
+        async def handle(message: bytes, timeout_s: float) -> bytes:
+            return await self._event(method, work, kind, message, timeout_s)
+
+        return handle
+
+    async def _state_change(self, message: bytes, timeout_s: float) -> bytes:
+        """How hosts before NRI 0.12 tell the events that expect no answer."""
+        method = event_name(nri.StateChangeEvent.FromString(message).event)
+        work = self._works.get(method)
+        if work is None:
+            return b""
+        await self._event(method, work, nri.StateChangeEvent, message, timeout_s)
+        return b""
+
+    async def _event(self, method: str, work: Work, kind: Any, message: bytes, timeout_s: float) -> bytes:
+        told, started = Told(method), time.perf_counter()
+        self.events += 1
+        if not self.synchronized.is_set():
+            self._begin(None)
+        reply: Optional[Message] = None
+        failure: Optional[CallFailed] = None
+        try:
+            budget_s = (timeout_s or self.host.event_s) * PATIENCE
+            reply = await asyncio.wait_for(work(kind.FromString(message), told), budget_s)
+        except PlacementRefused as error:
+            told.outcome, told.fields["why"] = "refused", str(error)
+            failure = CallFailed(FAILED_PRECONDITION, f"cri-resmgr: {error}")
+        except Exception as error:
+            failure = self._fail_open(told, error)
+        self._note(told, started)
+        if failure is not None:
+            raise failure
+        return b"" if reply is None else reply.SerializeToString()
+
+    def _fail_open(self, told: Told, error: Exception) -> Optional[CallFailed]:
+        """What to answer instead: nothing, or where the namespace fails closed an error."""
+        keeper, reason = self._keeper, _reason(error)
+        keeper.failed_open(told.method, reason, error)
+        if told.method not in ("CreateContainer", "UpdateContainer") or not keeper.fails_closed(
+            told.namespace
+        ):
+            told.outcome = f"failed open: {reason}"
+            return None
+        told.outcome = "refused"
+        sentence = f"{told.method} could not be decided ({reason}) and {told.namespace} fails closed"
+        return CallFailed(INTERNAL, f"cri-resmgr: {sentence}")
+
+    def _note(self, told: Told, started: float) -> None:
+        microseconds = round((time.perf_counter() - started) * 1e6)
+        self._keeper.metrics.requests.labels(told.method, told.outcome).inc()
+        self._keeper.log.info(told.method, **told.fields, outcome=told.outcome, us=microseconds)
+
+
+def works_of(placing: NriPlacing) -> dict[str, Work]:
+    """What is done with each event, by the name of its RPC."""
+    return {
+        "RunPodSandbox": placing.run_pod_sandbox,
+        "UpdatePodSandbox": placing.update_pod_sandbox,
+        "PostUpdatePodSandbox": placing.post_update_pod_sandbox,
+        "StopPodSandbox": placing.stop_pod_sandbox,
+        "RemovePodSandbox": placing.remove_pod_sandbox,
+        "CreateContainer": placing.create_container,
+        "PostCreateContainer": placing.post_create_container,
+        "PostStartContainer": placing.post_start_container,
+        "UpdateContainer": placing.update_container,
+        "PostUpdateContainer": placing.post_update_container,
+        "StopContainer": placing.stop_container,
+        "RemoveContainer": placing.remove_container,
+    }
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "late"
+    if isinstance(error, (UnreadableRequest, DecodeError, UnicodeDecodeError)):
+        return "unreadable"
+    return "budget" if isinstance(error, BudgetSpent) else "bug"

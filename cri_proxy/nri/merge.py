@@ -1,0 +1,232 @@
+"""Adjustments of several plugins, in index order, made into one.
+
+Of each plugin's answer removals come before sets, wherever they stand in it. A removal takes out what earlier plugins
+have set and stays in the result, marked, for the request itself: whoever applies the result does removals first too.
+(NRI's own merge leaves that to the order of a map: pkg/adaptation/result.go and the OCI generator after it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.nri.owners import Claims
+from cri_proxy.nri.resources import overlay
+
+REMOVAL = "-"
+HOOKS = ("prestart", "create_runtime", "create_container", "start_container", "poststart", "poststop")
+#: Whole messages below ``linux`` that the last claim sets; a container shows all of them but the memory policy.
+_SINGLE = (
+    ("oom_score_adj", nri.OomScoreAdj),
+    ("io_priority", nri.IoPriority),
+    ("seccomp_policy", nri.SeccompPolicy),
+    ("scheduler", nri.LinuxSched),
+    ("memory_policy", nri.MemoryPolicy),
+)
+_RDT = (
+    ("clos_id", nri.RdtClosID),
+    ("schemata", nri.RdtSchemata),
+    ("enable_monitoring", nri.RdtEnableMonitoring),
+)
+
+
+class Merge:
+    """One CreateContainer. ``pristine``: the container as the plugins before all others see it.
+
+    ``container`` is it as the next plugin sees it, another object after each plugin that asks for something; ``adjust``
+    what all have asked for so far, ``owners`` who has set what. ``owners`` may be given, to be shared with the updates
+    of the same request.
+    """
+
+    def __init__(self, pristine: nri.Container, owners: Optional[nri.OwningPlugins] = None) -> None:
+        self.pristine = pristine
+        self.container = pristine
+        self.adjust = nri.ContainerAdjustment()
+        self.owners = nri.OwningPlugins() if owners is None else owners
+
+    def add(self, plugin: str, asked: nri.ContainerAdjustment) -> None:
+        """Add what the next plugin, ``NN-name``, asks for: all of it, or nothing.
+
+        :raises Conflict: it sets what another one, or it itself, has set.
+        """
+        if not asked.ByteSize():
+            return
+        owners = _copy(self.owners)
+        step = _Step(
+            Claims(owners, self.pristine.id, plugin), asked, _copy(self.adjust), _copy(self.container)
+        )
+        _merge_lists(step)
+        _merge_args(step, self.pristine)
+        _merge_hooks(step)
+        if asked.HasField("linux"):
+            _merge_linux(step)
+        self.adjust, self.container = step.adjust, step.container
+        self.owners.CopyFrom(owners)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One plugin's answer on its way in: the copies that are changed."""
+
+    claims: Claims
+    asked: nri.ContainerAdjustment
+    adjust: nri.ContainerAdjustment
+    container: nri.Container
+
+
+def _merge_lists(step: _Step) -> None:
+    asked, adjust, container = step.asked, step.adjust, step.container
+    _merge_map(step, nri.Annotations, asked.annotations, (adjust.annotations, container.annotations))
+    _merge_list(step, _MOUNTS, asked.mounts, (adjust.mounts, container.mounts))
+    _merge_list(step, _ENV, asked.env, (adjust.env, container.env))
+    _merge_list(step, _RLIMITS, asked.rlimits, (adjust.rlimits, container.rlimits))
+    _merge_list(step, _CDI_DEVICES, asked.CDI_devices, (adjust.CDI_devices, container.CDI_devices))
+
+
+def _merge_linux(step: _Step) -> None:
+    asked, adjust, container = step.asked.linux, step.adjust.linux, step.container.linux
+    _merge_list(step, _DEVICES, asked.devices, (adjust.devices, container.devices))
+    overlay(asked.resources, step.claims, adjust.resources, container.resources)
+    if asked.cgroups_path:
+        step.claims.claim(nri.CgroupsPath)
+        adjust.cgroups_path = container.cgroups_path = asked.cgroups_path
+    for name, field in _SINGLE:
+        if asked.HasField(name):
+            step.claims.claim(field)
+            getattr(adjust, name).CopyFrom(getattr(asked, name))
+            if field != nri.MemoryPolicy:
+                getattr(container, name).CopyFrom(getattr(asked, name))
+    _merge_list(step, _NAMESPACES, asked.namespaces, (adjust.namespaces, container.namespaces))
+    _merge_map(step, nri.Sysctl, asked.sysctl, (adjust.sysctl, container.sysctl))
+    _merge_map(step, nri.LinuxNetDevices, asked.net_devices, (adjust.net_devices, container.net_devices))
+    if asked.HasField("rdt"):
+        _merge_rdt(step)
+
+
+# ---------------------------------------------------------------------- entries with a key
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A list whose entries have a key: who owns it, where its key is, and how a container shows an entry."""
+
+    field: nri.Field.ValueType
+    key: str
+    has_removals: bool = True
+    shown: Optional[Callable[[Any], Any]] = None
+
+    def key_of(self, entry: Any) -> str:
+        """The key of an entry as asked for, with the mark of a removal, or as a container shows it."""
+        return str(entry.partition("=")[0] if isinstance(entry, str) else getattr(entry, self.key))
+
+    def is_removal(self, entry: Any) -> bool:
+        return self.has_removals and self.key_of(entry).startswith(REMOVAL)
+
+
+_MOUNTS = _Kind(nri.Mounts, "destination")
+_ENV = _Kind(nri.Env, "key", shown=lambda entry: f"{entry.key}={entry.value}")
+_DEVICES = _Kind(nri.Devices, "path")
+_NAMESPACES = _Kind(nri.Namespace, "type")
+_RLIMITS = _Kind(nri.Rlimits, "type", has_removals=False)
+_CDI_DEVICES = _Kind(nri.CdiDevices, "name", has_removals=False)
+
+
+def _merge_list(step: _Step, kind: _Kind, asked: Any, targets: tuple[Any, Any]) -> None:
+    """``targets``: the list of the result and that of the container."""
+    result, shown = targets
+    # 1. Removals: out of what earlier plugins have set, and out of the container.
+    for removal in filter(kind.is_removal, asked):
+        marked = kind.key_of(removal)
+        key = marked[len(REMOVAL) :]
+        step.claims.clear(kind.field, key)
+        _drop(result, kind, {key, marked})
+        _drop(shown, kind, {key})
+        result.append(removal)
+    # 2. Sets, in the place of what the container has of the same key.
+    for entry in asked:
+        if not kind.is_removal(entry):
+            key = kind.key_of(entry)
+            step.claims.claim(kind.field, key)
+            result.append(entry)
+            _drop(shown, kind, {key})
+            shown.append(kind.shown(entry) if kind.shown else entry)
+
+
+def _drop(entries: Any, kind: _Kind, keys: set[str]) -> None:
+    for index in reversed(range(len(entries))):
+        if kind.key_of(entries[index]) in keys:
+            del entries[index]
+
+
+def _merge_map(step: _Step, field: nri.Field.ValueType, asked: Any, targets: tuple[Any, Any]) -> None:
+    """As ``_merge_list``, of maps; their order says nothing, so it is the alphabet's."""
+    result, shown = targets
+    for marked in sorted(key for key in asked if key.startswith(REMOVAL)):
+        key = marked[len(REMOVAL) :]
+        step.claims.clear(field, key)
+        for entries in targets:
+            entries.pop(key, None)
+        _set(result, marked, asked[marked])
+    for key in sorted(key for key in asked if not key.startswith(REMOVAL)):
+        step.claims.claim(field, key)
+        _set(result, key, asked[key])
+        _set(shown, key, asked[key])
+
+
+def _set(entries: MutableMapping[str, Any], key: str, value: Any) -> None:
+    if isinstance(value, str):
+        entries[key] = value
+    else:
+        entries[key].CopyFrom(value)
+
+
+# ---------------------------------------------------------------------- fields that are owned as one
+
+
+def _merge_args(step: _Step, pristine: nri.Container) -> None:
+    """A first argument of "" says: whatever others have set, and the rest is the command; no rest is the old one."""
+    args = list(step.asked.args)
+    if not args:
+        return
+    if not args[0]:
+        args = args[1:]
+        step.claims.clear(nri.Args)
+        del step.adjust.args[:]
+        step.container.args[:] = pristine.args
+    if args:
+        step.claims.claim(nri.Args)
+        step.adjust.args[:] = args
+        step.container.args[:] = args
+
+
+def _merge_hooks(step: _Step) -> None:
+    """Hooks add up; nobody can take another's out."""
+    for name in HOOKS:
+        hooks = getattr(step.asked.hooks, name)
+        if hooks:
+            step.claims.join(nri.OciHooks)
+            getattr(step.adjust.hooks, name).extend(hooks)
+            getattr(step.container.hooks, name).extend(hooks)
+
+
+def _merge_rdt(step: _Step) -> None:
+    asked, adjust, container = step.asked.linux.rdt, step.adjust.linux, step.container.linux
+    if asked.remove:
+        for _, field in _RDT:
+            step.claims.clear(field)
+        adjust.rdt.CopyFrom(nri.LinuxRdt(remove=True))
+        container.ClearField("rdt")
+    for name, field in _RDT:
+        if asked.HasField(name):
+            step.claims.claim(field)
+            adjust.rdt.remove = False
+            getattr(adjust.rdt, name).CopyFrom(getattr(asked, name))
+            getattr(container.rdt, name).CopyFrom(getattr(asked, name))
+
+
+def _copy(message: Any) -> Any:
+    copied = type(message)()
+    copied.CopyFrom(message)
+    return copied

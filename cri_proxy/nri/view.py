@@ -1,0 +1,256 @@
+"""Pods and containers as CRI shows them, for NRI plugins.
+
+What a container really is stands in the OCI spec of a verbose status (containerd, CRI-O). Where there is none
+(iSulad) it is made up from the config of the request: without what the image and the runtime add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from google.protobuf.json_format import ParseDict, ParseError
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.nri import spec as nri_spec
+from cri_proxy.nri.json import UINT32, as_number, as_object, as_text, parse_object
+
+_STATES = {
+    cri.CONTAINER_CREATED: nri.CONTAINER_CREATED,
+    cri.CONTAINER_RUNNING: nri.CONTAINER_RUNNING,
+    cri.CONTAINER_EXITED: nri.CONTAINER_STOPPED,
+    cri.CONTAINER_UNKNOWN: nri.CONTAINER_UNKNOWN,
+}
+_PROPAGATION = {
+    cri.PROPAGATION_PRIVATE: "rprivate",
+    cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
+    cri.PROPAGATION_BIDIRECTIONAL: "rshared",
+}
+#: containerd says in the spec what something is, and labels it with that, its own metadata: CRI does not show these.
+_CONTAINERD_KIND, _KIND_LABEL = "io.kubernetes.cri.container-type", "io.cri-containerd.kind"
+#: CRI-O's note of a sandbox's cgroup parent in its spec.
+_CRIO_CGROUP_PARENT = "io.kubernetes.cri-o.CgroupParent"
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a runtime adds to a verbose status: its pid, its OCI spec ({} = not told), the config it was given."""
+
+    pid: int = 0
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    runtime_handler: str = ""
+
+
+def read_info(info: Mapping[str, str]) -> Info:
+    """The ``info`` of a ContainerStatus or PodSandboxStatus response; what cannot be read is not there."""
+    shown = parse_object(info.get("info", ""))
+    return Info(
+        pid=as_number(shown.get("pid"), UINT32) or 0,
+        spec=as_object(shown.get("runtimeSpec")),
+        config=as_object(shown.get("config")),
+        runtime_handler=as_text(shown.get("runtimeHandler")),
+    )
+
+
+# ---------------------------------------------------------------------- pods
+
+
+def view_pod(
+    sandbox_id: str,
+    config: Optional[cri.PodSandboxConfig] = None,
+    status: Optional[cri.PodSandboxStatusResponse] = None,
+    runtime_handler: str = "",
+) -> nri.PodSandbox:
+    """A sandbox. ``config``: of the request it was made with, else the runtime's own note of it; ``status``: verbose."""
+    response = cri.PodSandboxStatusResponse() if status is None else status
+    info = read_info(response.info)
+    if config is None:
+        config = _read_config({"linux": info.config.get("linux")}, cri.PodSandboxConfig)
+    shown = response.status
+    meta = config.metadata if config.HasField("metadata") else shown.metadata
+    pod = nri.PodSandbox(
+        id=sandbox_id,
+        name=meta.name,
+        uid=meta.uid,
+        namespace=meta.namespace,
+        labels={**_own_labels(_annotations(info)), **shown.labels, **config.labels},
+        annotations={**_annotations(info), **shown.annotations, **config.annotations},
+        runtime_handler=runtime_handler or shown.runtime_handler or info.runtime_handler,
+        pid=info.pid,
+        ips=[ip for ip in (shown.network.ip, *(more.ip for more in shown.network.additional_ips)) if ip],
+    )
+    pod.linux.CopyFrom(nri_spec.read_pod(info.spec))
+    pod.linux.cgroup_parent = config.linux.cgroup_parent or _annotations(info).get(_CRIO_CGROUP_PARENT, "")
+    if config.linux.HasField("overhead"):
+        pod.linux.pod_overhead.CopyFrom(view_resources(config.linux.overhead))
+    if config.linux.HasField("resources"):
+        pod.linux.pod_resources.CopyFrom(view_resources(config.linux.resources))
+    return pod
+
+
+def _annotations(info: Info) -> dict[str, str]:
+    return nri_spec.read_annotations(info.spec)
+
+
+def _own_labels(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The label that containerd itself gives to what has such annotations."""
+    kind = annotations.get(_CONTAINERD_KIND, "")
+    return {_KIND_LABEL: kind} if kind else {}
+
+
+def _read_config(shown: dict[str, Any], kind: Any) -> Any:
+    """What of a config is needed that a status does not have; containerd prints it as CRI's JSON."""
+    try:
+        return ParseDict(shown, kind(), ignore_unknown_fields=True)
+    except (ParseError, RecursionError):
+        return kind()
+
+
+def _untold(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a container's config stands neither in its status nor in its spec."""
+    context = as_object(as_object(config.get("linux")).get("security_context"))
+    profile = {"security_context": {"seccomp": context.get("seccomp")}}
+    image = {"image": as_text(as_object(config.get("image")).get("image"))}
+    return {"CDI_devices": config.get("CDI_devices"), "image": image, "linux": profile}
+
+
+# ---------------------------------------------------------------------- containers
+
+
+def view_container(
+    sandbox_id: str,
+    status: cri.ContainerStatusResponse,
+    config: Optional[cri.ContainerConfig] = None,
+    cgroup_parent: str = "",
+) -> nri.Container:
+    """A container. ``status``: verbose; ``config``: of the request it was made with, if that is known.
+
+    Without a config a runtime that shows no spec is left with what it lists. ``cgroup_parent``: the pod's, for runtimes
+    that do not tell the container's own path.
+    """
+    info = read_info(status.info)
+    if config is None:
+        config = _read_config(_untold(info.config), cri.ContainerConfig)
+        config.mounts.extend(status.status.mounts)
+        config.linux.resources.CopyFrom(status.status.resources.linux)
+    shown = status.status
+    container = nri_spec.read_container(info.spec) if info.spec else _made_up(config)
+    container.id = shown.id
+    container.pod_sandbox_id = sandbox_id
+    container.name = (config.metadata if config.HasField("metadata") else shown.metadata).name
+    container.pid = info.pid
+    container.labels.update(_own_labels(container.annotations))
+    for of in (shown, config):
+        container.labels.update(of.labels)
+        container.annotations.update(of.annotations)
+    container.CDI_devices.extend(nri.CDIDevice(name=device.name) for device in config.CDI_devices)
+    context = config.linux.security_context
+    if context.HasField("seccomp"):
+        profile = container.linux.seccomp_profile
+        # CRI and NRI have the same numbers for the kinds of profiles.
+        profile.profile_type = context.seccomp.profile_type
+        profile.localhost_ref = context.seccomp.localhost_ref
+    if not container.linux.cgroups_path:
+        container.linux.cgroups_path = _cgroups_path(cgroup_parent, shown.id)
+    _view_life(container, shown)
+    _view_image(container, shown, config.image.image)
+    return container
+
+
+def view_unmade(container: nri.Container) -> nri.Container:
+    """A container as plugins are shown it that are asked how to make it: it has no state and no time of birth yet."""
+    unmade = nri.Container()
+    unmade.CopyFrom(container)
+    unmade.ClearField("state")
+    unmade.ClearField("created_at")
+    return unmade
+
+
+def view_again(container: nri.Container, status: cri.ContainerStatusResponse) -> None:
+    """Bring up to date what of a container changes by itself: its state, its process, its times and its end.
+
+    A status that is not verbose tells no process; who has ended has none.
+    """
+    _view_life(container, status.status)
+    if container.state == nri.CONTAINER_STOPPED:
+        container.pid = 0
+    elif status.info:
+        container.pid = read_info(status.info).pid
+
+
+def _view_life(container: nri.Container, shown: cri.ContainerStatus) -> None:
+    container.state = _STATES.get(shown.state, nri.CONTAINER_UNKNOWN)
+    container.created_at = shown.created_at
+    container.started_at = shown.started_at
+    container.finished_at = shown.finished_at
+    container.exit_code = shown.exit_code
+    container.status_reason = shown.reason
+    container.status_message = shown.message
+
+
+def _view_image(container: nri.Container, shown: cri.ContainerStatus, asked: str) -> None:
+    """The manifest's digest and the image's id, where the runtime tells them apart.
+
+    ``asked``: what the client has called the image; kubelet takes its id for that.
+    """
+    name, _, digest = shown.image_ref.rpartition("@")
+    container.image.name = shown.image.user_specified_image or shown.image.image
+    container.image.digest = digest if name else ""
+    asked_id = asked if asked.startswith("sha256:") else ""
+    container.image.config_digest = shown.image_id or (asked_id if name else digest)
+
+
+def _cgroups_path(cgroup_parent: str, container_id: str) -> str:
+    # With systemd the path has the runtime's name in it, which is not known here.
+    if not cgroup_parent or cgroup_parent.endswith(".slice"):
+        return ""
+    return f"{cgroup_parent.rstrip('/')}/{container_id}"
+
+
+def _made_up(config: cri.ContainerConfig) -> nri.Container:
+    """What a config tells of a container: its own arguments, variables, mounts and devices."""
+    context = config.linux.security_context
+    container = nri.Container(
+        args=[*config.command, *config.args],
+        env=[f"{env.key}={env.value.decode('utf-8', 'replace')}" for env in config.envs],
+        mounts=[_mount(mount) for mount in config.mounts],
+        linux=nri.LinuxContainer(
+            # What kind of device it is stands in the host's folder only.
+            devices=[nri.LinuxDevice(path=device.container_path) for device in config.devices],
+            resources=view_resources(config.linux.resources),
+        ),
+    )
+    container.linux.oom_score_adj.value = config.linux.resources.oom_score_adj
+    container.user.uid = max(0, context.run_as_user.value) & UINT32[1]
+    container.user.gid = max(0, context.run_as_group.value) & UINT32[1]
+    container.user.additional_gids.extend(max(0, gid) & UINT32[1] for gid in context.supplemental_groups)
+    return container
+
+
+def _mount(mount: cri.Mount) -> nri.Mount:
+    options = ["rbind", _PROPAGATION.get(mount.propagation, "rprivate"), "ro" if mount.readonly else "rw"]
+    return nri.Mount(destination=mount.container_path, type="bind", source=mount.host_path, options=options)
+
+
+# ---------------------------------------------------------------------- resources
+
+
+def view_resources(linux: cri.LinuxContainerResources) -> nri.LinuxResources:
+    """Resources as CRI has them; as containerd shows them, shares, quota, period and limit are there also as 0."""
+    resources = nri.LinuxResources(
+        cpu=nri.LinuxCPU(cpus=linux.cpuset_cpus, mems=linux.cpuset_mems),
+        hugepage_limits=[
+            nri.HugepageLimit(page_size=limit.page_size, limit=limit.limit) for limit in linux.hugepage_limits
+        ],
+        unified=linux.unified,
+    )
+    resources.cpu.shares.value = max(0, linux.cpu_shares)
+    resources.cpu.quota.value = linux.cpu_quota
+    resources.cpu.period.value = max(0, linux.cpu_period)
+    resources.memory.limit.value = linux.memory_limit_in_bytes
+    if linux.memory_swap_limit_in_bytes:
+        resources.memory.swap.value = linux.memory_swap_limit_in_bytes
+    return resources

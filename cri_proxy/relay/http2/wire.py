@@ -1,0 +1,130 @@
+"""What the two directions of a relayed connection share: its streams, its windows, what is to be written."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Callable, Optional
+
+from cri_proxy.relay.http2.flow import Outlet
+from cri_proxy.relay.http2.frames import ACK, ANY_STREAM, PING, Buffer, write_frame, write_settings
+from cri_proxy.relay.http2.patience import Patience
+from cri_proxy.relay.http2.stream import Ended, Event, Stage, Stream
+from cri_proxy.relay.interception import End
+
+#: What is kept of all streams of a connection.
+MAX_HELD_BYTES = 64 << 20
+#: What a call has in memory besides its messages, its task and its decision included, about.
+STREAM_BYTES = 4096
+CLIENT_GONE = "the client went away"
+
+#: What the payload of our own pings begins with.
+PING_MARK = b"cri>"
+
+
+class Wire:
+    """``to_client``, ``to_runtime`` and ``events`` are taken away by whoever owns the connection."""
+
+    def __init__(self) -> None:
+        self.to_client: list[Buffer] = []
+        self.to_runtime: list[Buffer] = []
+        self.events: list[Event] = []
+        self.streams: dict[int, Stream] = {}
+        #: Those that are intercepted or were taken over.
+        self.watched: set[int] = set()
+        self.requests = Outlet(self.to_runtime, self.to_client, "the client")
+        self.replies = Outlet(self.to_client, self.to_runtime, "the runtime")
+        #: The client has got SETTINGS, which must come before everything else (RFC 9113, 3.4).
+        self.is_greeted = False
+        self.patience = Patience()
+        self.held_bytes = 0
+        #: Of the messages that were asked about, until their calls are over: interceptions may keep them.
+        self.asked_bytes = 0
+        self.now_s = 0.0
+        #: The last stream that the client has begun, and the last that it was told is served.
+        self.last_stream = 0
+        self.served_to = ANY_STREAM
+        #: Streams that were taken over and have got credit of their client's, or have become clear.
+        self.credited: set[int] = set()
+        self._pings: dict[bytes, Callable[[], None]] = {}
+        self._pinged = 0
+        #: The runtime has sent part of a reply since a PING was passed to it.
+        self.has_replied = False
+        #: When the runtime has last ended a call; None: it has not.
+        self.answered_s: Optional[float] = None
+        #: SETTINGS that the runtime has not acknowledged; None: the client's.
+        self._settings: deque[Optional[Callable[[], None]]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more is kept of a connection than may be: held, or waiting for a window."""
+        return self.held_bytes + self.requests.waiting_bytes + self.replies.waiting_bytes > MAX_HELD_BYTES
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all of its streams have in memory, about."""
+        waiting = self.requests.waiting_bytes + self.replies.waiting_bytes
+        return self.held_bytes + self.asked_bytes + waiting + len(self.streams) * STREAM_BYTES
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is over."""
+        if self.streams.pop(stream.id, None) is stream:
+            self.asked_bytes -= stream.asked_bytes
+        self.watched.discard(stream.id)
+        self.drop_hold(stream)
+        self.requests.close(stream.id)
+        self.replies.close(stream.id)
+
+    def drop_hold(self, stream: Stream) -> None:
+        if stream.hold is not None:
+            self.held_bytes -= len(stream.hold.data) + stream.hold.inflated_bytes
+            stream.hold = None
+        if stream.reader is not None:
+            self.held_bytes -= stream.reader.kept_bytes
+            stream.reader = None
+
+    def end(
+        self, stream: Stream, code: int, details: str, end: End = End.UNKNOWN, waits: bool = False
+    ) -> None:
+        """Tell that an intercepted call is over, if it was asked about; what was not sent has not happened."""
+        if stream.call is None or stream.stage is Stage.HOLDING:
+            return
+        if stream.stage is Stage.DECIDING:
+            end = End.REFUSED
+        self.events.append(Ended(stream.id, stream.call, end, code, details, waits))
+        stream.call = None  # it ends once
+
+    # ------------------------------------------------------------------ has the other side read it?
+
+    def ping_client(self, answered: Callable[[], None]) -> bytes:
+        """A PING for the client; ``answered`` is called when all that was sent before has been read."""
+        self._pinged += 1
+        payload = PING_MARK + self._pinged.to_bytes(4, "big")
+        self._pings[payload] = answered
+        return write_frame(PING, 0, 0, payload)
+
+    def is_answer_of_client(self, flags: int, payload: bytes) -> bool:
+        """Whether a PING frame of the client is the answer to one of ours, which is seen to."""
+        if not flags & ACK or payload not in self._pings:
+            return False
+        self._pings.pop(payload)()
+        return True
+
+    def probe_runtime(self, answered: Callable[[], None]) -> bytes:
+        """Empty SETTINGS for the runtime. ``answered``: what it sent before it read them has come.
+
+        Not a PING: gRPC's servers end a connection on which three come while they have nothing to send.
+        """
+        self._settings.append(answered)
+        return write_settings()
+
+    def note_client_settings(self) -> None:
+        """SETTINGS of the client pass."""
+        self._settings.append(None)
+
+    def is_answer_of_runtime(self) -> bool:
+        """Whether an acknowledgement of SETTINGS is for ours, which is seen to; they come in order (RFC 9113, 6.5.3)."""
+        answered = self._settings.popleft() if self._settings else None
+        if answered is None:
+            return False
+        answered()
+        return True

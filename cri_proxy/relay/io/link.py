@@ -1,0 +1,496 @@
+"""A client's connection and the one to the runtime that belongs to it: bytes are moved, calls are run.
+
+The one to the runtime is made when the client begins something (``Lobby``). Without a runtime it is a connection to a
+small end of our own (``LocalEnd``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, Callable, Optional, Protocol, Union
+
+from cri_proxy.relay.http2.feed import Source
+from cri_proxy.relay.http2.frames import Error, write_goaway
+from cri_proxy.relay.http2.headers import Headers, Metadata
+from cri_proxy.relay.http2.lobby import Lobby
+from cri_proxy.relay.http2.local import LocalEnd
+from cri_proxy.relay.http2.relay import RelayedConnection
+from cri_proxy.relay.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
+from cri_proxy.relay.interception import Interception, Interceptor
+from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
+from cri_proxy.relay.io.drain import UnderWay
+from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, End
+from cri_proxy.relay.io.links import Kind
+
+#: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
+CONNECT_S = 5.0
+BACKLOG_LOOK_S = 0.01
+#: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
+NOTE_S = 2.0
+#: What is written at once of a stream that many read.
+FEED_BYTES = 1 << 17
+#: A client that was sent away has so long to read that and to go by itself.
+LINGER_S = 1.0
+#: How long a client waits for the word that its connection was closed for a doubt, and with that for its next one. Told
+#: at once, one that floods would make the runtime serve as many connections as can be made.
+DOUBT_S = 0.5
+#: What a client has not taken by then it does not get.
+TAKE_S = 10.0
+#: A connection on which nothing is said: grpc-go's server gives it 120 s.
+SILENT_S = 120.0
+#: A connection on which the runtime has answered no call for so long is an idle one.
+IDLE_S = 60.0
+
+
+class Fan(Protocol):
+    """What makes a client's call."""
+
+    def call(self, method: str, interception: Interception, link: Link) -> FrameCall: ...
+
+
+class LinkOwner(Protocol):
+    """What a link needs of the relay."""
+
+    fan: Fan
+
+    runtime: str
+    interceptor: Interceptor
+    tasks: set[asyncio.Task[Any]]
+    #: Connections to the runtime that are being made.
+    joining: set[asyncio.Task[None]]
+
+    def failed_open(self, method: str, reason: str) -> None: ...
+    def failed(self, error: Exception) -> None: ...
+    def unreached(self, why: str) -> None: ...
+    def closing(self, reason: str) -> None: ...
+    def placed(self, link: Link, kind: Kind) -> None: ...
+    def keeps(self, link: Link, size: int) -> None: ...
+    def stranded(self) -> None: ...
+    def left(self, link: Link) -> None: ...
+
+
+class Link:
+    """``is_greeted``: the client has got a SETTINGS frame (``greeting``)."""
+
+    def __init__(self, owner: LinkOwner, is_greeted: bool = False) -> None:
+        #: One of the three is there: none for the runtime yet, one to it, or there is no runtime.
+        self.lobby: Optional[Lobby] = Lobby(is_greeted)
+        self.connection: Optional[RelayedConnection] = None
+        self.local: Optional[LocalEnd] = None
+        self.has_read_farewell = False
+        self.client = End(self._from_client, self._client_lost, self._client_takes, FIRST_READ_BYTES)
+        self.runtime = End(self._from_runtime, self._runtime_lost, self._regulate)
+        self.kind = Kind.UNFINISHED
+        #: What the client has said while the runtime did not accept yet; None: it has, or was not asked to.
+        self._early: Optional[bytes] = None
+        #: Notes that the runtime's direction has waited for so far.
+        self._notes = 0
+        self._owner = owner
+        self._is_closing = False
+        self._is_farewell_said = False
+        #: There was a doubt, which the client is not told yet.
+        self._is_silent = False
+        self._loop = asyncio.get_running_loop()
+        self._since_s = self._loop.time()
+
+    def begin(self, accepted: socket.socket) -> None:
+        """Read what the client says."""
+        accepted.setblocking(False)
+        self._owner.placed(self, self.kind)
+        self.client.begin(accepted)
+
+    def _leave_lobby(self, lobby: Lobby) -> None:
+        """Connect to the runtime, then go on with what the client has said."""
+        self.lobby = None
+        # Before there is one: the runtime may speak first, and at once.
+        self.connection = RelayedConnection(self._open_call, int(lobby.is_greeted))
+        if not lobby.is_http2:  # which needs no runtime
+            self._from_client(lobby.early)
+            return
+        self._early = lobby.early
+        try:
+            connected = _try_to_connect(self._owner.runtime)
+        except OSError as error:
+            self._reached(error)
+            return
+        if connected is not None:
+            self._reached(connected)
+            return
+        self._regulate()
+        task = self._loop.create_task(self._wait_for_runtime())
+        self._owner.joining.add(task)
+        task.add_done_callback(self._owner.joining.discard)
+
+    async def _wait_for_runtime(self) -> None:
+        try:
+            self._reached(await asyncio.wait_for(connected(self._owner.runtime), CONNECT_S))
+        except (OSError, asyncio.TimeoutError) as error:
+            self._reached(error)
+
+    def _reached(self, found: Union[socket.socket, Exception]) -> None:
+        """The runtime has accepted, or it has not."""
+        early, self._early = self._early or b"", None
+        if isinstance(found, Exception):
+            assert self.connection is not None
+            self.local = self._without_runtime(found)
+            self.connection = None
+            if self._is_farewell_said:
+                self.say_farewell()
+            self._owner.stranded()
+        else:
+            self.runtime.begin(found)  # which closes it if nothing waits for it any more
+        self._from_client(early)
+
+    def _without_runtime(self, error: Exception) -> LocalEnd:
+        if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+            return LocalEnd(is_greeted=True)  # no client is there, for which others look, too
+        why = getattr(error, "strerror", None) or f"it has not accepted in {CONNECT_S:g} s"
+        sentence = f"no connection to the container runtime at {self._owner.runtime}: {why}"
+        self._owner.unreached(sentence)
+        return LocalEnd(True, f"{sentence}; cri-resmgr tries every 100 ms")
+
+    # ------------------------------------------------------------------ bytes
+
+    def _from_client(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        if self._early is not None:
+            self._early += data
+            return
+        try:
+            if self.lobby is not None:
+                self.lobby.from_client(data)
+            elif self.connection is not None:
+                self.connection.from_client(data, self._loop.time())
+                self.client.pace(self.connection.take_work())
+            elif self.local is not None:
+                self.local.from_client(data)
+                self.client.pace(self.local.take_work())
+        except Exception as error:
+            self._failed(error)
+        self._pump()
+
+    def _from_runtime(self, data: bytes) -> None:
+        if self.connection is not None and not self._is_closing:
+            try:
+                self.connection.from_runtime(data, self._loop.time())
+            except Exception as error:
+                self._failed(error)
+            self._pump()
+
+    def _pump(self) -> None:
+        """Write what there is to write, do what there is to do."""
+        if self.lobby is not None:
+            self._pump_lobby(self.lobby)
+        else:
+            self._pump_connection()
+        self._account()
+
+    def _pump_connection(self) -> None:
+        if self.connection is None:
+            if self.local is not None:
+                self.client.write(self.local.to_client)
+                if self.local.is_over:
+                    self.close()
+            return
+        self._move(self.connection)
+        while not (self.client.is_full or self._is_silent) and self.connection.feed.flush(FEED_BYTES):
+            self._move(self.connection)
+        self._regulate()
+        self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
+
+    def _move(self, connection: RelayedConnection) -> None:
+        while events := connection.take_events():
+            for event in events:
+                self._handle(event)
+        self.runtime.write(connection.to_runtime)
+        if self._is_silent:
+            self.runtime.close()
+        else:
+            self.client.write(connection.to_client)
+
+    def _account(self) -> None:
+        if self.client.is_open:
+            self._owner.keeps(self, self.kept_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is in memory for this connection, about."""
+        end = self.connection or self.local
+        unwritten = self.client.unwritten + self.runtime.unwritten + len(self._early or b"")
+        queued = self.client.queued_bytes + self.runtime.queued_bytes
+        return unwritten + queued + (0 if end is None else end.kept_bytes)
+
+    def count(self) -> None:
+        """Count again what is kept: the other sides have read some of it since."""
+        self.client.ask_queued()
+        self.runtime.ask_queued()
+        self._account()
+
+    @property
+    def value(self) -> tuple[bool, float]:
+        """Where there is no memory for all, the least goes first: what is idle, and of that what is newest."""
+        answered_s = None if self.connection is None else self.connection.answered_s
+        is_in_use = answered_s is not None and self._loop.time() < answered_s + IDLE_S
+        return is_in_use, -self._since_s
+
+    def _pump_lobby(self, lobby: Lobby) -> None:
+        self.client.write(lobby.to_client)
+        if lobby.is_over:
+            self._leave_lobby(lobby)
+        elif lobby.has_begun:
+            self._place(Kind.UNUSED)
+
+    @property
+    def _resting_kind(self) -> Kind:
+        """What a connection without calls is."""
+        return Kind.IDLE if self.kind >= Kind.IDLE else Kind.UNUSED
+
+    def _place(self, kind: Kind) -> None:
+        if kind is not self.kind and not self._is_closing:
+            self.kind = kind
+            self._owner.placed(self, kind)
+
+    def _regulate(self) -> None:
+        """Nobody is read from faster than the other side takes it."""
+        is_paused = self.connection is not None and self.connection.is_paused
+        self.runtime.read(not (self.client.is_full or is_paused))
+        # A client is answered here, too: pings always, everything while there is no runtime.
+        is_waiting = self._is_silent or self._early is not None
+        self.client.read(not (self.client.is_full or self.runtime.is_full or is_waiting))
+
+    def _client_takes(self) -> None:
+        """More than is wanted in memory waits for the client, or no more."""
+        self._regulate()
+        if not self.client.is_full and self.connection is not None and len(self.connection.feed):
+            self._loop.call_soon(self._pump)
+
+    def _client_lost(self) -> None:
+        self._guarded(lambda connection: connection.client_lost())
+        self.abort()
+
+    def _runtime_lost(self) -> None:
+        self._guarded(lambda connection: connection.runtime_lost())
+
+    # ------------------------------------------------------------------ calls
+
+    def _open_call(self, method: str) -> Optional[FrameCall]:
+        interception = self._owner.interceptor.open(method)
+        return None if interception is None else self._owner.fan.call(method, interception, self)
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, Asked):
+            run_call(event.call, event, self._owner.tasks)
+        elif isinstance(event, Observed):
+            event.call.add(event, self._noting(event.call.method))
+        elif isinstance(event, Ended):
+            event.call.add(event, self._noting(event.call.method) if event.waits else _nothing)
+        elif isinstance(event, FailedOpen):
+            self._owner.failed_open(event.method, event.reason)
+        elif isinstance(event, FarewellRead):
+            self.has_read_farewell = True
+        elif isinstance(event, Closing):
+            if event.is_doubt:
+                self._owner.closing(event.reason)
+                self._is_silent = True
+                self._loop.call_later(DOUBT_S, self.close)
+                return
+            # After what is to be written yet, which the caller does.
+            self._loop.call_soon(self.close)
+
+    def _noting(self, method: str) -> Done:
+        """The direction of the runtime waits for this to be called, but not for ever."""
+        self._notes += 1
+        number = self._notes
+
+        def noted(instead: Instead) -> None:
+            waiting.cancel()
+            if self._notes == number:
+                self._notes += 1
+                self._guarded(lambda connection: connection.resume(instead))
+
+        def passed_unseen() -> None:
+            if self._notes == number and not self._is_closing:
+                self._owner.failed_open(method, "slow state")
+            noted(())
+
+        waiting = self._loop.call_later(NOTE_S, passed_unseen)
+        return noted
+
+    def forward(self, stream: int, delta: bytes) -> None:
+        self._on_connection(lambda connection: connection.forward(stream, delta))
+
+    def take_over(self, stream: int) -> None:
+        self._on_connection(lambda connection: connection.take_over(stream))
+
+    def unary_headers(self, stream: int) -> Optional[Headers]:
+        """The request headers of a call that was asked about, if its request is one message and its end."""
+        return None if self.connection is None else self.connection.unary_headers(stream)
+
+    def read_along(self, stream: int, source: Source, at: int) -> None:
+        """A call gets what ``source`` says, from place ``at`` on."""
+        self._on_connection(lambda connection: connection.read_along(stream, source, at))
+
+    def stop_reading(self, stream: int) -> None:
+        """A call that has read along is over."""
+        if self.connection is not None:
+            self.connection.feed.leave(stream)
+
+    def feed(self, source: Source) -> None:
+        """A source has said more."""
+        self._on_connection(lambda connection: connection.feed.said(source))
+
+    def has_slow(self, source: Source) -> bool:
+        """Whether one of the calls that read a source may soon be too slow for it."""
+        return self.connection is not None and not self._is_closing and self.connection.feed.has_slow(source)
+
+    def answer(self, stream: int, message: bytes) -> None:
+        self._on_connection(lambda connection: connection.answer(stream, message))
+
+    def finish(self, stream: int, code: int, details: str, metadata: Metadata = ()) -> None:
+        self._on_connection(lambda connection: connection.finish(stream, code, details, metadata))
+
+    def failed_open(self, error: Exception) -> None:
+        """An interception has failed; its call goes on."""
+        self._owner.failed(error)
+
+    def stop_call(self, stream: int, code: int, details: str) -> None:
+        self._on_connection(lambda connection: connection.stop_call(stream, code, details))
+
+    def tick(self, now_s: float) -> None:
+        """Time passes."""
+        end = self.connection or self.local or self.lobby
+        if end is not None and not end.has_begun and now_s > self._since_s + SILENT_S:
+            self.close()
+        if self.runtime.is_full and self.client.is_deserted:
+            self.abort()
+        self._on_connection(lambda connection: connection.tick(now_s))
+        self.count()
+
+    def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:
+        if not self._is_closing:
+            self._guarded(work)
+
+    def _guarded(self, work: Callable[[RelayedConnection], None]) -> None:
+        """Do something and carry out what comes of it."""
+        if self.connection is not None:
+            try:
+                work(self.connection)
+            except Exception as error:
+                self._failed(error)
+            self._pump()
+
+    def _failed(self, error: Exception) -> None:
+        """A bug. The connection ends, for half of something may be written; its client connects again."""
+        self._owner.failed(error)
+        self._loop.call_soon(self.close)  # after what is to be written yet
+        if self.connection is not None:
+            try:
+                self.connection.fail(f"a bug of cri-resmgr: {type(error).__name__}: {error}")
+            except Exception as another:
+                self._owner.failed(another)
+
+    # ------------------------------------------------------------------ the end
+
+    @property
+    def methods(self) -> dict[int, str]:
+        """The calls under way, by stream."""
+        return {} if self.connection is None else self.connection.methods
+
+    def under_way(self, stream: int) -> Optional[UnderWay]:
+        """What is known of a call that is intercepted."""
+        call = None if self.connection is None else self.connection.call_of(stream)
+        return call.under_way if isinstance(call, FrameCall) else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client waits for the end of a call, or for bytes of it."""
+        is_busy = self.connection is not None and self.connection.is_busy
+        return is_busy or self.client.unwritten > 0
+
+    def say_farewell(self) -> None:
+        """Ask the client for no new calls here; ``has_read_farewell`` follows."""
+        self._is_farewell_said = True
+        if self.lobby is not None:
+            self._leave_lobby(self.lobby)
+        if self.connection is None:
+            self.has_read_farewell = True
+            self.send_away()
+        self._on_connection(lambda connection: connection.say_farewell())
+
+    def send_away(self) -> None:
+        """Of a link without a runtime: let the client connect again."""
+        if self.local is not None:
+            self.local.say_farewell()
+            self._pump()
+
+    def close(self) -> None:
+        """Close, after what is still to be written; the client may go first."""
+        if self._is_closing:
+            return
+        self._is_silent = False
+        self._guarded(lambda connection: connection.conclude())
+        self._place(Kind.GOING)
+        self._is_closing = True
+        self.runtime.close()
+        self.client.read(True)  # else its own end would not be seen
+        if not self.client.is_open:
+            self.abort()
+        else:
+            self._loop.call_later(LINGER_S, self.client.close)
+            self._loop.call_later(TAKE_S, self.abort)
+
+    def dismiss(self) -> None:
+        """End a connection that nothing is under way on: its client connects again when it has a call."""
+        if self.lobby is None:
+            self.send_away()
+            self.close()
+            return
+        if self.lobby.has_begun:
+            self.client.write([write_goaway(0, Error.NO_ERROR, "idle, and there are many")])
+        self.abort()
+
+    def give_up(self, why: str) -> None:
+        """Close at once, and drop what is kept; the client is told why, if it reads."""
+        self._on_connection(lambda connection: connection.give_up(why))
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        self.client.abort()
+        self.runtime.abort()
+        self._owner.left(self)
+
+
+def _try_to_connect(path: str) -> Optional[socket.socket]:
+    """A connection to a listening socket, which takes no time on a unix socket; None: its backlog is full.
+
+    :raises OSError: there is none.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    try:
+        connection.connect(path)
+    except BlockingIOError:
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def connected(path: str) -> socket.socket:
+    """A connection, as soon as there is room for it.
+
+    :raises OSError: there is none.
+    """
+    while (connection := _try_to_connect(path)) is None:
+        await asyncio.sleep(BACKLOG_LOOK_S)
+    return connection
+
+
+def _nothing(_instead: Instead) -> None:
+    pass

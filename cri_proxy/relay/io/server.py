@@ -1,0 +1,347 @@
+"""The transport that relays HTTP/2 frames: serves clients' sockets, has one connection to the runtime for each of theirs.
+
+It takes the place of ``Relay`` and ``Serving`` together: the same ``open``, ``start_behind``, ``copy_access``,
+``sockets`` and ``close``. Nothing is decided here: what passes and what does not is ``relay.http2.relay``'s, what
+becomes of a call is the interceptor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_proxy import greeting
+from cri_proxy.relay.http2.kept import Kept
+from cri_proxy.relay.interception import UNAVAILABLE, Interceptor
+from cri_proxy.relay.io.drain import Settling, UnderWay
+from cri_proxy.relay.io.event_fan import EventFan
+from cri_proxy.relay.io.given_back import GivingBack
+from cri_proxy.relay.io.grpc_server import STOPPING, is_long
+from cri_proxy.relay.io.link import Fan, Link
+from cri_proxy.relay.io.links import RESTING, Kind, Links
+from cri_proxy.relay.io.serving import LAST_BYTES_S, behind
+from cri_proxy.relay.io.splice import ACCEPT_AGAIN_S, FAREWELL_S
+from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
+
+#: How often a runtime that is away is looked for.
+LOOK_FOR_RUNTIME_S = 0.1
+#: Connections with calls; others wait at the socket. Each needs two descriptors, of which some stay for all else.
+MAX_BUSY, SPARE_DESCRIPTORS = 4_000, 256
+#: Connections without calls, by default, and those that were closed and whose clients have yet to go.
+MAX_IDLE, MAX_GOING = 1_024, 256
+#: Bytes in memory for all connections together, by default.
+MAX_KEPT = 128 << 20
+#: Connections accepted in one turn of the event loop; in the next one, what they say is read.
+ACCEPT_AT_ONCE = 16
+BACKLOG = 4096
+_TICK_S = 1.0
+_LOOK_S = 0.01
+
+#: What ``on_trouble`` is told about.
+ACCEPTING, REACHING = "connections", "connections to the runtime"
+
+Note = Callable[[str, str], None]
+
+
+class FrameRelay:
+    """``runtime``: the path of its socket. ``on_failed_open``: a request that passed unseen, its method and why.
+
+    ``on_closing``: why a connection was closed about which there was a doubt. ``on_bug``: what an interception has
+    raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
+    (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
+    missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together;
+    with more, ``Kept.loser`` goes, which ``on_loss`` is told with a sentence.
+    """
+
+    def __init__(
+        self,
+        runtime: str,
+        interceptor: Interceptor,
+        on_failed_open: Note = lambda method, reason: None,
+        on_closing: Callable[[str], None] = lambda reason: None,
+        on_bug: Callable[[Exception], None] = lambda error: None,
+        on_trouble: Note = lambda topic, sentence: None,
+        most_idle: int = MAX_IDLE,
+        on_dismissal: Callable[[], None] = lambda: None,
+        most_kept: int = MAX_KEPT,
+        on_loss: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.runtime = runtime
+        self.interceptor = interceptor
+        #: Paths that clients may use.
+        self.sockets: list[Path] = []
+        #: Intercepted calls under way.
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.failed_open = on_failed_open
+        self.closing = on_closing
+        self.failed = on_bug
+        self.fan: Fan = EventFan(self)
+        self._note_trouble = on_trouble
+        #: Connections to the runtime that are being made.
+        self.joining: set[asyncio.Task[None]] = set()
+        self._dismissed = on_dismissal
+        self._most_idle = most_idle
+        self._lost = on_loss
+        self._kept: Kept[Link] = Kept(most_kept)
+        self._giving_back = GivingBack()
+        self._is_shedding = False
+        self._most_busy = min(
+            MAX_BUSY, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2
+        )
+        self._links: Links[Link] = Links()
+        self._own: dict[Path, socket.socket] = {}
+        self._given: list[socket.socket] = []
+        self._is_accepting = False
+        self._ticking: Optional[asyncio.Task[None]] = None
+        self._looking: Optional[asyncio.Task[None]] = None
+
+    # ------------------------------------------------------------------ sockets
+
+    async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]:
+        """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
+
+        Returns why others are not served, by path. Who connects from here on waits for ``start_behind``.
+
+        :raises SocketTaken, OSError: the first cannot be had.
+        """
+        self.sockets, problems = bind_wanted(wanted, given, self._bind)
+        self._given = list(given)
+        return problems
+
+    def _bind(self, path: Path) -> None:
+        self._own[path] = _bound(path)
+
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
+        """Serve as soon as ``work`` is done, or it has taken too long; then wait for it."""
+        async with behind(work):
+            self._ticking = asyncio.ensure_future(self._tick())
+            for connection in greeting.take():
+                self._begin(connection, is_greeted=True)
+            self._accept_on(self._listeners())
+
+    def copy_access(self, runtime: Path) -> None:
+        """Give clients' sockets the mode and owner of the runtime's."""
+        copy_access(runtime, [path for path in self._own if path in self.sockets])
+
+    def _listeners(self) -> list[socket.socket]:
+        return [*self._own.values(), *self._given]
+
+    # ------------------------------------------------------------------ connections
+
+    def _accept_on(self, listeners: Iterable[socket.socket]) -> None:
+        self._is_accepting = True
+        for listener in listeners:
+            listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _pause(self) -> None:
+        """Accept no more; callers queue at the sockets."""
+        self._is_accepting = False
+        for listener in self._listeners():
+            asyncio.get_running_loop().remove_reader(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPT_AT_ONCE if self._is_accepting else 0):
+            if self._links.count(Kind.BUSY) >= self._most_busy:
+                self._rest(f"{self._most_busy} connections have calls, which is the limit")
+                return
+            try:
+                accepted, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._note_trouble(ACCEPTING, "")
+                return
+            except OSError as error:  # no descriptors, no memory
+                self._rest(f"no more connections can be accepted: {error.strerror or error}")
+                return
+            self._begin(accepted)
+
+    def _rest(self, why: str) -> None:
+        """Accept no more for a while."""
+        self._pause()
+        self._note_trouble(ACCEPTING, f"{why}; a client that connects waits at the socket")
+        asyncio.get_running_loop().call_later(ACCEPT_AGAIN_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if not self._is_accepting and self._ticking is not None:
+            self._accept_on(self._listeners())
+            # At once: the trouble is over also if nobody waits any more.
+            for listener in self._listeners():
+                self._accept(listener)
+
+    def _begin(self, accepted: socket.socket, is_greeted: bool = False) -> None:
+        Link(self, is_greeted).begin(accepted)
+
+    def placed(self, link: Link, kind: Kind) -> None:
+        """A client is there, or its connection has become something else."""
+        self._links.place(link, kind)
+        if kind is Kind.GOING:
+            if self._links.count(Kind.GOING) > MAX_GOING:
+                self._links.oldest(Kind.GOING).abort()
+        elif kind in RESTING and (surplus := self._links.surplus(self._most_idle)) is not None:
+            surplus.dismiss()
+            self._dismissed()
+
+    def stranded(self) -> None:
+        """A client is there for which there is no runtime."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look_for_runtime())
+
+    def unreached(self, why: str) -> None:
+        """The runtime may be there, and we cannot connect."""
+        self._note_trouble(REACHING, why)
+
+    def left(self, link: Link) -> None:
+        """A client has gone."""
+        self._links.discard(link)
+        self._kept.discard(link)
+
+    def keeps(self, link: Link, size: int) -> None:
+        """So many bytes are in memory for a connection."""
+        if self._kept.note(link, size) and not self._is_shedding:
+            self._is_shedding = True
+            try:
+                self._shed()
+            finally:
+                self._is_shedding = False
+
+    def _shed(self) -> None:
+        for link in self._links:  # what was taken from them since is not counted at once
+            link.count()
+        while (loser := self._kept.loser(lambda link: link.value)) is not None:
+            size = loser.kept_bytes
+            loser.give_up("cri-resmgr keeps too much in memory for all connections together")
+            self._kept.discard(loser)
+            self._lost(
+                f"{size >> 10} KiB were kept for it, and more than {self._kept.most >> 20} MiB for all"
+            )
+
+    async def _look_for_runtime(self) -> None:
+        """While clients are here that have no runtime: when it is there again they connect anew."""
+        while waiting := [link for link in self._links if link.local is not None and not link.local.is_over]:
+            await asyncio.sleep(LOOK_FOR_RUNTIME_S)
+            if await _is_there(self.runtime):
+                for link in waiting:
+                    link.send_away()
+        self._note_trouble(REACHING, "")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = asyncio.get_running_loop().time()
+            for link in self._links:
+                try:
+                    link.tick(now_s)
+                except Exception as error:  # of one; the others' time passes all the same
+                    self.failed(error)
+                    link.abort()
+            self._giving_back.tick(self._kept.total)
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self, drain_s: float, stops_s: float = 0.0) -> None:
+        """Take no new calls, let those under way end, remove what we have made.
+
+        Long calls and streams end at once, others when they have had their time (``Settling``). On sockets we were
+        given no call fails that ends within it: a client that connects meanwhile waits for the next daemon, so the wait
+        for old calls comes first.
+        """
+        await self._settle(drain_s, stops_s)
+        ticking, self._ticking = self._ticking, None
+        self._pause()
+        await asyncio.gather(*self.joining)
+        for link in self._links:
+            link.say_farewell()
+        # Not longer: others wait at the socket meanwhile, and kubelet for 5 s at most until a connection is answered.
+        await self._until(lambda link: link.has_read_farewell, FAREWELL_S)
+        await self._drain(drain_s)
+        await self._until(lambda link: not link.is_busy, LAST_BYTES_S)
+        for link in self._links:
+            link.close()
+        await self._until(lambda link: False, LAST_BYTES_S)
+        for link in self._links:
+            link.abort()
+        await _cancelled([task for task in (ticking, self._looking, *self.tasks) if task is not None])
+        for listener in self._listeners():
+            listener.close()
+        for path in self._own:
+            path.unlink(missing_ok=True)
+        self._own, self._given = {}, []
+
+    async def _settle(self, drain_s: float, stops_s: float) -> None:
+        """Serve on until those that have a right to it have ended; end those that have had their time."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        settling = Settling(now_s, drain_s, stops_s, only_stops=not self._given)
+        under_way: dict[tuple[Link, int, str], UnderWay] = {}
+        while True:
+            under_way = {
+                call: under_way.get(call) or call[0].under_way(call[1]) or UnderWay(call[2], now_s)
+                for call in self._calls(long=False)
+            }
+            if not any(settling.waits_for(call, now_s) for call in under_way.values()):
+                break
+            await asyncio.sleep(_LOOK_S)
+            now_s = loop.time()
+        for (link, stream, _method), call in under_way.items():
+            if settling.is_due(call, now_s):
+                link.stop_call(stream, UNAVAILABLE, STOPPING)
+
+    async def _drain(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            for link, stream, _ in self._calls(long=True):
+                link.stop_call(stream, UNAVAILABLE, STOPPING)
+            rest = self._calls(long=False)
+            if not (rest or self.tasks) or asyncio.get_running_loop().time() >= deadline:
+                break
+            await asyncio.sleep(_LOOK_S)
+        for link, stream, _ in rest:
+            link.stop_call(stream, UNAVAILABLE, STOPPING)
+
+    def _calls(self, long: bool) -> list[tuple[Link, int, str]]:
+        """The calls under way that last for minutes, or all others."""
+        return [
+            (link, stream, method)
+            for link in self._links
+            for stream, method in link.methods.items()
+            if is_long(method) is long
+        ]
+
+    async def _until(self, holds: Callable[[Link], bool], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not all(holds(link) for link in self._links) and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_S)
+
+
+def _bound(path: Path) -> socket.socket:
+    claim(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SocketTaken(f"{path} cannot be served: {error.strerror or error}") from None
+    return listener
+
+
+async def _is_there(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        _reader, writer = await asyncio.open_unix_connection(path)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+    return False
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,211 @@
+"""A daemon's parts around one fake runtime, for tests of what moves containers. Time passes when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_proxy.affinity.io.mover import Mover, Outcome
+from cri_proxy.affinity.io.planner_process import PlannerWorker
+from cri_proxy.affinity.io.rebalancer import AffinityController
+from cri_proxy.config.config import Config, read_config
+from cri_proxy.core.assemble import Machine, make_engine, make_host
+from cri_proxy.core.engine import Engine
+from cri_proxy.core.grants import Plan
+from cri_proxy.core.orders import Orders
+from cri_proxy.shell import logs
+from cri_proxy.shell.cgroups import Cgroups
+from cri_proxy.shell.event_stream import EventCount
+from cri_proxy.shell.health import Health
+from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.machine import MachineReader
+from cri_proxy.shell.metrics import Metrics
+from cri_proxy.shell.parts import Parts
+from cri_proxy.shell.runtime import Runtime
+from cri_proxy.shell.state_writer import StateWriter
+from cri_proxy.shell.store import Store
+from cri_proxy.shell.updates import Updates
+from cri_proxy.text.sources import Source
+from policies.affinity.graph.traffic import Edge, Traffic
+from policies.affinity.planner.problem import Problem, Proposal
+from policies.machine.cpus import parse_cpus
+from policies.model import NO_FENCE
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.machines import HYGON_7285_2S
+from tests.scenes import make_container, make_pod, topology
+
+
+class ToldTraffic:
+    """What is known of the traffic: whatever the test says."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+
+    def status(self) -> dict[str, Any]:
+        return {"provider": "replay"}
+
+
+class CgroupPaths:
+    """In the place of the reconciler: where each container's cgroup is."""
+
+    def cgroup_of(self, container_id: str) -> str:
+        return f"/kubepods/{container_id}"
+
+
+class InterruptedPlanner(PlannerWorker):
+    """The planner; while it thinks, ``meanwhile`` happens."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    async def plan(self, problem: Problem) -> Proposal:
+        answer = await super().plan(problem)
+        self.meanwhile()
+        return answer
+
+
+class FaultyMover(Mover):
+    """The mover; it fails as long as it has a ``bug``."""
+
+    bug: Optional[Exception] = None
+
+    async def make(self, engine: Engine, plan: Plan) -> Outcome:
+        if self.bug is not None:
+            raise self.bug
+        return await super().make(engine, plan)
+
+
+def config_of(**values: Any) -> Config:
+    """A configuration of these sections."""
+    return read_config([Source("test", values=values)]).config
+
+
+class Node:
+    """A daemon's parts around one fake runtime, without a daemon. Time passes when the test says so."""
+
+    def __init__(self, runtime: FakeRuntime, folder: Path, config: Optional[dict[str, Any]] = None) -> None:
+        self.runtime, self.folder = runtime, folder
+        self.now_s = 1000.0
+        self.source = ToldTraffic()
+        self.parts = self._parts(config_of(**(config or {})))
+        self.mover = FaultyMover(self.parts, folder / "cgroup", wait=self._wait)
+        self.planner = InterruptedPlanner()
+        self.affinity = AffinityController(self.parts, self.source, self.planner, self.mover)
+        host, _ = make_host(self.parts.config, Machine(topology(HYGON_7285_2S)))
+        self.parts.keeper.engine = make_engine(self.parts.config, host)
+        #: What containers wait while the guard does, in seconds by name.
+        self.pressure: dict[str, float] = {}
+        self.ids: dict[str, str] = {}
+
+    def _parts(self, config: Any) -> Parts:
+        log, metrics = logs.set_up("error", "console"), Metrics("test")
+        runtime = Runtime(self.runtime.socket)
+        store = StateWriter(Store(self.folder / "state"), metrics, log)
+        keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
+        keeper.clock = self.clock
+        cgroups = Cgroups(self.folder / "cgroup")
+        return Parts(
+            config=config, log=log, metrics=metrics, health=Health(metrics, log, lambda: keeper.mode),
+            runtime=runtime, store=store, keeper=keeper, cgroups=cgroups,
+            machine=MachineReader(Path("/sys"), cgroups, self.folder),
+            reconciler=CgroupPaths(),  # type: ignore[arg-type]
+            events=EventCount(lambda: None), look=asyncio.Event(),
+        )  # fmt: skip
+
+    def clock(self) -> float:
+        return self.now_s
+
+    @property
+    def engine(self) -> Engine:
+        assert self.parts.keeper.engine is not None
+        return self.parts.keeper.engine
+
+    def freeze(self, on: bool) -> None:
+        """What the command does; without keeping it."""
+        self.parts.keeper.set_orders(Orders(freeze=on))
+
+    async def create(self, client: CriClient, name: str, cpus: float = 1, memory: int = 0) -> str:
+        """A container that runs, placed by the engine as a create would be."""
+        pod = await client.run_pod(name)
+        admission = self.engine.admit(
+            make_container(name, limit=cpus, request=cpus, pod=make_pod(name), memory=memory),
+            NO_FENCE,
+            self.now_s,
+        )
+        key = await client.create(pod, name, cpu_limit=round(cpus * 1000))
+        self.runtime.set_cpuset(key, ",".join(map(str, sorted(admission.placement.cpus))))
+        self.engine.bind(admission.ticket, key, self.now_s)
+        self.engine.started(key)
+        self.ids[name] = key
+        return key
+
+    def talk(self, *pairs: tuple[str, str], frozen: str = "") -> None:
+        """These pairs exchange 640 MB/s, and nobody else anything; the daemon hears of it."""
+        edges: dict[str, dict[str, float]] = {}
+        listed = []
+        for a, b in pairs:
+            one, other = self.ids[a], self.ids[b]
+            edges.setdefault(one, {})[other] = edges.setdefault(other, {})[one] = 1e7
+            listed.append(Edge(one, other, 1e7, 64e7, 1000, ("tcp",)))
+        self.source.traffic = Traffic(self.source.traffic.version + 1, edges, {}, tuple(listed), frozen)
+        self.affinity.follow()
+
+    def leaf(self, name: str) -> frozenset[int]:
+        """The CPUs a container has at the runtime."""
+        return parse_cpus(self.runtime.cpuset(self.ids[name]))
+
+    def together(self, a: str, b: str) -> bool:
+        assert self.leaf(a) == self.engine.grants[self.ids[a]].cpus, "engine and runtime differ"
+        return self.leaf(a) == self.leaf(b)
+
+    def waited(self, name: str, seconds: float) -> None:
+        """How long a container has waited for CPUs in all, as its cgroup tells."""
+        folder = self.folder / "cgroup" / "kubepods" / self.ids[name]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.pressure").write_text(f"some avg10=0 avg60=0 avg300=0 total={round(seconds * 1e6)}\n")
+
+    async def _wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        for name, waited_s in self.pressure.items():
+            self.waited(name, waited_s)
+
+    def made(self) -> list[str]:
+        """The containers that the runtime was told new CPUs of, in order."""
+        return [call.message.container_id for call in self.runtime.calls_of("UpdateContainerResources")]
+
+    def plans(self, result: str = "accepted") -> int:
+        """How many plans there were."""
+        lines = self.parts.metrics.text().splitlines()
+        found = [line for line in lines if line.startswith(f'cri_resmgr_plans_total{{result="{result}"}}')]
+        return sum(int(float(line.split()[-1])) for line in found)
+
+    async def round(self) -> None:
+        """What the controller does when an interval is over."""
+        await self.affinity._round_or_note()
+
+    async def __aenter__(self) -> Node:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.affinity.close()
+        await self.parts.keeper.updates.close()
+        await self.parts.store.close()
+        await self.parts.runtime.close()
+
+
+async def apart(node: Node, client: CriClient, *names: str) -> None:
+    """Containers that the ladder has spread, old enough to be moved."""
+    for name in names:
+        await node.create(client, name)
+    assert len({node.leaf(name) for name in names}) == len(names)
+    node.now_s += 100
+
+
+async def looked_twice(node: Node, *names: str) -> None:
+    """The controller knows how long containers wait before there is a plan."""
+    node.freeze(True)
+    for name in names:
+        node.waited(name, 1.0)
+    await node.round()
+    node.freeze(False)

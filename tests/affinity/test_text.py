@@ -1,0 +1,220 @@
+"""What people are told of traffic: rows for JSON, tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cri_proxy.affinity.text import (
+    SHOWN,
+    affinity_text,
+    edge_rows,
+    endpoint_name,
+    nearness_rows,
+    owner_rows,
+    rebalance_text,
+    status_lines,
+    table,
+)
+from cri_proxy.core.engine import Engine
+from policies.affinity.graph.traffic import Edge, Traffic
+from tests.machines import HYGON_7285_2S
+from tests.scenes import engine_on, fence, make_container, make_pod, run
+
+OBSERVER = {
+    "problem": "",
+    "provider": "sock_diag",
+    "detail": "TCP of each pod's network",
+    "refused": ["ebpf: the kernel refuses the program"],
+    "counters": {"resolved": 12345, "missed": 0},
+    "age_s": 3.2,
+    "resident_bytes": 22_400_000,
+}
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """Three containers: web and db in one L3, far on the other socket."""
+    engine = engine_on(HYGON_7285_2S)
+    for name, cpus in (("web", "0-3,64-67"), ("db", "0-3,64-67"), ("far", "60-63,124-127")):
+        container = make_container(name, limit=1, request=1, pod=make_pod(name))
+        run(engine, container, f"id-{name}", within=fence(cpus))
+    return engine
+
+
+WEB_DB = Edge("id-web", "id-db", 100.0, 6400.0, 5.0, ("tcp", "unix"))
+WEB_FAR = Edge("id-web", "id-far", 300.0, 64e6, 0.0, ("tcp",))
+
+
+def test_edges_are_listed_heaviest_first_with_where_both_ends_are(engine: Engine) -> None:
+    rows = edge_rows(engine, [WEB_DB, WEB_FAR])
+    assert [(r["container"], r["talks_to"], r["where"]) for r in rows] == [
+        ("default/web/web", "default/far/far", "different sockets"),
+        ("default/web/web", "default/db/db", "same L3"),
+    ]
+
+
+def test_an_end_without_a_place_is_named_by_its_id_and_its_place_is_not_known(engine: Engine) -> None:
+    [row] = edge_rows(engine, [Edge("id-web", "0123456789abcdef0123", 1.0)])
+    assert (row["talks_to"], row["where"]) == ("0123456789abc", "not known")
+
+
+def test_a_pod_is_named_by_namespace_and_name_and_is_where_its_containers_are(engine: Engine) -> None:
+    engine.add_pod(make_pod("far"))
+    [row] = edge_rows(engine, [Edge("id-web", "pod:uid-far", 1.0, is_pod_level=True)])
+    assert (row["talks_to"], row["where"]) == ("default/far", "different sockets")
+    assert endpoint_name(engine, "pod:unknown-uid-1234567") == "pod:unknown-uid-1"
+
+
+def test_what_is_remembered_of_owners_is_listed_once_for_each_pair() -> None:
+    owners = {"a/x/c": {"a/y/c": 5.0, "a/x/c": 2.0}, "a/y/c": {"a/x/c": 5.0}}
+    assert owner_rows(Traffic(owners=owners)) == [
+        {"a": "a/x/c", "b": "a/y/c", "weight": 5.0},
+        {"a": "a/x/c", "b": "a/x/c", "weight": 2.0},
+    ]
+
+
+def test_nearness_adds_up_what_crosses_what(engine: Engine) -> None:
+    rows = nearness_rows(edge_rows(engine, [WEB_DB, WEB_FAR]))
+    assert {row["where"]: (row["share"], row["bytes_per_s"]) for row in rows} == {
+        "same L3": (0.25, 6400.0),
+        "same NUMA node": (0.0, 0),
+        "same socket": (0.0, 0),
+        "different sockets": (0.75, 64e6),
+    }
+
+
+def document(engine: Engine, *edges: Edge, **more: Any) -> dict[str, Any]:
+    rows = edge_rows(engine, edges)
+    told = {"observer": OBSERVER, "edges": rows, "owner_edges": [], "groups": [], "frozen": ""}
+    return {**told, "nearness": nearness_rows(rows), **more}
+
+
+def test_the_graph_for_the_terminal(engine: Engine) -> None:
+    assert affinity_text(document(engine, WEB_DB, WEB_FAR)) == (
+        "observer   sock_diag: TCP of each pod's network; last sample 3 s ago; 22.4 MB resident\n"
+        "           not used: ebpf: the kernel refuses the program\n"
+        "           resolved 12,345\n"
+        "graph      2 edges between containers, 0 between workloads remembered\n"
+        "           same L3             25%  6.4 kB/s\n"
+        "           different sockets   75%  64.0 MB/s\n"
+        "\n"
+        "CONTAINER        TALKS TO           TRAFFIC  MESSAGES/S  WEIGHT  SEEN ON   WHERE\n"
+        "default/web/web  default/far/far  64.0 MB/s           0     300  tcp       different sockets\n"
+        "default/web/web  default/db/db     6.4 kB/s           5     100  tcp+unix  same L3"
+    )
+
+
+def test_light_edges_are_left_out_unless_all_are_asked_for(engine: Engine) -> None:
+    edges = [Edge("id-web", f"id-{number:04}", 1.0 + number) for number in range(SHOWN + 5)]
+    told = document(engine, *edges, owner_edges=[{"a": "a/x/c", "b": "a/y/c", "weight": 5000.0}])
+    assert affinity_text(told).endswith("... and 5 lighter ones (--all)")
+    text = affinity_text(told, show_all=True)
+    assert len(text.splitlines()) > SHOWN + 5
+    assert "5,000  a/x/c - a/y/c" in text
+
+
+def test_an_observer_that_is_gone_and_a_graph_that_is_old_are_said_first(engine: Engine) -> None:
+    gone = {**OBSERVER, "problem": "no observer answers at /run/a.sock"}
+    lines = affinity_text(document(engine, observer=gone, frozen="no observer answers")).splitlines()
+    assert lines[0] == "observer   no observer answers at /run/a.sock"
+    assert lines[2] == "           old: no observer answers"
+    assert lines[-1] == "no traffic between containers is known"
+
+
+def test_groups_are_listed_by_name(engine: Engine) -> None:
+    groups = [{"members": ["default/db/db", "default/web/web"], "weight": 12345.6}]
+    assert affinity_text(document(engine, WEB_DB, groups=groups), groups=True).endswith(
+        "group 1: 2 containers, weight 12,346\n  default/db/db\n  default/web/web"
+    )
+    assert affinity_text(document(engine), groups=True).endswith(
+        "no group of containers is known: no edge matters to both of its ends"
+    )
+
+
+MOVE = {
+    "container": "default/web/web",
+    "from": "L3 1",
+    "to": "L3 0",
+    "gain": 0.0123,
+    "why": "to be near db",
+    "id": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "end"),
+    [
+        pytest.param({"moves": [], "dry_run": True}, ["nothing to move"], id="nothing to do"),
+        pytest.param({"moves": [MOVE], "dry_run": True}, ["nothing was moved (--dry-run)"], id="dry run"),
+        pytest.param({"moves": [MOVE], "moved": 1}, ["1 of 1 container moved"], id="done"),
+        pytest.param(
+            {"moves": [MOVE], "moved": 0, "failed": [{"container": "default/web/web", "error": "busy"}]},
+            ["0 of 1 container moved", "NOT DONE: default/web/web: busy"],
+            id="refused",
+        ),
+        pytest.param(
+            {"moves": [MOVE, {**MOVE, "from": "L3 0", "to": "L3 2"}], "moved": 1},
+            ["1 of 1 container moved"],
+            id="by way of a third place",
+        ),
+    ],
+)  # fmt: skip
+def test_a_plan_ends_with_what_became_of_it(told: dict[str, Any], end: list[str]) -> None:
+    text = rebalance_text({"why": "1 move saves much", "notes": [], "failed": [], "dry_run": False, **told})
+    assert text.splitlines()[0] == "1 move saves much"
+    assert text.splitlines()[-len(end) :] == end
+
+
+def test_the_moves_of_a_plan_are_a_table() -> None:
+    text = rebalance_text({"why": "w", "notes": ["old"], "moves": [MOVE], "dry_run": True})
+    assert text.splitlines()[1:5] == [
+        "note: old",
+        "",
+        "CONTAINER        FROM  TO         GAIN  WHY",
+        "default/web/web  L3 1  L3 0  12.3 mCPU  to be near db",
+    ]
+
+
+STATUS = {
+    "enabled": True,
+    "observer": OBSERVER,
+    "edges": 1,
+    "frozen": "",
+    "rebalance": "a plan every 60 s",
+    "guard": "moves are guarded by pressure (PSI)",
+    "last_plan": None,
+}
+LAST = {"age_s": 61.0, "why": "2 moves save much", "moves": 2, "moved": 1, "taken_back": 1}
+
+
+def test_the_status_tells_provider_edges_pace_guard_and_the_last_plan() -> None:
+    assert status_lines({**STATUS, "last_plan": LAST}) == [
+        "  affinity   seen by sock_diag: TCP of each pod's network; last sample 3 s ago; 22.4 MB resident",
+        "             1 edge, a plan every 60 s",
+        "             moves are guarded by pressure (PSI)",
+        "             last plan 61 s ago: 1 of 2 containers moved; 1 taken back; 2 moves save much",
+    ]
+
+
+def test_a_status_without_an_observer_says_why_once() -> None:
+    gone = {**OBSERVER, "problem": "no observer answers at /run/a.sock"}
+    still = "containers are not moved: the picture of the traffic is old: no observer answers at /run/a.sock"
+    assert status_lines({**STATUS, "observer": gone, "rebalance": still, "guard": ""}) == [
+        "  affinity   no observer answers at /run/a.sock",
+        "             1 edge, nothing moves by itself",
+    ]
+
+
+def test_affinity_that_is_off_is_one_line_and_none_where_there_is_no_status() -> None:
+    assert status_lines({**STATUS, "enabled": False}) == ["  affinity   off (affinity.enabled)"]
+    assert status_lines({}) == []
+
+
+def test_columns_are_as_wide_as_they_must_be() -> None:
+    assert table(("A", "NUMBER"), [("long text", "7"), ("b", "1,000")], right=(1,)) == [
+        "A          NUMBER",
+        "long text       7",
+        "b           1,000",
+    ]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, Reaction
+from cri_proxy.nri.io.host.capabilities import DEV, SYS_DEV, HostFiles, cdi_of, classes_of, reactions
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="Only root makes devices.")
+NULL = nri.LinuxDevice(path="/dev/zilch", type="c", major=1, minor=3)
+NOBODYS = nri.LinuxDevice(path="/dev/x", type="c", major=4095, minor=7)
+
+
+def test_a_device_is_found_by_its_numbers(tmp_path: Path) -> None:
+    files = HostFiles(SYS_DEV, DEV, tmp_path / "made")
+    assert files.node(NULL) == "/dev/null"
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_node_of_the_wanted_name_is_only_taken_if_it_is_that_device(tmp_path: Path) -> None:
+    files = HostFiles(SYS_DEV, DEV, tmp_path / "made")
+    assert files.node(nri.LinuxDevice(path="/dev/zero", type="c", major=1, minor=3)) == "/dev/null"
+
+
+@needs_root
+def test_a_node_that_the_host_lacks_is_made_once(tmp_path: Path) -> None:
+    files = HostFiles(tmp_path / "sys", tmp_path / "dev", tmp_path / "made")
+    path = files.node(NULL)
+    assert path == str(tmp_path / "made" / "char-1-3")
+    found = Path(path).stat()
+    assert stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3)
+    assert files.node(NULL) == path
+
+
+def test_what_cannot_be_made_is_no_device(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    files = HostFiles(tmp_path / "sys", tmp_path / "dev", tmp_path / "file")
+    assert files.node(NOBODYS) == ""
+    assert files.node(nri.LinuxDevice(path="/dev/p", type="p")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "cdi"),
+    [
+        ("containerd", "1.6.20~ds1", Cdi.NONE),
+        ("containerd", "v1.7.24", Cdi.FIELD),
+        ("containerd", "2.1.0", Cdi.FIELD),
+        ("cri-o", "1.26.3", Cdi.ANNOTATION),
+        ("cri-o", "1.34.0", Cdi.FIELD),
+        ("iSulad", "2.1.5", Cdi.NONE),
+        ("containerd", "", Cdi.NONE),
+    ],
+)
+def test_runtimes_take_cdi_devices_in_their_own_way(name: str, version: str, cdi: Cdi) -> None:
+    assert cdi_of(name, version) is cdi
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "classes"),
+    [
+        ("containerd", "1.5.9", ()),
+        ("containerd", "1.6.20~ds1", ("rdt_class",)),
+        ("containerd", "v1.7.24", CLASSES),
+        ("containerd", "2.1.0", CLASSES),
+        ("cri-o", "1.26.3", CLASSES),
+        ("iSulad", "2.1.5", ()),
+        ("containerd", "", ()),
+    ],
+)
+def test_runtimes_take_classes_from_their_annotations(
+    name: str, version: str, classes: tuple[str, ...]
+) -> None:
+    assert classes_of(name, version) == classes
+
+
+def test_what_is_set_to_be_rejected_or_warned_of_goes_before_the_default() -> None:
+    assert reactions([], []) == REACTIONS
+    found = reactions(["scheduler"], ["rlimits", "scheduler"])
+    assert (found["scheduler"], found["rlimits"], found["hooks"]) == (
+        Reaction.REJECT,
+        Reaction.WARN,
+        Reaction.REJECT,
+    )

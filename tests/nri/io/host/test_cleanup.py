@@ -1,0 +1,110 @@
+"""What was left half made, removed at a real server; what was finished is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.visibility import Hidden
+from cri_proxy.nri.io.host import cleanup as nri_leftovers
+from cri_proxy.nri.io.host.cleanup import Leftovers
+from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.upstream import Upstream
+from cri_proxy.relay.interception import AnswerFailed
+from cri_proxy.shell.keeper import Keeper
+from cri_proxy.shell.runtime import Runtime
+from tests.cri_client import container_config, pod_config
+from tests.fake_runtime import FakeRuntime
+
+LOG = structlog.get_logger()
+NO_ENGINE = cast(Keeper, SimpleNamespace(engine=None))
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
+    async with FakeRuntime(str(tmp_path / "r.sock")) as fake:
+        yield fake
+
+
+@pytest.fixture
+async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
+    runtime = Runtime(fake.socket)
+    yield Upstream(runtime)
+    await runtime.close()
+
+
+def leftovers(tmp_path: Path, upstream: Upstream, hidden: Hidden) -> Leftovers:
+    made = Leftovers(upstream, Marks(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
+    made.load()
+    return made
+
+
+def key_of(fake: FakeRuntime, container_id: str) -> tuple[str, str, int]:
+    record = fake.containers[container_id]
+    return record.sandbox_id, record.name, record.attempt
+
+
+async def test_only_what_was_never_started_and_is_marked_is_removed(
+    tmp_path: Path, fake: FakeRuntime, upstream: Upstream
+) -> None:
+    pod = fake.add_pod(pod_config("p"))
+    states = {
+        "half-made": cri.CONTAINER_CREATED,
+        "runs": cri.CONTAINER_RUNNING,
+        "other": cri.CONTAINER_CREATED,
+    }
+    ids = {name: fake.add_container(pod, container_config(name), state) for name, state in states.items()}
+    Marks(tmp_path / "state", LOG).add(containers=[key_of(fake, ids["half-made"]), key_of(fake, ids["runs"])])
+    hidden = Hidden()
+    left = leftovers(tmp_path, upstream, hidden)
+    assert len(left) == 2 and key_of(fake, ids["half-made"]) in hidden.making
+    await left.clear()
+    assert set(fake.containers) == {ids["runs"], ids["other"]}
+    assert not hidden and len(left) == 0
+    assert Marks(tmp_path / "state", LOG).load() == (frozenset(), frozenset())
+
+
+async def test_a_sandbox_is_removed_if_nobody_has_used_it(
+    tmp_path: Path, fake: FakeRuntime, upstream: Upstream
+) -> None:
+    empty = fake.add_pod(pod_config("empty", uid="u1"))
+    used = fake.add_pod(pod_config("used", uid="u2"))
+    fake.add_container(used, container_config("c"))
+    names = [("empty", "default", "u1", 0), ("used", "default", "u2", 0)]
+    Marks(tmp_path / "state", LOG).add(sandboxes=names)
+    left = leftovers(tmp_path, upstream, Hidden())
+    await left.clear_for_sandbox(("somebody", "else", "", 0))
+    assert set(fake.pods) == {empty, used}
+    await left.clear_for_sandbox(names[0])
+    assert set(fake.pods) == {used}
+
+
+async def test_what_cannot_be_removed_stays_hidden_and_marked_and_is_tried_again(
+    tmp_path: Path, fake: FakeRuntime, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nri_leftovers, "RETRY_S", 0.01)
+    pod = fake.add_pod(pod_config("p"))
+    container = fake.add_container(pod, container_config("c"), cri.CONTAINER_CREATED)
+    key = key_of(fake, container)
+    Marks(tmp_path / "state", LOG).add(containers=[key])
+    script = fake.script("RemoveContainer", error=(2, "busy"))
+    hidden = Hidden()
+    left = leftovers(tmp_path, upstream, hidden)
+    with pytest.raises(AnswerFailed, match="busy"):
+        await left.clear_for(key)
+    assert key in hidden.making
+    running: Any = asyncio.ensure_future(left.run())
+    await fake.wait_for_call("RemoveContainer", 3)
+    fake.scripts.remove(script)
+    await fake.wait_until(lambda: container not in fake.containers)
+    await fake.wait_until(lambda: all(call.finished for call in fake.calls))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert fake.containers == {}

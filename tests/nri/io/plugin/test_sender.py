@@ -1,0 +1,56 @@
+"""Which updates of containers are our own, coming back from the runtime as events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.grants import Quota, Update
+from cri_proxy.nri.io.plugin.sender import NriSender
+from policies.machine.cpus import parse_cpus
+from policies.model import Placement
+
+
+class SlowRuntime:
+    """Takes an update, and ends it when it is told to."""
+
+    def __init__(self) -> None:
+        self.taken, self.end = asyncio.Event(), asyncio.Event()
+
+    async def update(self, update: Update) -> None:
+        self.taken.set()
+        await self.end.wait()
+
+
+async def on_its_way(update: Update) -> tuple[NriSender, SlowRuntime, asyncio.Task[None]]:
+    runtime: Any = SlowRuntime()
+    sender = NriSender(runtime, structlog.get_logger())
+    task = asyncio.get_running_loop().create_task(sender.deliver(update))
+    await runtime.taken.wait()
+    return sender, runtime, task
+
+
+async def test_ours_is_what_we_have_sent_while_it_is_on_its_way() -> None:
+    update = Update("a", Placement(cpus=parse_cpus("4-7"), mems=parse_cpus("1")), False, "")
+    sender, runtime, task = await on_its_way(update)
+    same = cri.LinuxContainerResources(cpuset_cpus="4,5,6,7", cpuset_mems="1")
+    assert sender.is_ours("a", same)
+    assert not sender.is_ours("b", same)
+    assert not sender.is_ours("a", cri.LinuxContainerResources(cpuset_cpus="4-6", cpuset_mems="1"))
+    runtime.end.set()
+    await task
+    assert not sender.is_ours("a", same)
+
+
+async def test_a_resize_by_kubelet_meanwhile_is_kubelets() -> None:
+    """Neither names a cpuset."""
+    sender, runtime, task = await on_its_way(Update("a", Placement(), False, "", Quota(50_000, 100_000)))
+    assert sender.is_ours("a", cri.LinuxContainerResources(cpu_quota=50_000, cpu_period=100_000))
+    resize = cri.LinuxContainerResources(cpu_quota=50_000, cpu_period=100_000, cpu_shares=512)
+    assert not sender.is_ours("a", resize)
+    assert not sender.is_ours("a", cri.LinuxContainerResources(memory_limit_in_bytes=1 << 30))
+    runtime.end.set()
+    await task

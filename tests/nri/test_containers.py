@@ -1,0 +1,325 @@
+"""NRI messages in, the vocabulary out, the same as CRI's; placements out as adjustments and updates that are small."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.core.grants import Grant, Life, Quota, Stance, Update
+from cri_proxy.cri.messages import UnreadableRequest, read_create
+from cri_proxy.nri.containers import (
+    cri_resources,
+    next_attempt,
+    read_attempt,
+    read_container,
+    read_exit_code,
+    read_pod,
+    read_seen,
+    read_size,
+    write_adjustment,
+    write_update,
+)
+from policies.machine.cpus import parse_cpus
+from policies.model import NO_FENCE, Fence, Placement, Qos
+from tests.cri_client import Pod as ClientPod
+from tests.cri_client import container_config, create_request, pod_config
+from tests.scenes import make_container, make_pod
+
+GIB = 1 << 30
+
+
+def optional(value: Optional[int], kind: Any) -> Any:
+    return None if value is None else kind(value=value)
+
+
+def linux(
+    shares: Optional[int] = None,
+    quota: Optional[int] = None,
+    period: Optional[int] = None,
+    cpus: str = "",
+    mems: str = "",
+    memory: Optional[int] = None,
+) -> nri.LinuxResources:
+    """Resources of which only what is given is there."""
+    cpu = nri.LinuxCPU(
+        shares=optional(shares, nri.OptionalUInt64),
+        quota=optional(quota, nri.OptionalInt64),
+        period=optional(period, nri.OptionalUInt64),
+        cpus=cpus,
+        mems=mems,
+    )
+    limit = nri.LinuxMemory(limit=optional(memory, nri.OptionalInt64))
+    return nri.LinuxResources(cpu=cpu, memory=limit)
+
+
+# ---------------------------------------------------------------------- the same as through CRI
+
+#: What kubelet sends for containers: arguments of ``container_config``.
+KUBELETS = [
+    {"qos": "besteffort"},
+    {"qos": "burstable", "cpu_request": 250, "memory_limit": GIB},
+    {"qos": "burstable", "cpu_request": 500, "cpu_limit": 1500},
+    {"qos": "guaranteed", "cpu_limit": 4000, "memory_limit": 2 * GIB},
+    {"qos": "guaranteed", "cpu_limit": 4000, "memory_limit": 2 * GIB, "cpuset": "2-5", "mems": "0"},
+]
+
+
+@pytest.mark.parametrize("config", KUBELETS, ids=str)
+@pytest.mark.parametrize("attempt", [0, 3])
+def test_a_container_is_the_same_by_nri_as_by_cri(config: dict[str, Any], attempt: int) -> None:
+    uid, qos = "0a1b", config["qos"]
+    parent = f"/kubepods/pod{uid}" if qos == "guaranteed" else f"/kubepods/{qos}/pod{uid}"
+    overhead = cri.LinuxContainerResources(cpu_shares=256)
+    size = cri.LinuxContainerResources(cpu_shares=4096, cpu_quota=400_000, cpu_period=100_000)
+    sandbox = pod_config(
+        "web",
+        uid=uid,
+        cgroup_parent=parent,
+        annotations={"cri-resmgr.io/l3": "prefer"},
+        labels={"app": "web"},
+        resources=size,
+        overhead=overhead,
+    )
+    client_pod = ClientPod("s1", uid, "web", "default", sandbox)
+    request = create_request(client_pod, container_config("main", attempt=attempt, **config))
+    by_cri = read_create(request.SerializeToString(), {}, 64 * GIB)
+
+    resources = request.config.linux.resources
+    pod = nri.PodSandbox(
+        id="s1",
+        name="web",
+        uid=uid,
+        namespace="default",
+        labels=sandbox.labels,
+        annotations=sandbox.annotations,
+        linux=nri.LinuxPodSandbox(
+            cgroup_parent=parent,
+            pod_resources=linux(4096, 400_000, 100_000),
+            pod_overhead=linux(256),
+        ),
+    )
+    container = nri.Container(
+        id="c1",
+        name="main",
+        pod_sandbox_id="s1",
+        labels=request.config.labels,
+        annotations=request.config.annotations,
+        linux=nri.LinuxContainer(
+            resources=linux(
+                resources.cpu_shares,
+                resources.cpu_quota,
+                resources.cpu_period,
+                resources.cpuset_cpus,
+                resources.cpuset_mems,
+                resources.memory_limit_in_bytes,
+            ),
+            oom_score_adj=nri.OptionalInt(value=resources.oom_score_adj),
+        ),
+    )
+    by_nri = read_container(container, read_pod(pod), 0, 64 * GIB)
+    assert by_nri == by_cri
+    assert by_nri.container.qos is Qos(qos)
+    assert by_nri.container.attempt == attempt
+
+
+def test_numbers_that_are_not_there_are_as_kubelets_zero() -> None:
+    assert cri_resources(nri.LinuxResources()) == cri.LinuxContainerResources()
+    assert cri_resources(linux(0, 0, 0, memory=0)) == cri.LinuxContainerResources()
+    assert cri_resources(linux(shares=(1 << 64) - 1)).cpu_shares == (1 << 63) - 1
+
+
+def test_devices_and_writable_bind_mounts_may_hint() -> None:
+    container = nri.Container(
+        id="c",
+        name="app",
+        mounts=[
+            nri.Mount(destination="/data", type="bind", source="/mnt/disk1", options=["rbind", "rw"]),
+            nri.Mount(destination="/conf", type="bind", source="/srv/conf", options=["rbind", "ro"]),
+            nri.Mount(destination="/proc", type="proc", source="proc"),
+            nri.Mount(destination="/scratch", source="/mnt/disk2", options=["bind"]),
+        ],
+        linux=nri.LinuxContainer(devices=[nri.LinuxDevice(path="/dev/nvidia0", type="c", major=195)]),
+    )
+    read = read_container(container, make_pod())
+    assert read.uses == (("devices", "/dev/nvidia0"), ("mounts", "/mnt/disk1"), ("mounts", "/mnt/disk2"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "hints"),
+    [
+        ([nri.LinuxDeviceCgroup(allow=False, access="rwm")], True),
+        (
+            [
+                nri.LinuxDeviceCgroup(allow=False, access="rwm"),
+                nri.LinuxDeviceCgroup(allow=True, access="rwm"),
+            ],
+            False,
+        ),
+        ([nri.LinuxDeviceCgroup(allow=True, type="a", access="rwm")], False),
+        (
+            [nri.LinuxDeviceCgroup(allow=True, type="c", major=nri.OptionalInt64(value=195), access="rwm")],
+            True,
+        ),
+        ([nri.LinuxDeviceCgroup(allow=True, access="m")], True),
+    ],
+    ids=["nothing but its own", "privileged", "privileged, in words", "one driver's", "may make nodes"],
+)
+def test_the_devices_of_a_privileged_container_do_not_hint(
+    rules: list[nri.LinuxDeviceCgroup], hints: bool
+) -> None:
+    linux = nri.LinuxContainer(devices=[nri.LinuxDevice(path="/dev/sda", type="b", major=8)])
+    linux.resources.devices.extend(rules)
+    read = read_container(nri.Container(id="c", name="app", linux=linux), make_pod())
+    assert bool(read.uses) is hints
+
+
+@pytest.mark.parametrize("container", [nri.Container(name="x"), nri.Container(id="x")], ids=["id", "name"])
+def test_a_container_without_id_or_name_is_not_understood(container: nri.Container) -> None:
+    with pytest.raises(UnreadableRequest, match="without an id or a name"):
+        read_container(container, make_pod())
+
+
+def test_a_pod_without_id_is_not_understood() -> None:
+    with pytest.raises(UnreadableRequest, match="without an id"):
+        read_pod(nri.PodSandbox(name="p"))
+
+
+@pytest.mark.parametrize(
+    ("text", "attempt"), [("0", 0), ("17", 17), ("", None), ("-1", None), ("many", None), ("9" * 30, None)]
+)
+def test_the_attempt_is_kubelets_count_of_restarts(text: str, attempt: Optional[int]) -> None:
+    container = nri.Container(annotations={"io.kubernetes.container.restartCount": text})
+    assert read_attempt(container) == attempt
+
+
+def test_one_that_does_not_tell_its_attempt_is_the_next() -> None:
+    pod = make_pod()
+    grants = [
+        Grant(str(n), make_container("app", pod=pod, attempt=n), Placement(), Stance.PLACED) for n in (0, 4)
+    ]
+    assert next_attempt(grants, pod.uid, "app") == 5
+    assert next_attempt(grants, pod.uid, "other") == next_attempt(grants, "other", "app") == 0
+
+
+def test_the_size_of_a_pod_is_resources_and_overhead() -> None:
+    request = nri.UpdatePodSandboxRequest(
+        linux_resources=linux(2048, 300_000, 100_000), overhead_linux_resources=linux(1024)
+    )
+    request.linux_resources.memory.limit.value = GIB
+    size, memory_limit_bytes = read_size(request)
+    assert size is not None
+    assert (size.milli_request, size.milli_limit, memory_limit_bytes) == (3000, 4000, GIB)
+    assert read_size(nri.UpdatePodSandboxRequest()) == (None, 0)
+
+
+# ---------------------------------------------------------------------- Synchronize
+
+
+def grant(key: str, life: Life, **fields: Any) -> Grant:
+    container = make_container(key, pod=make_pod("p"))
+    return Grant(key, container, Placement(), Stance.PLACED, life=life, **fields)
+
+
+def test_what_a_synchronize_lacks_has_ended_and_what_is_being_created_has_not() -> None:
+    grants = {
+        g.key: g
+        for g in (grant("a", Life.RUNNING), grant("b", Life.HELD, exit_code=3), grant("t", Life.CREATING))
+    }
+    message = nri.Container(id="new", name="n", pod_sandbox_id="s", state=nri.CONTAINER_RUNNING)
+    message.linux.resources.cpu.cpus = "0-3"
+    seen = read_seen([message], {}, grants)
+    assert sorted(seen) == ["a", "b", "new"]
+    assert [(seen[key].exited, seen[key].exit_code) for key in ("a", "b")] == [(True, None), (True, 3)]
+    assert (seen["new"].running, seen["new"].cpus, seen["new"].pod_uid) == (True, parse_cpus("0-3"), "s")
+
+
+@pytest.mark.parametrize(
+    ("state", "running"),
+    [("CONTAINER_CREATED", False), ("CONTAINER_RUNNING", True), ("CONTAINER_PAUSED", True)],
+)
+def test_states(state: str, running: bool) -> None:
+    seen = read_seen([nri.Container(id="a", state=state)], {}, {})
+    assert (seen["a"].running, seen["a"].exited) == (running, False)
+
+
+def test_an_exit_code_counts_only_where_an_end_is_told() -> None:
+    assert read_exit_code(nri.Container(state=nri.CONTAINER_STOPPED)) is None
+    assert read_exit_code(nri.Container(finished_at=5)) == 0
+    assert read_exit_code(nri.Container(finished_at=5, exit_code=137)) == 137
+
+
+# ---------------------------------------------------------------------- placements out
+
+TWO = Placement(cpus=parse_cpus("0-3"), mems=parse_cpus("0"))
+
+
+def test_an_adjustment_holds_the_placement_and_nothing_else() -> None:
+    adjust = write_adjustment(TWO, NO_FENCE)
+    assert adjust is not None
+    expected = nri.ContainerAdjustment()
+    expected.linux.resources.cpu.cpus, expected.linux.resources.cpu.mems = "0-3", "0"
+    assert adjust == expected
+
+
+def test_a_lifted_quota_goes_with_it() -> None:
+    adjust = write_adjustment(Placement(cpus=parse_cpus("1"), lift_quota=True), NO_FENCE)
+    assert adjust is not None
+    assert adjust.linux.resources.cpu.quota.value == -1
+
+
+def test_what_it_has_already_is_not_set_again() -> None:
+    adjust = write_adjustment(TWO, Fence(cpus=TWO.cpus))
+    assert adjust is not None
+    assert (adjust.linux.resources.cpu.cpus, adjust.linux.resources.cpu.mems) == ("", "0")
+    assert write_adjustment(TWO, Fence(TWO.cpus, TWO.mems)) is None
+    assert write_adjustment(Placement(), NO_FENCE) is None
+
+
+def test_an_update_gives_back_a_quota_with_its_period_and_may_fail() -> None:
+    update = write_update(Update("c", TWO, False, "", Quota(50_000, 100_000)))
+    assert update is not None
+    cpu = update.linux.resources.cpu
+    assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("0-3", 50_000, 100_000)
+    assert update.ignore_failure
+    unasked = write_update(Update("c", TWO, False, ""), may_fail=False)
+    assert unasked is not None
+    assert not unasked.ignore_failure
+    assert write_update(Update("c", Placement(), False, "")) is None
+
+
+sets = st.frozensets(st.integers(0, 300), max_size=9)
+
+
+@settings(max_examples=100)
+@given(sets, sets, st.booleans(), st.none() | st.builds(Quota, st.integers(1, 10**9), st.integers(1, 10**6)))
+def test_nothing_that_is_sent_says_anything_about_memory_limits(
+    cpus: frozenset[int], mems: frozenset[int], lift: bool, quota: Optional[Quota]
+) -> None:
+    """iSulad takes the limit out of whatever memory it finds, also where there is none."""
+    placement = Placement(cpus=cpus, mems=mems, lift_quota=lift)
+    adjust = write_adjustment(placement, NO_FENCE)
+    update = write_update(Update("c", placement, False, "", quota))
+    assert adjust is None or not adjust.linux.resources.HasField("memory")
+    assert update is None or not update.linux.resources.HasField("memory")
+    if cpus:
+        assert adjust is not None and parse_cpus(adjust.linux.resources.cpu.cpus) == cpus
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=200))
+def test_reading_never_raises_anything_but_unreadable(data: bytes) -> None:
+    try:
+        container, pod = nri.Container.FromString(data), nri.PodSandbox.FromString(data)
+    except Exception:
+        return
+    for read in (lambda: read_pod(pod), lambda: read_container(container, make_pod())):
+        try:
+            read()
+        except UnreadableRequest:
+            pass
+    read_seen([container], {}, {})

@@ -1,0 +1,258 @@
+"""A client's connection and the runtime's behind it: nobody is read from faster than is taken, and both end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Optional
+
+import grpc
+import pytest
+
+from cri_proxy.relay.http2.frames import GOAWAY, PING, write_window_update
+from cri_proxy.relay.http2.messages import write_message
+from cri_proxy.relay.interception import End
+from cri_proxy.relay.io.endpoint import FULL_BYTES, READ_BYTES
+from cri_proxy.relay.io.link import SILENT_S
+from cri_proxy.relay.io.server import FrameRelay
+from tests.cri_client import CriClient
+from tests.fake_runtime import FakeRuntime
+from tests.relay.http2.hand import CREATE, VERSION, data, headers, ping, written
+from tests.relay.io.frames import (
+    EVENTS,
+    UNKNOWN,
+    Raw,
+    RawRuntime,
+    Recorder,
+    links_of,
+    relaying,
+    request,
+    soon,
+    until,
+)
+
+
+async def test_a_client_that_does_not_read_does_not_grow_our_memory(
+    runtime: FakeRuntime, relay: FrameRelay
+) -> None:
+    runtime.script("Version", reply=tuple(bytes(1 << 20) for _ in range(64)))
+    raw = await Raw.connect(relay, write_window_update(0, 2**31 - 70_000), request(VERSION, 1))
+    [link] = await links_of(relay, 1)
+    await until(lambda: link.client.is_full and not link.runtime._is_reading)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert link.client.unwritten < 2 << 20
+    read = 0
+    while read < 64 << 20:
+        read += len(await soon(raw.reader.read(1 << 20)))
+    await raw.close()
+    await links_of(relay, 0)
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["half", "whole"])
+async def test_a_connection_that_ends_on_one_side_ends(
+    runtime: FakeRuntime, relay: FrameRelay, half: bool
+) -> None:
+    raw = await Raw.connect(relay)
+    await links_of(relay, 1)
+    if half:
+        raw.writer.write_eof()
+        await soon(raw.reader.read())
+    await raw.close()
+    await links_of(relay, 0)
+
+
+async def test_what_is_not_http2_is_sent_away_and_others_are_not(
+    runtime: FakeRuntime, client: CriClient, relay: FrameRelay
+) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(relay.sockets[0]))
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    said = await soon(reader.read())
+    assert [frame[0] for frame in written(said)][-1] == GOAWAY
+    writer.close()
+    await writer.wait_closed()
+    assert (await soon(client.call_bytes(VERSION, b""))).code == 0
+
+
+# ---------------------------------------------------------------------- nobody is waited for in memory
+
+
+async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(
+    folder: Path, calls: Recorder
+) -> None:
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(relay, request(VERSION, 1))
+        [link] = await links_of(relay, 1)
+        writing = asyncio.ensure_future(_writes_without_end(client, ping(bytes(8), is_answer=True) * 10_000))
+        await until(lambda: link.runtime.is_full)
+        assert link.runtime.unwritten <= FULL_BYTES + READ_BYTES and not link.client._is_reading
+        other = await Raw.connect(relay, ping(b"are you?"))
+        assert (await other.frame(PING)).payload == b"are you?"
+        writing.cancel()
+        for raw in (client, other):
+            raw.writer.transport.abort()
+        await links_of(relay, 0)
+
+
+async def test_a_client_that_does_not_read_answers_of_our_own_is_not_read_from(
+    folder: Path, calls: Recorder
+) -> None:
+    async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
+        client = await Raw.connect(relay)
+        [link] = await links_of(relay, 1)
+        client.write(*(headers(number, b"") for number in range(1, 60_000, 2)))
+        await until(lambda: link.client.is_full)
+        assert not link.client._is_reading
+        # What came with one read is answered, 20 bytes for each.
+        assert link.client.unwritten <= FULL_BYTES + 20 * READ_BYTES
+        while not link.client._is_reading:
+            assert await soon(client.reader.read(1 << 20))
+        await client.close()
+        await links_of(relay, 0)
+
+
+async def test_a_stream_that_nobody_takes_from_holds_up_no_other_and_grows_nothing(
+    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
+) -> None:
+    # Intercepted, and larger than a frame: the relay reads along, and pays the runtime for what it keeps.
+    runtime.script("GetContainerEvents", reply=tuple(b"event" * 20_000 for _ in range(100)))
+    events = client._channel.unary_stream(EVENTS)(b"")
+    first = await soon(events.read())
+    [link] = await links_of(relay, 1)
+    for _ in range(50):
+        assert (await soon(client.call_bytes(VERSION, b""))).code == 0
+        assert link.connection is not None
+        wire = link.connection._wire
+        assert wire.held_bytes + wire.replies.waiting_bytes < 10 << 20
+    # It is too slow for what is kept, which others may have to wait for, and is told so.
+    assert await soon(events.code()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert first == b"event" * 20_000
+
+
+async def test_a_client_that_reads_gets_all_of_a_burst(
+    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
+) -> None:
+    messages = tuple(b"%d" % number * 20_000 for number in range(200))
+    runtime.script("GetContainerEvents", reply=messages)
+    assert (await soon(client.call_bytes(EVENTS, b""))).messages == messages
+
+
+# ---------------------------------------------------------------------- bugs
+
+
+async def test_a_bug_ends_its_connection_with_the_reason_and_no_other(folder: Path, calls: Recorder) -> None:
+    bugs: list[Exception] = []
+    closed: list[str] = []
+    notes = {"on_bug": bugs.append, "on_closing": closed.append}
+    opened = calls.open
+
+    def broken(method: str) -> Optional[Recorder]:
+        if method == UNKNOWN:
+            raise ZeroDivisionError("open")
+        return opened(method)
+
+    calls.open = broken  # type: ignore[method-assign]
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls, **notes) as relay,
+    ):
+        good, bad = await Raw.connect(relay), await Raw.connect(relay, request(CREATE, 1))
+        await soon(calls.until("request"))
+        bad.write(request(UNKNOWN, 3))
+        assert b"a bug of cri-resmgr: ZeroDivisionError: open" in (await bad.frame(GOAWAY)).payload
+        assert await soon(bad.reader.read()) == b""
+        await bad.close()
+        await soon(calls.until("ended"))
+        good.write(ping(b"are you?"))
+        assert (await good.frame(PING)).payload == b"are you?"
+        await good.close()
+        await links_of(relay, 0)
+    assert [str(bug) for bug in bugs] == ["open"] and len(closed) == 1
+
+
+async def test_a_bug_in_what_is_done_every_second_stops_it_for_no_other(
+    runtime: FakeRuntime, relay: FrameRelay
+) -> None:
+    bugs: list[Exception] = []
+    relay.failed = bugs.append
+    clients = [await Raw.connect(relay) for _ in range(3)]
+    links = await links_of(relay, 3)
+    ticked: list[float] = []
+
+    def broken(_now_s: float) -> None:
+        raise ZeroDivisionError("tick")
+
+    for link in links[:2]:
+        link.tick = broken  # type: ignore[method-assign]
+    links[2].tick = ticked.append  # type: ignore[method-assign]
+    await until(lambda: len(ticked) > 1)
+    assert [str(bug) for bug in bugs] == ["tick", "tick"] and await links_of(relay, 1) == links[2:]
+    for client in clients:
+        await client.close()
+
+
+# ---------------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize(
+    "is_held", [True, False], ids=["while its call is decided", "in the middle of a request"]
+)
+async def test_a_client_that_vanishes_takes_its_calls_and_the_runtimes_connection_with_it(
+    folder: Path, calls: Recorder, is_held: bool
+) -> None:
+    calls.deciding = asyncio.Event()
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(
+            relay, headers(1), data(1, write_message(bytes(9))[: None if is_held else 7])
+        )
+        if is_held:
+            await soon(calls.until("request"))
+        await until(lambda: bool(runtime.connections))
+        client.writer.transport.abort()
+        await links_of(relay, 0)
+        await soon(runtime.connections[0].reader.read())  # to its end
+        calls.deciding.set()
+        if is_held:
+            await soon(calls.until("ended"))
+    assert [note for note in calls.notes if note[0] == "ended"] == [("ended", End.REFUSED, 1)] * is_held
+
+
+async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: Path, calls: Recorder) -> None:
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(relay, request(UNKNOWN, 1))
+        await until(lambda: bool(runtime.connections))
+        runtime.connections[0].writer.write_eof()
+        await client.frame(GOAWAY)
+        assert await soon(client.reader.read()) == b""
+        await client.close()
+        await links_of(relay, 0)
+
+
+async def test_who_never_says_anything_is_sent_away(runtime: FakeRuntime, relay: FrameRelay) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(relay.sockets[0]))
+    [link] = await links_of(relay, 1)
+    now_s = asyncio.get_running_loop().time()
+    link.tick(now_s + SILENT_S - 1)
+    assert link.client.is_open
+    link.tick(now_s + SILENT_S + 1)
+    await soon(reader.read())
+    writer.close()
+    await writer.wait_closed()
+    await links_of(relay, 0)
+
+
+async def _writes_without_end(raw: Raw, said: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            raw.write(said)
+            await raw.writer.drain()
