@@ -125,7 +125,7 @@ bench-cluster: setup ## Memory, CPU and bytes of a node's agent
 
 docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs and their allow-list from the tables
 	$(BIN)/python -m cri_proxy.config.documents > docs/configuration.md
-	$(BIN)/python -m cri_proxy.shell.metrics_docs > docs/metrics.md
+	$(BIN)/python -m cri_proxy.daemon.metrics_documents > docs/metrics.md
 	$(BIN)/python tools/write_crds.py
 
 packages: deb rpm ## Both packages, in dist/

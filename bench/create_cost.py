@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.shell.control import ask
+from cri_proxy.control import ask
 from tests.agent import Agent
 from tests.cri_client import Pod, container_config, create_request, pod_config
 from tests.fake_runtime import FakeRuntime

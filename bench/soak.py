@@ -48,7 +48,7 @@ from bench.soak_figures import (
 from bench.soak_gate import TAG
 from bench.soak_plugin import ASK
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.shell import control
+from cri_proxy import control
 from tests.agent import ROOT, Agent
 from tests.cri_client import CriClient, Pod, cgroup_parent, container_config, create_request, pod_config
 from tests.e2e.containerd import Containerd, missing

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import cpu_s, machine_line, percentile
-from cri_proxy.shell.standalone import POLL_S
+from cri_proxy.front_ends.standalone import POLL_S
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing

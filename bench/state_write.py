@@ -30,12 +30,12 @@ from random import Random
 
 from bench.decision_time import request
 from bench.figures import machine_line, percentile
-from cri_proxy.core.books import JournalKey, JournalValue
-from cri_proxy.core.engine import Engine
 from cri_proxy.cri.messages import read_create
-from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.state_writer import StateWriter
-from cri_proxy.shell.store import Store
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.ledger import JournalKey, JournalValue
+from cri_proxy.metrics import Metrics
+from cri_proxy.state.store import Store
+from cri_proxy.state.writer import StateWriter
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on
 

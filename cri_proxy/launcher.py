@@ -40,10 +40,10 @@ def main():
     try:
         import click
 
-        from cri_proxy.cli import cli
+        from cri_proxy.cli.main import cli
 
         if serves:
-            import cri_proxy.daemon  # noqa: F401  # later nobody could take over from a failure of it
+            import cri_proxy.daemon.daemon  # noqa: F401  # later nobody could take over from a failure of it
     except Exception as error:
         if not serves:
             sys.exit(f"cri-resmgr: it cannot run: {_sentence(error)}\n  reinstall the package")
@@ -66,7 +66,7 @@ def main():
 def _complete():
     """Tell a shell the words; whatever fails, nothing is written among what its user types."""
     with contextlib.suppress(Exception):
-        from cri_proxy.cli import cli
+        from cri_proxy.cli.main import cli
 
         cli()
     sys.exit(1)

@@ -116,7 +116,7 @@ def _goaway(stream):
 
 async def _until_loadable():
     """Return once the daemon can be imported; the trial is another process's."""
-    code = "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); import cri_proxy.daemon"
+    code = "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); import cri_proxy.daemon.daemon"
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     trial = [sys.executable, "-I", "-c", code, folder]
     pause_s, failed = _first_pause_s(), True

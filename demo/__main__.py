@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Callable
 
-from cri_proxy.core.picture import draw_topology
+from cri_proxy.cli.topology_drawing import draw_topology
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Topology
 from tests.agent import Agent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from cri_proxy.cli import cli
+from cri_proxy.cli.main import cli
 from cri_proxy.config.documents import sample_config
 from cri_proxy.version import VERSION
 
@@ -124,7 +124,7 @@ def _troff(text: str) -> str:
 
 def completion(shell: str) -> str:
     """What the shell reads; click writes it, and asks the program for the words."""
-    program = f"import sys; sys.argv[0] = {NAME!r}; from cri_proxy.cli import cli; cli()"
+    program = f"import sys; sys.argv[0] = {NAME!r}; from cri_proxy.cli.main import cli; cli()"
     environment = {**os.environ, "_CRI_RESMGR_COMPLETE": f"{shell}_source"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Optional, Union
 
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant
-from cri_proxy.core.host import EngineOptions, Host
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.engine.records import Grant
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData

@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cri_proxy.cli import cli
-from cri_proxy.cli_nri import _descriptor, _overrides, nri
+from cri_proxy.cli.main import cli
+from cri_proxy.cli.nri import _descriptor, _overrides, nri
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPT = REPOSITORY / "packaging" / "files" / "10-cri-resmgr"

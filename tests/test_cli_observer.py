@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from bpf.service.options import Options, parse_options
-from cri_proxy.cli_observer import observer, observer_options
+from cri_proxy.cli.observer import observer, observer_options
 from cri_proxy.config.cluster_policy import read_policy
 from cri_proxy.config.config import Source, read_config
 from cri_proxy.config.io.cluster_policy_file import Kept, write_kept
@@ -73,7 +73,7 @@ def test_run_becomes_the_observer_and_reads_its_configuration_again(folder: Path
     )
     config.write_text(f"{settings}  half_life: 1s\n")
     recording = write_recording(folder / "replay.jsonl")
-    code = "from cri_proxy.cli_observer import observer; observer()"
+    code = "from cri_proxy.cli.observer import observer; observer()"
     command = [sys.executable, "-c", code, "run", "--config", str(config), "--replay", str(recording)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

@@ -9,9 +9,9 @@ import click
 import pytest
 import yaml
 
-from cri_proxy.cli import cli
+from cri_proxy.cli.main import cli
 from cri_proxy.config.options.table import BY_KEY, SECTIONS
-from cri_proxy.shell.metrics_docs import COMMAND, metrics_markdown
+from cri_proxy.daemon.metrics_documents import COMMAND, metrics_markdown
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from cri_proxy import launcher, passthrough
-from cri_proxy.cli import cli
+from cri_proxy.cli.main import cli
 
 #: The launcher in a process where grpc has not been imported; then what grpc will have read.
 PROGRAM = """
@@ -48,7 +48,7 @@ from cri_proxy.launcher import main
 try:
     main()
 finally:
-    print("imported the daemon" if "cri_proxy.daemon" in sys.modules else "no daemon")
+    print("imported the daemon" if "cri_proxy.daemon.daemon" in sys.modules else "no daemon")
 """
 
 
@@ -64,7 +64,7 @@ def test_a_shell_that_asks_for_words_gets_them_without_the_daemon() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("broken", ["click", "yaml", "cri_proxy.cli"])
+@pytest.mark.parametrize("broken", ["click", "yaml", "cri_proxy.cli.main"])
 def test_a_shell_that_asks_a_broken_installation_hears_nothing(broken: str) -> None:
     done = _completed(broken)
     assert (done.returncode, done.stdout, done.stderr) == (1, "no daemon\n", "")

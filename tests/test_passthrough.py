@@ -17,7 +17,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy import passthrough
-from cri_proxy.shell.runtime import WELL_KNOWN
+from cri_proxy.runtime import WELL_KNOWN
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.support import eventually
@@ -83,16 +83,17 @@ class Installation:
         self.socket, self.runtime, self.mark = (folder / name for name in ("k.sock", "r.sock", "tried"))
         self._site = folder / "site"
         package = self._site / "cri_proxy"
-        package.mkdir(parents=True)
+        (package / "daemon").mkdir(parents=True)
         shutil.copy(passthrough.__file__, package)
-        (package / "__init__.py").touch()
+        for folder in (package, package / "daemon"):
+            (folder / "__init__.py").touch()
         self.install("raise ImportError('it is broken')")
 
     def install(self, text: str) -> None:
         """Another daemon."""
         beside = self._site / "new"
         beside.write_text(TRIED.format(mark=str(self.mark)) + text)
-        beside.replace(self._site / "cri_proxy" / "daemon.py")
+        beside.replace(self._site / "cri_proxy" / "daemon" / "daemon.py")
 
     @property
     def tried(self) -> int:

@@ -18,9 +18,9 @@ from cri_proxy.affinity.moves import describe, plan_of
 from cri_proxy.affinity.problem_snapshot import Question
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.affinity.sites import Sites
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Grant, Life
-from cri_proxy.core.moves import being_resized, may_move
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.moves import being_resized, may_move
+from cri_proxy.engine.records import Grant, Life
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.problem import Problem, Tree, Vertex
 from policies.affinity.pull.declared_edges import DeclaredEdges, declares_any

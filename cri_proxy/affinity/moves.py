@@ -8,10 +8,10 @@ from typing import Any, Optional
 
 from cri_proxy.affinity.pressure_guard import Ban
 from cri_proxy.affinity.problem_snapshot import Question
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Move, Plan
-from cri_proxy.core.moves import being_resized, may_move
-from cri_proxy.core.peers import NAMED, bytes_text
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.moves import being_resized, may_move
+from cri_proxy.engine.peer_text import NAMED, bytes_text
+from cri_proxy.engine.records import Life, Move, Plan
 from policies.affinity.graph.traffic import LINE_BYTES
 from policies.affinity.planner.problem import Proposal
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from cri_proxy.affinity.settings import AffinitySettings
-from cri_proxy.core.grants import Grant
+from cri_proxy.engine.records import Grant
 from policies.affinity.planner.distances import distance_ns, tree_of
 from policies.affinity.planner.problem import Tree
 from policies.machine.topology import Topology

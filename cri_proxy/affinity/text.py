@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.peers import APART, WHERE, bytes_text, where_both
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.peer_text import APART, WHERE, bytes_text, where_both
 from policies.affinity.graph.traffic import Edge, Traffic
 
 #: As many edges are shown unless all are asked for.

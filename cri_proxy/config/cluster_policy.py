@@ -16,7 +16,7 @@ from typing import Any
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
 from cri_proxy.config.options.affinity import OBSERVERS
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.core.host import Host
+from cri_proxy.engine.host import Host
 from cri_proxy.text.sources import BadText, Source, read_entries, show_key
 from policies.machine.cpus import format_cpus
 

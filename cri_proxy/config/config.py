@@ -18,7 +18,7 @@ from cri_proxy.config import compatibility as config_intel
 from cri_proxy.config.balloons import BalloonSpec, read_types
 from cri_proxy.config.checks import CpuConstraint
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.core.host import EngineOptions
+from cri_proxy.engine.host import EngineOptions
 from cri_proxy.text.sources import (
     BadText,
     Entry,

@@ -15,9 +15,9 @@ from typing import Any, Optional
 from google.protobuf.message import DecodeError
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.grants import Quota
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
+from cri_proxy.engine.records import Quota
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus

@@ -12,8 +12,8 @@ from math import ceil, log2
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.grants import Grant, Stance
 from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
+from cri_proxy.engine.records import Grant, Stance
 from policies.model import PodSize, Resources
 
 #: What a cgroup has until it is told.

@@ -11,7 +11,6 @@ from typing import Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.grants import Grant, Life, Quota, Seen, Update
 from cri_proxy.cri import messages as cri_reader
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
@@ -23,6 +22,7 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
+from cri_proxy.engine.records import Grant, Life, Quota, Seen, Update
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize
 

@@ -16,8 +16,8 @@ from cri_proxy.affinity.build_problem import (
     plan_of,
     question_of,
 )
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.invariants import broken_invariants
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.invariants import broken_invariants
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import Proposal, ProposedMove, Vertex

@@ -11,7 +11,7 @@ from cri_proxy.affinity.build_problem import AffinitySettings, plan_of, question
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.pull.observed import owner_of_container
-from tests.core.test_engine_properties import POLICIES, Node_, index
+from tests.engine.test_engine_properties import POLICIES, Node_, index
 from tests.machines import HYGON_7285_2S, MEMORYLESS_NODE, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
 
 

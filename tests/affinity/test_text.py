@@ -17,7 +17,7 @@ from cri_proxy.affinity.text import (
     status_lines,
     table,
 )
-from cri_proxy.core.engine import Engine
+from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.traffic import Edge, Traffic
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on, fence, make_container, make_pod, run

@@ -11,7 +11,7 @@ from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, re
 from cri_proxy.config.config import Source, read_config
 from cri_proxy.config.options.affinity import OBSERVERS
 from cri_proxy.config.options.table import OPTIONS
-from cri_proxy.core.assemble import Machine, make_host
+from cri_proxy.engine.build import Machine, make_host
 from tests.machines import HYGON_7285_2S, ONE_CPU, VM_NO_CACHE_INFO
 from tests.scenes import topology
 

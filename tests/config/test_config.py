@@ -20,7 +20,7 @@ from cri_proxy.config.config import (
     reservation,
 )
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
-from cri_proxy.core.host import EngineOptions
+from cri_proxy.engine.host import EngineOptions
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.registry import POLICIES
 from policies.reserved import Reservation

@@ -8,9 +8,9 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.config.config import engine_options
-from cri_proxy.core.assemble import Machine, make_engine, make_host, make_policy
-from cri_proxy.core.config_diff import Shift, diff_document, diff_text, records_of, what_would_move
-from cri_proxy.core.engine import Engine
+from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
+from cri_proxy.engine.engine import Engine
+from cri_proxy.simulator.preview import Shift, diff_document, diff_text, records_of, what_would_move
 from policies.machine.cpus import parse_cpus
 from policies.model import Qos
 from policies.registry import POLICIES

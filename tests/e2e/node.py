@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.shell import control
+from cri_proxy import control
 from policies.machine.topology import Cpu, TopologyData
 from policies.machine.topology_json import write_topology
 from tests.agent import Agent

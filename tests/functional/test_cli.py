@@ -19,11 +19,11 @@ import pytest_asyncio
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from cri_proxy.arguments import intel_arguments
-from cri_proxy.cli import cli
+from cri_proxy.cli.arguments import intel_arguments
+from cri_proxy.cli.main import cli
 from cri_proxy.config.io.files import Files, load
-from cri_proxy.shell.control import ABSENT_HINT
-from cri_proxy.shell.ownership import Ownership
+from cri_proxy.control import ABSENT_HINT
+from cri_proxy.node.lock import Ownership
 from cri_proxy.version import VERSION
 from tests.agent import ROOT, Agent
 from tests.cri_client import CriClient

@@ -11,8 +11,8 @@ from typing import Any
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.control import ABSENT_HINT
 from cri_proxy.kubelet.io.service import find_kubelet
-from cri_proxy.shell.control import ABSENT_HINT
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.shell.listen import is_served
-from cri_proxy.shell.rounds import absence_of
+from cri_proxy.daemon.maintenance import absence_of
+from cri_proxy.unix_sockets import is_served
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -88,7 +88,7 @@ async def test_while_a_disk_hangs_it_can_be_stopped(runtime: FakeRuntime, transp
 ELSEWHERE = """
 import sys
 from pathlib import Path
-from cri_proxy.daemon import RunOptions, main
+from cri_proxy.daemon.daemon import RunOptions, main
 from cri_proxy.config.io.files import Files
 
 files = Files(config=Path(sys.argv[4]), root=Path("/nonexistent"))
@@ -225,7 +225,7 @@ async def test_metrics_are_served_once_their_address_is_free(runtime: FakeRuntim
 USUAL_FILES = """
 import sys
 from pathlib import Path
-from cri_proxy.daemon import RunOptions, main
+from cri_proxy.daemon.daemon import RunOptions, main
 from cri_proxy.config.io.files import Files
 
 sys.exit(main(RunOptions(Files(root=Path(sys.argv[1]), overrides={overrides}))))

@@ -8,7 +8,7 @@ from typing import Callable
 
 import pytest
 
-from cri_proxy.shell.event_loop import UVLOOP_SWITCH
+from cri_proxy.event_loop import UVLOOP_SWITCH
 from tests.fake_runtime import FakeRuntime
 from tests.functional import test_life, test_restart_behind_socket, test_runtime_comes_and_goes
 from tests.functional.conftest import StartAgent

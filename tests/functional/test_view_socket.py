@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cri_api.control import ControlError, read_reply, write_request
-from cri_proxy.shell.commands import Commands
-from cri_proxy.shell.commands_view import SLICE
+from cri_proxy.daemon.commands import Commands
+from cri_proxy.daemon.commands_view import SLICE
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

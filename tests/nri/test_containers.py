@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.core.grants import Grant, Life, Quota, Stance, Update
 from cri_proxy.cri.messages import UnreadableRequest, read_create
+from cri_proxy.engine.records import Grant, Life, Quota, Stance, Update
 from cri_proxy.nri.containers import (
     cri_resources,
     next_attempt,

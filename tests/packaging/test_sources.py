@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cri_proxy.cli import cli
+from cri_proxy.cli.main import cli
 from cri_proxy.config.documents import sample_config
 from cri_proxy.doctor.findings import DOCUMENTS
 from tests.packaging.roots import REPOSITORY

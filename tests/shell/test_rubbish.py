@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cri_proxy import bounded_files
 from cri_proxy.affinity.io.memory_use import memory_in_use
 from cri_proxy.affinity.io.pressure import PressureReader
+from cri_proxy.daemon.engine_host import read_boot_id
 from cri_proxy.doctor.io.host import _first_paragraph
-from cri_proxy.shell import bounded_files
-from cri_proxy.shell.assembly import read_boot_id
-from cri_proxy.shell.cgroups import Cgroups
-from cri_proxy.shell.machine import MachineReader, NoMachine, read_memory_bytes
-from cri_proxy.shell.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
+from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.machine import MachineReader, NoMachine, read_memory_bytes
+from cri_proxy.node.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 
 DIGITS = b"9" * 5000
 #: What a file holds, by what it is; None: not a regular file.

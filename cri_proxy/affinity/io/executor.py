@@ -15,9 +15,9 @@ from cri_proxy.affinity.moves import plan_of, without_banned
 from cri_proxy.affinity.pressure_guard import Ban, Bans
 from cri_proxy.affinity.problem_snapshot import Question
 from cri_proxy.affinity.settings import AffinitySettings
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Plan
-from cri_proxy.shell.parts import Parts
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import Plan
+from cri_proxy.services.services import Parts
 from policies.affinity.planner.problem import Proposal
 
 #: So many moves take the engine ten milliseconds, and no call is relayed meanwhile.

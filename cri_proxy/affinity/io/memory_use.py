@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cri_proxy.shell.bounded_files import read_number, read_text
+from cri_proxy.bounded_files import read_number, read_text
 
 #: Where it is told: cgroup v2, and v1 with its own mount for memory. Page cache is part of it; it moves as well.
 _FILES = (("", "memory.current"), ("memory", "memory.usage_in_bytes"))

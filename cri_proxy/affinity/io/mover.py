@@ -15,11 +15,11 @@ from typing import Any, Callable, Optional
 from cri_proxy.affinity.io.memory_use import memory_in_use
 from cri_proxy.affinity.io.pressure import NOTHING, Look, PressureReader
 from cri_proxy.affinity.pressure_guard import SHORTEST_S, Reading, shares, worse_places
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Life, Move, Plan, Update
-from cri_proxy.core.notable import MOVED
-from cri_proxy.core.pins import FROZEN
-from cri_proxy.shell.parts import Parts
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.notable import MOVED
+from cri_proxy.engine.pins import FROZEN
+from cri_proxy.engine.records import Life, Move, Plan, Update
+from cri_proxy.services.services import Parts
 
 #: How long the runtime may take for the updates of a plan, seconds.
 WAIT_S = 30.0

@@ -18,7 +18,7 @@ import grpc
 from bpf.kernel.clock import boot_time_s
 from bpf.service.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
-from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
+from cri_proxy.bounded_files import SMALL_FILE_S, within
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.replica import News, Picture
 from policies.affinity.graph.traffic import Edge, Traffic

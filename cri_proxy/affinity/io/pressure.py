@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.affinity.pressure_guard import Reading
-from cri_proxy.shell.bounded_files import read_number, read_text
+from cri_proxy.bounded_files import read_number, read_text
 
 PSI, THROTTLING, NOTHING = "pressure (PSI)", "throttling", "nothing"
 _UNIFIED = ("", "unified")

@@ -28,9 +28,9 @@ from cri_proxy.affinity.io.pressure import NOTHING
 from cri_proxy.affinity.io.slices import ask_in_slices
 from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.rate_limit import Pace
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.pins import FROZEN
-from cri_proxy.shell.parts import Parts
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.pins import FROZEN
+from cri_proxy.services.services import Parts
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.problem import Proposal

@@ -9,7 +9,7 @@ import asyncio
 from typing import Callable, Optional
 
 from cri_proxy.affinity.build_problem import Question, Slices
-from cri_proxy.core.engine import Engine
+from cri_proxy.engine.engine import Engine
 
 #: How often it begins anew, and how long after the change: in a rush of creates there are gaps.
 TRIES, PAUSE_S = 20, 0.25

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_proxy.bounded_files import read_bytes
 from cri_proxy.config.cluster_policy import MAX_CHARACTERS, BadPolicy, ClusterPolicy, read_policy
-from cri_proxy.shell.bounded_files import read_bytes
 
 FILE = "cluster-policy.json"
 

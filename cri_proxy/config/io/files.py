@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_proxy.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.config.cluster_policy import ClusterPolicy
 from cri_proxy.config.config import BadConfig, Config, Loaded, read_config
 from cri_proxy.config.io.cluster_policy_file import NOTHING, Kept, read_kept
 from cri_proxy.config.options.table import SECTIONS
-from cri_proxy.shell.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.text.sources import MAX_CHARACTERS, BadText, Source, read_entries
 
 Result = TypeVar("Result")

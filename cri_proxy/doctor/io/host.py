@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
+from cri_proxy.bounded_files import read_beginning
 from cri_proxy.doctor.checks.node import INTELS, UNITS
 from cri_proxy.doctor.facts import (
     CgroupFacts,
@@ -21,9 +22,8 @@ from cri_proxy.doctor.facts import (
     SystemFacts,
     UnitFacts,
 )
-from cri_proxy.shell.bounded_files import read_beginning
-from cri_proxy.shell.cgroups import Cgroups
-from cri_proxy.shell.machine import MachineReader
+from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.machine import MachineReader
 
 _SYSTEMCTL_S = 4.0  # against 20 ms: systemd is slow where an incident keeps the node busy
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts,Result"

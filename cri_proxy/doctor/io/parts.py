@@ -12,13 +12,13 @@ from typing import Any, Optional
 from cri_api.control import ControlError
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
+from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.doctor.facts import ConfigFacts, DaemonFacts, KubeletFacts, RuntimeFacts
 from cri_proxy.doctor.io.host import read_file_facts
 from cri_proxy.kubelet.io.files import KubeletFiles
 from cri_proxy.kubelet.io.service import is_connected, look, our_sockets
 from cri_proxy.kubelet.settings import socket_of
-from cri_proxy.shell.control import DaemonAbsent, ask
-from cri_proxy.shell.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
+from cri_proxy.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
 
 ANSWER_S = 1.0
 #: Of /proc/net/unix: the socket is listened on (include/uapi/linux/net.h, __SO_ACCEPTCON).

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Optional, Union
 
-from cri_proxy.core.snapshot import UnreadableRecord
 from cri_proxy.doctor.facts import StateFacts
 from cri_proxy.doctor.io.host import read_file_facts
-from cri_proxy.shell.state_file import FILE, is_environment, read_tables
+from cri_proxy.engine.snapshot import UnreadableRecord
+from cri_proxy.state.file import FILE, is_environment, read_tables
 
 _CHECK_S = 1.0
 #: Where a copy may be made: where temporary files are (None), else in memory, as the disk may be full.

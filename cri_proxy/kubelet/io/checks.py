@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from cri_api.control import ControlError
+from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.kubelet.io.service import Found, is_soon_connected
 from cri_proxy.kubelet.settings import socket_of
 from cri_proxy.kubelet.status import socket_to_write, unfit, unknown
 from cri_proxy.kubelet.switch import CannotSwitch, points_at
-from cri_proxy.shell.control import DaemonAbsent, ask
 
 #: A kubelet that was started just now connects within this.
 CONNECT_S = 10.0
@@ -58,7 +58,7 @@ def require_runtime(endpoint: str) -> None:
     """:raises CannotSwitch: nobody would answer kubelet there."""
     import grpc
 
-    from cri_proxy.shell.runtime import Runtime
+    from cri_proxy.runtime import Runtime
 
     async def identify() -> None:
         runtime = Runtime(socket_of(endpoint))

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import yaml
 
-from cri_proxy.shell.bounded_files import read_bytes
+from cri_proxy.bounded_files import read_bytes
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: More than 110 pods' worth of assignments, or of kubelet's settings.

@@ -26,7 +26,7 @@ from cri_proxy.relay.io.link import Fan, Link
 from cri_proxy.relay.io.links import RESTING, Kind, Links
 from cri_proxy.relay.io.serving import LAST_BYTES_S, behind
 from cri_proxy.relay.io.splice import ACCEPT_AGAIN_S, FAREWELL_S
-from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
+from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access
 
 #: How often a runtime that is away is looked for.
 LOOK_FOR_RUNTIME_S = 0.1

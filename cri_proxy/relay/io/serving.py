@@ -14,7 +14,7 @@ import grpc
 from cri_proxy import greeting
 from cri_proxy.relay.io.grpc_server import SERVER_OPTIONS, Relay
 from cri_proxy.relay.io.splice import Splice
-from cri_proxy.shell.listen import SocketTaken, bind_wanted, claim, copy_access
+from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access
 
 #: How long calls wait at a start. kubelet waits 5 s for an answer to its connection.
 START_BEHIND_S = 2.0

@@ -10,22 +10,22 @@ from cri_proxy.affinity.io.mover import Mover, Outcome
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import AffinityController
 from cri_proxy.config.config import Config, read_config
-from cri_proxy.core.assemble import Machine, make_engine, make_host
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Plan
-from cri_proxy.core.orders import Orders
-from cri_proxy.shell import logs
-from cri_proxy.shell.cgroups import Cgroups
-from cri_proxy.shell.event_stream import EventCount
-from cri_proxy.shell.health import Health
-from cri_proxy.shell.keeper import Keeper
-from cri_proxy.shell.machine import MachineReader
-from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.parts import Parts
-from cri_proxy.shell.runtime import Runtime
-from cri_proxy.shell.state_writer import StateWriter
-from cri_proxy.shell.store import Store
-from cri_proxy.shell.updates import Updates
+from cri_proxy.engine.build import Machine, make_engine, make_host
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.orders import Orders
+from cri_proxy.engine.records import Plan
+from cri_proxy.front_ends.events import EventCount
+from cri_proxy.metrics import Metrics
+from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.machine import MachineReader
+from cri_proxy.runtime import Runtime
+from cri_proxy.services import logs
+from cri_proxy.services.health import Health
+from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.services import Parts
+from cri_proxy.services.updates import Updates
+from cri_proxy.state.store import Store
+from cri_proxy.state.writer import StateWriter
 from cri_proxy.text.sources import Source
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.problem import Problem, Proposal

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from cri_proxy.affinity.io.executor import AT_ONCE
 from cri_proxy.affinity.io.rebalancer import CannotRebalance
-from cri_proxy.core.assemble import make_engine
-from cri_proxy.core.grants import Update
+from cri_proxy.engine.build import make_engine
+from cri_proxy.engine.records import Update
 from tests.affinity.io.affinity_node import Node, apart, config_of
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import CannotRebalance
-from cri_proxy.core.assemble import make_engine
+from cri_proxy.engine.build import make_engine
 from tests.affinity.io.affinity_node import Node, apart, looked_twice
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -10,7 +10,7 @@ import pytest
 
 from cri_proxy.affinity.build_problem import AffinitySettings, Question, question_of, question_slices
 from cri_proxy.affinity.io.slices import TRIES, ask_in_slices
-from cri_proxy.core.engine import Engine
+from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.traffic import Edge, Traffic
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on, host_of, make_container, run

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.kube.backoff import Backoff
-from cri_proxy.shell import control
+from cri_proxy import control
 from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.operator.objects import read_node_placement
-from cri_proxy.shell import control
+from cri_proxy import control
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.node import RegisteredNode, found

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.topology.kubelet import TopologyManager
 from cluster.topology.resource_topology import WITHHELD, node_resource_topology, why_not_single_numa_node
-from cri_proxy.core.engine import Engine
+from cri_proxy.engine.engine import Engine
 from policies.model import PlacementRefused, Qos, Wishes
 from policies.settings import PlacementSettings
 from tests.cluster.topology.crd import SCHEMA, problems

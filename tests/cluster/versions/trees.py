@@ -36,14 +36,14 @@ AFTER: Changes = {
         ),
     ),
     # A field of the report, which the agent writes into the status; a field of each order; a word for a state.
-    "cri_proxy/shell/commands_view.py": (
+    "cri_proxy/daemon/commands_view.py": (
         (
             '            "version": VERSION,\n',
             '            "version": VERSION,\n            "mood": "fine",\n',
         ),
     ),
     "cluster/agent/status.py": (('_HEAD = ("version",', '_HEAD = ("mood", "version",'),),
-    "cri_proxy/core/orders.py": (
+    "cri_proxy/engine/orders.py": (
         (
             'return json.dumps({"freeze": orders.freeze, "overrides": [asdict(o) for o in orders.overrides]})',
             'return json.dumps({"freeze": orders.freeze, "until": "noon",'
@@ -58,10 +58,10 @@ AFTER: Changes = {
 #: A daemon that tells less and obeys fewer commands.
 BEFORE: Changes = {
     "cri_proxy/version.py": (('VERSION = "', 'VERSION = "0.0.'),),
-    "cri_proxy/shell/commands_cluster.py": (
+    "cri_proxy/daemon/commands_cluster.py": (
         (', "overrides": self.overrides, "freeze": self.freeze}', "}"),
     ),
-    "cri_proxy/shell/commands_view.py": (
+    "cri_proxy/daemon/commands_view.py": (
         (', "doctor": self.doctor}', "}"),
         ('            "warnings": parts.health.warnings,\n', ""),
         ('            "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),\n', ""),
@@ -70,8 +70,8 @@ BEFORE: Changes = {
 }  # fmt: skip
 #: A daemon from before there was a cluster half: neither reports nor policies.
 LONG_BEFORE: Changes = {
-    "cri_proxy/shell/commands_cluster.py": (('"cluster-policy": self.policy,', ""),),
-    "cri_proxy/shell/commands_view.py": (('"report": self.report,', ""),),
+    "cri_proxy/daemon/commands_cluster.py": (('"cluster-policy": self.policy,', ""),),
+    "cri_proxy/daemon/commands_view.py": (('"report": self.report,', ""),),
 }
 
 

@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 from cri_proxy.config.config import Source, read_config
-from cri_proxy.core.assemble import make_policy
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.host import EngineOptions
-from cri_proxy.core.snapshot import everything
 from cri_proxy.cri.annotations.read import understood
-from cri_proxy.shell.store import Store
+from cri_proxy.engine.build import make_policy
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.host import EngineOptions
+from cri_proxy.engine.snapshot import everything
+from cri_proxy.state.store import Store
 from policies.machine.cpus import format_cpus
 from policies.model import Qos
 from tests.machines import HYGON_7285_2S

@@ -19,7 +19,6 @@ from typing import Optional
 import pytest
 
 from cri_proxy.config.config import read_config
-from cri_proxy.core.snapshot import FORMAT
 from cri_proxy.doctor.checks.node import INTELS, UNITS
 from cri_proxy.doctor.facts import Facts, MachineFacts
 from cri_proxy.doctor.io.collect import examine
@@ -38,7 +37,8 @@ from cri_proxy.doctor.io.parts import (
     read_runtime_facts,
 )
 from cri_proxy.doctor.io.state import read_state_facts
-from cri_proxy.shell.state_file import FILE
+from cri_proxy.engine.snapshot import FORMAT
+from cri_proxy.state.file import FILE
 from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT
 from tests.fake_runtime import FakeRuntime
@@ -403,7 +403,7 @@ FULL = """
 import sys, tempfile
 from pathlib import Path
 from cri_proxy.doctor.io.state import read_state_facts
-from cri_proxy.shell.store import Store
+from cri_proxy.state.store import Store
 
 tempfile.tempdir = sys.argv[1]
 folder = Path(sys.argv[1]) / "state"

@@ -26,7 +26,7 @@ from cri_proxy.relay.interception import End
 from cri_proxy.relay.io.grpc_server import STOPPING
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.server import ACCEPT_AT_ONCE, ACCEPTING, REACHING, FrameRelay
-from cri_proxy.shell.listen import SocketTaken
+from cri_proxy.unix_sockets import SocketTaken
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CONFIRMED, CREATE, VERSION, data, headers, ping

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 import grpc.aio
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.shell import control
+from cri_proxy import control
 from tests.cri_client import CriClient, MetadataPairs, Pod, cgroup_parent
 from tests.vm.guest.installation import CONTROL, RELAY, run
 from tests.vm.machine import Shape

@@ -15,14 +15,14 @@ from typing import Any
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.bounded_files import read_text
 from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, Reaction, Site
+from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
 from cri_proxy.nri.draft import Asked
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
-from cri_proxy.shell.bounded_files import read_text
-from cri_proxy.shell.mounts import Mounts
-from cri_proxy.shell.parts import Parts
+from cri_proxy.services.services import Parts
 
 #: Devices are found by their numbers here.
 SYS_DEV, DEV = Path("/sys/dev"), Path("/dev")

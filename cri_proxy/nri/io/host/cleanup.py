@@ -16,7 +16,7 @@ from cri_proxy.cri.visibility import ContainerKey, Hidden, SandboxKey
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
-from cri_proxy.shell.keeper import Keeper
+from cri_proxy.services.node_state import Keeper
 
 RETRY_S = 5.0
 #: gRPC's code that containerd gives most of its refusals.

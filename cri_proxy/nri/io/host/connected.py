@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 from cri_proxy.nri.dispatch import missing
 from cri_proxy.nri.io.host.peer import Peer
 from cri_proxy.nri.settings import NriSettings
-from cri_proxy.shell.nri.metrics import NriMetrics
+from cri_proxy.services.nri_metrics import NriMetrics
 
 
 class Gate:

@@ -22,6 +22,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import parse
 from cri_proxy.cri.visibility import container_key
+from cri_proxy.front_ends.cri_calls import CreateContainer
 from cri_proxy.nri.apply import Applied
 from cri_proxy.nri.io.host.calls import HostedCall, Parties
 from cri_proxy.nri.io.host.capabilities import Expression
@@ -39,7 +40,6 @@ from cri_proxy.relay.interception import (
     Outcome,
     Refuse,
 )
-from cri_proxy.shell.interceptor import CreateContainer
 
 
 class Create(HostedCall):

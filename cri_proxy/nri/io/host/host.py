@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.metrics import Metrics
 from cri_proxy.nri import validate as nri_validate
 from cri_proxy.nri.dispatch import is_meant, rpc_of
 from cri_proxy.nri.io.connection import CallFailed
@@ -27,8 +28,7 @@ from cri_proxy.nri.owners import Conflict
 from cri_proxy.nri.settings import NriSettings
 from cri_proxy.nri.updates import MergedUpdates
 from cri_proxy.nri.view import view_unmade
-from cri_proxy.shell.metrics import Metrics
-from cri_proxy.shell.nri.metrics import NriMetrics
+from cri_proxy.services.nri_metrics import NriMetrics
 
 #: How long plugins may take to say goodbye.
 SHUTDOWN_S = 1.0

@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from cri_proxy.core import grants
 from cri_proxy.cri.messages import linux_delta
 from cri_proxy.cri.visibility import Hidden
+from cri_proxy.engine import records as grants
 from cri_proxy.nri.io.host.calls import (
     Events,
     HostedCall,
@@ -51,8 +51,8 @@ from cri_proxy.relay.interception import (
     Outcome,
     runtime_method,
 )
-from cri_proxy.shell.keeper import OFF
-from cri_proxy.shell.parts import Parts
+from cri_proxy.services.node_state import OFF
+from cri_proxy.services.services import Parts
 
 #: The runtime is asked for its version when plugins are to be hosted; clients wait for that.
 IDENTIFY_TIMEOUT_S = 1.0

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
+from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.cri.visibility import ContainerKey, SandboxKey
-from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
-from cri_proxy.shell.state_writer import StateWriter
+from cri_proxy.state.writer import StateWriter
 
 FILE = "nri-unfinished.json"
 

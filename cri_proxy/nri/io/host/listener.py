@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from cri_proxy.nri.io.host.peer import EXTERNAL, Identity
 from cri_proxy.nri.io.host.registration import Registrar
-from cri_proxy.shell.listen import is_served
+from cri_proxy.unix_sockets import is_served
 
 _BACKLOG = 64
 #: Of root's processes alone; more of them is a mistake of somebody's.

@@ -19,7 +19,7 @@ from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClos
 from cri_proxy.nri.messages import EventMessage
 from cri_proxy.nri.stats import CallStats
 from cri_proxy.nri.ttrpc import UNIMPLEMENTED
-from cri_proxy.shell.nri.metrics import NriMetrics
+from cri_proxy.services.nri_metrics import NriMetrics
 
 LAUNCHED, EXTERNAL = "launched", "external"
 #: In the place of a picture's number: no plugin comes after this; all come after it.

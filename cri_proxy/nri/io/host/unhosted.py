@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
+from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.nri.io.host.detection import unhosted_because
 from cri_proxy.nri.io.host.intent_log import FILE
 from cri_proxy.relay.interception import Interception, Interceptor
-from cri_proxy.shell.bounded_files import SMALL_FILE_S, within
-from cri_proxy.shell.parts import Parts
+from cri_proxy.services.services import Parts
 
 UNIX_SOCKETS = Path("/proc/net/unix")
 

@@ -8,7 +8,7 @@ import grpc
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import AnswerFailed
-from cri_proxy.shell.runtime import Runtime
+from cri_proxy.runtime import Runtime
 
 #: Longer than any client waits (kubelet: 2 and 4 minutes, times whatever runtimeRequestTimeout is set to): it is the
 #: client's own deadline that ends its call; this one ends what would go on for ever behind it.

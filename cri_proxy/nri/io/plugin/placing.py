@@ -15,13 +15,13 @@ from typing import Any, Optional
 from google.protobuf.message import Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.grants import Admission, Quota, Stance, Update
 from cri_proxy.cri.messages import read_fence, update_resources
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import Admission, Quota, Stance, Update
+from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
-from cri_proxy.shell.keeper import Keeper
-from cri_proxy.shell.lookup import look_up
+from cri_proxy.services.node_state import Keeper
 from policies.machine.cpus import format_cpus
 from policies.model import Pod, PodSize
 

@@ -21,7 +21,7 @@ from cri_proxy.nri.io.plugin.session import Hooks, Host, Identity, NriSession
 from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.io.plugin.takeover import take_over
 from cri_proxy.nri.subscription import MASK_CLASSIC
-from cri_proxy.shell.parts import Parts
+from cri_proxy.services.services import Parts
 from cri_proxy.text.sources import Source
 
 #: How long to wait between attempts to connect: at first, and at most, seconds. A runtime restarts within a second.

@@ -24,7 +24,7 @@ from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
 from cri_proxy.nri.ttrpc import Call
 from cri_proxy.relay.interception import FAILED_PRECONDITION, INTERNAL
-from cri_proxy.shell.keeper import Keeper
+from cri_proxy.services.node_state import Keeper
 from policies.model import BudgetSpent, PlacementRefused
 
 #: What the library for plugins waits for the answer to RegisterPlugin (pkg/stub), seconds.

@@ -11,12 +11,12 @@ import contextlib
 from typing import Any
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.core.engine import Engine
-from cri_proxy.core.resync import SLICE, Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.cri.messages import UnreadableRequest
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.resync import SLICE, Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.placing import NriPlacing
-from cri_proxy.shell.keeper import Keeper
+from cri_proxy.services.node_state import Keeper
 from policies.model import Container
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.config.config import Config
+from cri_proxy.node.lock import FILE, Ownership
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE
-from cri_proxy.shell.ownership import FILE, Ownership
 
 #: How long the other may take to stop; the runtime is spoken to meanwhile (launched.py).
 WAIT_S = 3.0

@@ -18,8 +18,8 @@ from cri_proxy.nri.io.host.cleanup import Leftovers
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
-from cri_proxy.shell.keeper import Keeper
-from cri_proxy.shell.runtime import Runtime
+from cri_proxy.runtime import Runtime
+from cri_proxy.services.node_state import Keeper
 from tests.cri_client import container_config, pod_config
 from tests.fake_runtime import FakeRuntime
 

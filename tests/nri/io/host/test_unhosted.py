@@ -34,9 +34,9 @@ _PROGRAM = """
 import sys
 from types import SimpleNamespace
 from pathlib import Path
-from cri_proxy.shell.interceptor import CriInterceptor
+from cri_proxy.front_ends.cri_calls import CriInterceptor
 from cri_proxy.nri.io.host.unhosted import Unhosted, make_hosting
-from cri_proxy.shell.proxy import Proxy
+from cri_proxy.daemon.proxy import Proxy
 config = {"nri.host": "off", "nri.socket": "", "state.directory": sys.argv[1]}
 made = make_hosting(SimpleNamespace(config=config, log=None), SimpleNamespace(open=lambda method: method))
 assert isinstance(made, Unhosted) and made.open("/x/Y") == "/x/Y", made

@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from cri_proxy.config.config import Config, read_config
+from cri_proxy.node.lock import Ownership
 from cri_proxy.nri.io.plugin.takeover import launched_owner, take_over
-from cri_proxy.shell.ownership import Ownership
 from cri_proxy.text.sources import Source
 
 #: Holds the lock until it is told to stop, as a daemon does. Arguments: control socket, front end.
@@ -22,7 +22,7 @@ HOLDER = """
 import signal, sys
 from cri_proxy.config.config import read_config
 from cri_proxy.text.sources import Source
-from cri_proxy.shell.ownership import Ownership
+from cri_proxy.node.lock import Ownership
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 config = read_config([Source("test", values={"control.socket": sys.argv[1]})]).config
 assert Ownership(config, sys.argv[2]).take() == ""

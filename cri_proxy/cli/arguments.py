@@ -1,0 +1,89 @@
+"""What a command line stands for: which command, in which module; Intel's flags as ours. Decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar
+
+import click
+
+from cri_proxy.config.io import files as settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+#: Commands with a module of their own: it is loaded when one is asked for, which a start of the daemon does not wait for.
+ELSEWHERE = {
+    "affinity": "cri_proxy.cli.affinity",
+    "agent": "cri_proxy.cli.agent",
+    "doctor": "cri_proxy.cli.doctor",
+    "freeze": "cri_proxy.cli.cluster",
+    "kubelet": "cri_proxy.cli.kubelet",
+    "nri": "cri_proxy.cli.nri",
+    "observer": "cri_proxy.cli.observer",
+    "overrides": "cri_proxy.cli.cluster",
+    "rebalance": "cri_proxy.cli.affinity",
+}
+
+
+def configured(command: Command) -> Command:
+    """The options by which a program that runs finds its configuration."""
+    file = click.Path(path_type=Path)
+    for decorate in (
+        click.option("--force-config", type=file, help="Read after everything else."),
+        click.option("--fallback-config", type=file, help=f"Read before it (default {settings.FALLBACK})."),
+        click.option(
+            "--config", "config_file", type=file, help=f"Configuration file (default {settings.CONFIG})."
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+class RunByDefault(click.Group):
+    """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Optional[click.Command]:
+        if cmd_name in ELSEWHERE and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(ELSEWHERE[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks what may follow: nothing does yet
+            return super().parse_args(ctx, args)
+        at = 0
+        while at < len(args) and args[at].split("=", 1)[0] == "--control-socket":
+            at += 1 if "=" in args[at] else 2
+        first = args[at] if at < len(args) else ""
+        run = self.commands["run"]
+        known = {name for option in run.params for name in option.opts}
+        if first == "run":
+            args = [*args[: at + 1], *intel_arguments(args[at + 1 :], known)]
+        elif first in ("-version", "-help"):
+            args = ["-" + first]
+        elif not first or (first.startswith("-") and first not in ("--help", "-h", "--version")):
+            args = ["run", *intel_arguments(args, known)]
+        return super().parse_args(ctx, args)
+
+
+def double_dashes(args: list[str]) -> list[str]:
+    """Go's ``-flag`` as ``--flag``."""
+    return ["-" + a if a.startswith("-") and not a.startswith("--") and len(a) > 2 else a for a in args]
+
+
+def intel_arguments(args: list[str], known: Iterable[str]) -> list[str]:
+    """Arguments of ``run``, as Intel's units have them too; flags not ``known`` go with a warning."""
+    kept: list[str] = []
+    is_known = True
+    for given, word in zip(args, double_dashes(args)):
+        if word.startswith("-"):
+            name = word.split("=", 1)[0]
+            is_known = name in known or name in ("-h", "--help")
+            if not is_known:
+                click.echo(f"warning: {given.split('=', 1)[0]} has no meaning here and is ignored", err=True)
+        if is_known:  # else it is the value of the flag before it
+            kept.append(word)
+    return kept

@@ -1,0 +1,385 @@
+"""The command line. Reads arguments, asks the daemon or the core, prints; decides nothing.
+
+Exit codes: 0 done, 1 failed, 2 usage. ``--json`` prints one JSON document on stdout and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from cri_api.control import ControlError
+from cri_proxy.cli.answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
+from cri_proxy.cli.arguments import RunByDefault, configured
+from cri_proxy.cli.cluster import cluster_policy
+from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
+from cri_proxy.cli.topology_drawing import draw_topology
+from cri_proxy.config.config import BadConfig, Config, read_config
+from cri_proxy.config.io import files as settings
+from cri_proxy.control import DaemonAbsent, ask
+from cri_proxy.engine.report import explain_text, placements_text, status_text
+from cri_proxy.node.sysfs import SysfsError, read_sysfs
+from cri_proxy.simulator.preview import diff_text
+from cri_proxy.unix_sockets import is_served
+from cri_proxy.version import VERSION
+from policies.machine.topology import BadTopology, Topology, TopologyData
+from policies.machine.topology_json import read_topology, write_topology
+
+
+@click.group(cls=RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="cri-resmgr")
+@click.option(
+    "--control-socket", type=click.Path(path_type=Path), help="Control socket of the daemon to talk to."
+)
+@click.pass_context
+def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
+    """Places containers on L3 slices (CCX) and NUMA nodes, between kubelet and the container runtime.
+
+    Without a subcommand it is `run`. The other commands ask the running daemon. Without it work, too: doctor,
+    kubelet, release, reset-policy, topology, simulate, config check and config show --config.
+    """
+    ctx.obj = control_socket
+
+
+_file = click.Path(path_type=Path)
+
+
+# ---------------------------------------------------------------------- the daemon
+
+
+@cli.command()
+@configured
+@click.option("--relay-socket", help="Socket to serve kubelet on; relay.socket.")
+@click.option("--runtime-socket", help="The runtime's socket; relay.runtime_endpoint.")
+@click.option("--image-socket", help="The image service's, where that is another; relay.image_endpoint.")
+@click.option("--control-socket", help="Socket for the command line; control.socket.")
+@click.option("--state-dir", help="Where state is kept; state.directory.")
+@click.option("--reset-policy", is_flag=True, help="Only set the state aside, and exit.")
+@click.option(
+    "--strict", is_flag=True, help="Exit where containers cannot be placed, instead of passing bytes."
+)
+@click.option(
+    "--standalone",
+    is_flag=True,
+    help="Serve nobody: find containers at the runtime, place them once they run.",
+)
+def run(
+    config_file: Optional[Path],
+    fallback_config: Optional[Path],
+    force_config: Optional[Path],
+    reset_policy: bool,
+    strict: bool,
+    standalone: bool,
+    **flags: Optional[str],
+) -> None:
+    """Run the daemon in the foreground."""
+    keys = {
+        "relay_socket": "relay.socket",
+        "runtime_socket": "relay.runtime_endpoint",
+        "image_socket": "relay.image_endpoint",
+        "control_socket": "control.socket",
+        "state_dir": "state.directory",
+    }
+    overrides: dict[str, Any] = {keys[name]: value for name, value in flags.items() if value}
+    # Intel's word for "the same as the runtime's".
+    if overrides.get("relay.image_endpoint") == "default":
+        del overrides["relay.image_endpoint"]
+    if "control.socket" not in overrides and click.get_current_context().find_root().obj is not None:
+        overrides["control.socket"] = str(click.get_current_context().find_root().obj)
+    files = settings.Files(fallback_config, config_file, force_config, overrides)
+    if reset_policy:
+        # As Intel's: for a daemon that is down. Ours does it running, too.
+        config = settings.load_or_last(files).config
+        for path in (config["relay.socket"], config["control.socket"]):
+            if is_served(Path(path)):
+                fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
+        click.echo(f"state {set_state_aside(config, 'cri-resmgr --reset-policy')}")
+        return
+    if standalone and {"relay.socket", "relay.image_endpoint"} & overrides.keys():
+        raise click.UsageError("--standalone serves no socket: leave --relay-socket and --image-socket out")
+    from cri_proxy.daemon.daemon import RunOptions, main
+    from cri_proxy.daemon.proxy import Proxy
+    from cri_proxy.front_ends.standalone import Standalone
+
+    sys.exit(main(RunOptions(files, strict, Standalone if standalone else Proxy)))
+
+
+@cli.command()
+@json_option
+def status(as_json: bool) -> None:
+    """Is all well? Mode, runtime, containers, and every reason why not."""
+    show_document(ask_daemon("status"), as_json, status_text)
+
+
+@cli.command()
+@click.argument("mode", required=False, type=click.Choice(["enforce", "observe", "off"]))
+@json_option
+def mode(mode: Optional[str], as_json: bool) -> None:
+    """Show or set the mode: enforce, observe (decide, change nothing) or off (bytes only)."""
+    show_document(ask_daemon("mode", {"mode": mode} if mode else {}), as_json, _mode_text)
+
+
+def _mode_text(found: Mapping[str, str]) -> str:
+    wanted = found["wanted"]
+    is_it = found["mode"] == wanted
+    return found["mode"] + ("" if is_it else f" (wanted: {wanted}; see: cri-resmgr status)")
+
+
+@cli.command()
+@json_option
+def placements(as_json: bool) -> None:
+    """Where every container runs."""
+    show_document(ask_daemon("placements"), as_json, placements_text)
+
+
+@cli.command()
+@click.argument("container")
+@json_option
+def explain(container: str, as_json: bool) -> None:
+    """Why a container is where it is. CONTAINER: an id or its beginning, or namespace/pod/container."""
+    show_document(ask_daemon("explain", {"container": container}), as_json, explain_text)
+
+
+@cli.command()
+def metrics() -> None:
+    """Print the metrics as Prometheus text."""
+    click.echo(ask_daemon("metrics"), nl=False)
+
+
+@cli.command()
+@click.argument("container", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every container.")
+@click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
+@json_option
+def release(container: Optional[str], everything: bool, config_file: Optional[Path], as_json: bool) -> None:
+    """Give containers the CPUs and memory they would have without us; works with the daemon down, too."""
+    if everything == bool(container):
+        raise click.UsageError("name one container, or say --all")
+    try:
+        document = ask(control_socket(), "release", {"container": container, "all": everything})
+    except DaemonAbsent:
+        document = release_offline(container, config_file)
+    except ControlError as error:
+        fail(str(error))
+    show_document(document, as_json, _updates_text)
+    if not all(update["done"] for update in document["updates"]):
+        sys.exit(1)
+
+
+def _updates_text(document: Mapping[str, Any]) -> str:
+    lines = [f"{_named(u)}: {u['cpus']}{_not_done(u)}" for u in document["updates"]]
+    changed = sum(update["done"] for update in document["updates"])
+    lines.append(f"{changed} of {document['containers']} containers changed")
+    return "\n".join([*lines, *filter(None, [document.get("problem")])])
+
+
+def _named(update: Mapping[str, Any]) -> str:
+    path, short = update.get("container"), update["id"][:13]
+    return f"{path} ({short})" if path else short
+
+
+def _not_done(update: Mapping[str, Any]) -> str:
+    if update["done"]:
+        return ""
+    return f"  NOT DONE: {update.get('error') or 'the runtime has not taken it yet; it is tried again'}"
+
+
+@cli.command()
+@click.argument("container", required=False)
+@click.option(
+    "--all", "everything", is_flag=True, help="Every one that was released or ran before the daemon."
+)
+@json_option
+def adopt(container: Optional[str], everything: bool, as_json: bool) -> None:
+    """Take containers under management that are not: place them now."""
+    if everything == bool(container):
+        raise click.UsageError("name one container, or say --all")
+    document = ask_daemon("adopt", {"container": container, "all": everything})
+    show_document(document, as_json, _updates_text)
+
+
+@cli.command("reset-policy")
+@click.option("--replace", is_flag=True, help="Also place every container anew, and print the moves.")
+@click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
+@json_option
+def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> None:
+    """Set the state aside and take over what runs as it is, moving nothing: for records that are wrong."""
+    try:
+        document = ask(control_socket(), "reset-policy", {"replace": replace})
+    except DaemonAbsent as error:
+        if replace:
+            fail(str(error), error.hint)
+        phrase = set_state_aside(daemons_config(config_file), "cri-resmgr reset-policy")
+        document = {"state": phrase, "updates": [], "containers": 0}
+    except ControlError as error:
+        fail(str(error))
+    show_document(document, as_json, _reset_text)
+
+
+def _reset_text(document: Mapping[str, Any]) -> str:
+    lines = [f"state {document['state']}", _updates_text(document)]
+    if document.get("adopted") and not document["updates"]:
+        lines.append(
+            f"{document['adopted']} containers are adopted: they keep what they have, and count where they run; "
+            "to place them: cri-resmgr adopt --all"
+        )
+    return "\n".join(lines)
+
+
+@cli.command()
+@json_option
+def acknowledge(as_json: bool) -> None:
+    """Take a state that was lost and rebuilt out of the reasons in `status`: it was seen."""
+    show_document(ask_daemon("acknowledge"), as_json, _acknowledged_text)
+
+
+def _acknowledged_text(document: Mapping[str, str]) -> str:
+    lost = document["acknowledged"]
+    return f"acknowledged: {lost}" if lost else "no state was lost"
+
+
+# ---------------------------------------------------------------------- without the daemon
+
+
+@cli.command()
+@click.option("--sysfs", type=_file, help="Read this sysfs tree or JSON topology instead.")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
+@json_option
+def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
+    """Draw the machine: sockets, NUMA nodes, L3 slices, CPUs, memory, distances.
+
+    It is the daemon's view of it, or where no daemon runs that of /sys.
+    """
+    data = _read_machine(sysfs) if sysfs is not None else _daemons_machine()
+    if as_json:
+        print_json(write_topology(data))
+    else:
+        drawn = draw_topology(Topology(data), ascii=ascii_only)
+        try:
+            drawn.encode(sys.stdout.encoding or "ascii")
+        except UnicodeEncodeError:
+            drawn = draw_topology(Topology(data), ascii=True)
+        click.echo(drawn)
+
+
+def _daemons_machine() -> TopologyData:
+    try:
+        return read_topology(ask(control_socket(), "topology"))
+    except (DaemonAbsent, ControlError):
+        return _read_machine(Path("/sys"))
+
+
+def _read_machine(source: Path) -> TopologyData:
+    try:
+        if source.is_dir():
+            # A saved tree keeps its proc beside its sys, as the real ones are.
+            reading = read_sysfs(source, source.parent / "proc")
+            for warning in reading.warnings:
+                click.echo(f"warning: {warning}", err=True)
+            data = reading.data
+        else:
+            data = read_topology(json.loads(source.read_text()))
+        Topology(data)
+    except (SysfsError, BadTopology, ValueError) as error:
+        fail(str(error) if str(source) in str(error) else f"{source}: {error}")
+    except OSError as error:
+        fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")
+    return data
+
+
+@cli.command()
+@click.option(
+    "--topology", "topology_file", type=_file, required=True, help="A sysfs root directory, or JSON."
+)
+@click.option("--config", "config_file", type=_file, help="Our configuration, or Intel's form.")
+@click.argument("scenario", type=_file)
+def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -> None:
+    """Replay SCENARIO (a JSON list of steps) on a machine; one JSON object a step. No daemon, no root."""
+    from cri_proxy.simulator.replay import run_simulation
+    from cri_proxy.simulator.scenario import BadScenario
+
+    data = _read_machine(topology_file)
+    try:
+        config = _load_config(config_file)
+        steps = json.loads(scenario.read_text())
+        for line in run_simulation(data, config, steps, lambda name: _load_config(scenario.parent / name)):
+            click.echo(line)
+    except (BadScenario, BadConfig) as error:
+        click.echo(f"cri-resmgr: {error}", err=True)
+        sys.exit(2)
+    except (OSError, ValueError) as error:
+        click.echo(f"cri-resmgr: {scenario}: {error}", err=True)
+        sys.exit(2)
+
+
+def _load_config(path: Optional[Path]) -> Config:
+    if path is None:
+        return read_config([]).config
+    return read_config([settings.read_source(path, is_typed=True)]).config
+
+
+@cli.group()
+def config() -> None:
+    """Check and show the configuration."""
+
+
+@config.command()
+@click.argument("file", type=_file)
+@click.option(
+    "--diff", is_flag=True, help="Also ask the daemon what would move if it read FILE, changing nothing."
+)
+def check(file: Path, diff: bool) -> None:
+    """Check FILE as the daemon would read it; unknown keys are errors here.
+
+    With --diff FILE takes the place of the daemon's file of that path, else of its config.yaml.
+    """
+    try:
+        online = Topology(read_sysfs().data).online
+    except (SysfsError, BadTopology):
+        online = None
+    try:
+        source = settings.read_source(file, is_typed=True)
+        loaded = read_config([source], topology_cpus=online, strict=True)
+    except BadConfig as error:
+        for warning in error.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        for sentence in error.errors:
+            click.echo(sentence, err=True)
+        sys.exit(1)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{file}: good")
+    if diff:
+        click.echo(diff_text(ask_daemon("config-diff", {"name": str(file.resolve()), "text": source.text})))
+
+
+@config.command()
+@json_option
+@click.option(
+    "--config", "config_file", type=_file, help="Show what this file would give, without asking the daemon."
+)
+def show(as_json: bool, config_file: Optional[Path]) -> None:
+    """Every option with its value and where that comes from."""
+    if config_file is not None:
+        try:
+            shown = _load_config(config_file).show()
+        except BadConfig as error:
+            fail(str(error))
+        rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
+    else:
+        rows = ask_daemon("config")
+    show_document(rows, as_json, _config_text)
+
+
+config.add_command(cluster_policy)
+
+
+def _config_text(rows: Any) -> str:
+    keys = max(len(row["key"]) for row in rows)
+    values = max(len(row["value"]) for row in rows)
+    return "\n".join(f"{row['key']:<{keys}}  {row['value']:<{values}}  {row['origin']}" for row in rows)

@@ -1,0 +1,126 @@
+"""The control socket: what the command line talks to. Only root may connect (mode 0600)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_api.control import (
+    MAX_REQUEST,
+    ControlError,
+    read_reply,
+    read_request,
+    write_error,
+    write_request,
+    write_result,
+)
+from cri_proxy.unix_sockets import claim
+
+#: A release of many containers may wait for the runtime.
+ANSWER_S = 60.0
+#: A daemon that the launcher has replaced by its simplest self has no control socket either.
+ABSENT_HINT = (
+    "start it with: systemctl start cri-resource-manager; if it passes bytes only, see why: "
+    "systemctl status cri-resource-manager"
+)
+
+Command = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class DaemonAbsent(Exception):
+    """Nobody serves the control socket: a sentence, and what to do."""
+
+    def __init__(self, sentence: str, hint: str) -> None:
+        super().__init__(sentence)
+        self.hint = hint
+
+
+class ControlServer:
+    """Serves the daemon's commands by name."""
+
+    def __init__(
+        self, path: Path, commands: Mapping[str, Command], log: Any, key: str = "control.socket"
+    ) -> None:
+        """``key``: the option that says where it is."""
+        self.path = path
+        self._key = key
+        self._commands = commands
+        self._log = log
+        self._server: Optional[asyncio.AbstractServer] = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """:raises SocketTaken, OSError: the socket cannot be had."""
+        claim(self.path, self._key)
+        mask = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._connected, str(self.path), limit=MAX_REQUEST)
+        finally:
+            os.umask(mask)
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:  # else the path is somebody else's
+            self._server.close()
+            self.path.unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while line := await reader.readline():
+                writer.write(await self._answer(line))
+                await writer.drain()
+        except (ConnectionError, ValueError, asyncio.CancelledError):
+            pass  # gone, a line that is too long, or we are stopping
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _answer(self, line: bytes) -> bytes:
+        try:
+            name, arguments = read_request(line)
+            command = self._commands.get(name)
+            if command is None:
+                raise ControlError(f"this daemon does not know the command {name!r}")
+            return write_result(await command(arguments))
+        except ControlError as error:
+            return write_error(str(error))
+        except Exception as error:
+            self._log.error("control command failed", exc_info=True)
+            return write_error(f"the daemon failed: {type(error).__name__}: {error}")
+
+
+def ask(
+    path: Path, command: str, arguments: Optional[dict[str, Any]] = None, timeout_s: float = ANSWER_S
+) -> Any:
+    """Ask a running daemon, from the command line.
+
+    :raises DaemonAbsent: nobody serves the socket.
+    :raises ControlError: the daemon's refusal, or it does not answer.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+        except PermissionError:
+            raise ControlError(f"no permission for {path}; try again as root") from None
+        except OSError:
+            raise DaemonAbsent(f"the daemon is not running: nobody serves {path}", ABSENT_HINT) from None
+        try:
+            connection.sendall(write_request(command, arguments or {}))
+            with connection.makefile("rb") as lines:
+                line = lines.readline()
+        except socket.timeout:
+            hint = "see its log: journalctl -u cri-resource-manager"
+            raise ControlError(f"the daemon has not answered within {timeout_s:.0f} s; {hint}") from None
+        except OSError:
+            line = b""
+    return read_reply(line)

@@ -1,0 +1,324 @@
+"""What the command line can ask of a running daemon; each command returns plain data for JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+import grpc
+
+from cri_api.control import ControlError
+from cri_proxy.config.config import BadConfig, Source, read_config
+from cri_proxy.config.io import files as settings
+from cri_proxy.control import Command
+from cri_proxy.daemon.commands_affinity import AffinityCommands
+from cri_proxy.daemon.commands_cluster import ClusterCommands
+from cri_proxy.daemon.commands_view import SHARED, ViewCommands
+from cri_proxy.engine.build import make_engine
+from cri_proxy.engine.commands import is_adoptable
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.invariants import unmet, unmet_in_short
+from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.report import (
+    NotOne,
+    distrusted_paths,
+    domain_rows,
+    explain,
+    find_one,
+    memory_rows,
+    path_of,
+    placement_rows,
+)
+from cri_proxy.node.machine import NoMachine
+from cri_proxy.services.node_state import ENFORCE, MODES
+from cri_proxy.simulator.preview import diff_document, records_of
+from cri_proxy.version import VERSION
+from policies.machine.cpus import format_cpus
+from policies.machine.topology_json import write_topology
+from policies.model import BudgetSpent, PlacementRefused
+
+#: How long a command waits for the runtime to take updates.
+WAIT_S = 30.0
+
+
+class Commands:
+    """The commands of one daemon."""
+
+    def __init__(self, daemon: Any) -> None:
+        self._daemon = daemon
+        self._view = ViewCommands(daemon)
+        self._started = time.monotonic()
+
+    def table(self) -> Mapping[str, Command]:
+        """The commands by the name they have on the wire."""
+        return {
+            "status": self.status,
+            "mode": self.mode,
+            "topology": self.topology,
+            "placements": self.placements,
+            "explain": self.explain,
+            "release": self.release,
+            "adopt": self.adopt,
+            "metrics": self.metrics,
+            "config": self.config,
+            "config-diff": self.config_diff,
+            "reset-policy": self.reset_policy,
+            "acknowledge": self.acknowledge,
+            **AffinityCommands(self._daemon).table(),
+            **self._view.table(),
+            **ClusterCommands(self._daemon).table(),
+        }
+
+    def view_table(self) -> Mapping[str, Command]:
+        """Those of them that change nothing."""
+        commands = self.table()
+        return {name: commands[name] for name in (*SHARED, *self._view.table())}
+
+    def _engine(self) -> Engine:
+        engine: Optional[Engine] = self._daemon.parts.keeper.engine
+        if engine is None:
+            reasons = "; ".join(self._daemon.health.reasons.values()) or "it is starting"
+            raise ControlError(f"the daemon is degraded and passes bytes only: {reasons}")
+        return engine
+
+    # ------------------------------------------------------------------ questions
+
+    async def status(self, arguments: dict[str, Any]) -> Any:
+        daemon, parts = self._daemon, self._daemon.parts
+        keeper, runtime = parts.keeper, parts.runtime
+        # They may be younger than the last round.
+        parts.health.note("state", parts.store.problem)
+        if (engine := keeper.active()) is not None:
+            parts.health.note("invariants", unmet_in_short(engine))
+        connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
+        document: dict[str, Any] = {
+            "version": VERSION,
+            "mode": daemon.mode,
+            "mode_wanted": keeper.mode,
+            "degraded": dict(parts.health.reasons),
+            "warnings": parts.health.warnings,
+            "uptime_s": round(time.monotonic() - self._started, 1),
+            "front_end": daemon.front.name,
+            **daemon.front.status(),
+            "runtime": {
+                "socket": runtime.path,
+                "connected": connected,
+                "name": runtime.name,
+                "version": runtime.version,
+                "api": runtime.api,
+            },
+            "exits": self._exits(),
+            "state_unsaved": parts.store.waiting,
+            "updates_waiting": len(keeper.updates.unsettled),
+            "affinity": daemon.affinity.status(),
+            "cluster": daemon.cluster.document(),
+            "counters": counters(parts.metrics.registry),
+        }
+        if keeper.engine is not None:
+            document.update(engine_status(keeper.engine, parts.config["policy.Active"], keeper.clock()))
+        return document
+
+    def _exits(self) -> str:
+        if self._daemon.parts.events.streams:
+            return str(self._daemon.front.exits)
+        return "own event stream" if self._daemon.parts.events.own_stream else "polling"
+
+    async def topology(self, arguments: dict[str, Any]) -> Any:
+        return write_topology(self._engine().host.topology.data)
+
+    async def placements(self, arguments: dict[str, Any]) -> Any:
+        return placement_rows(self._engine())
+
+    async def explain(self, arguments: dict[str, Any]) -> Any:
+        name = str(arguments.get("container", ""))
+        document = explain(self._engine(), name, self._daemon.parts.keeper.clock())
+        if document is None:
+            raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
+        return {**document, "unsaved": self._is_unsaved(name)}
+
+    def _is_unsaved(self, name: str) -> bool:
+        """Whether a container's record is not in the state file as it is."""
+        with contextlib.suppress(NotOne):
+            grant = find_one(self._engine(), name)
+            return any(kind == "grant" and key == grant.key for kind, key in self._daemon.parts.store.unsaved)
+        return False
+
+    async def metrics(self, arguments: dict[str, Any]) -> Any:
+        return self._daemon.parts.metrics.text()
+
+    async def config(self, arguments: dict[str, Any]) -> Any:
+        shown = self._daemon.parts.config.show()
+        return [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
+
+    async def config_diff(self, arguments: dict[str, Any]) -> Any:
+        """What a reload would move if a text (``name``: its file's absolute path) were in the place of its file."""
+        parts, running = self._daemon.parts, self._daemon.parts.config
+        source = Source(str(arguments.get("name", "")), str(arguments.get("text", "")))
+        try:
+            layers = self._daemon.options.files.layers_with(source)
+            loaded, _ = settings.with_kept_policy(
+                layers, read_config(layers.with_policy(None)), self._daemon.cluster.kept
+            )
+            wanted = loaded.config
+        except BadConfig as error:
+            raise ControlError(str(error)) from None
+        live = running.taking_over(wanted)
+        reader = replace(
+            parts.machine, source=Path(live["topology.source"]), kubelet=Path(live["kubelet.directory"])
+        )
+        try:
+            machine = await asyncio.to_thread(reader.read, self._engine().host.topology)
+        except NoMachine as error:
+            raise ControlError(str(error)) from None
+        host, _ = self._daemon.assembly.host_by(live, machine)
+        # A second engine for all containers is made and moved; requests must not wait for that.
+        return await asyncio.to_thread(diff_document, records_of(self._engine()), running, wanted, host)
+
+    # ------------------------------------------------------------------ actions
+
+    async def mode(self, arguments: dict[str, Any]) -> Any:
+        wanted = arguments.get("mode")
+        if wanted is not None:
+            if wanted not in MODES:
+                raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
+            self._daemon.assembly.set_mode(wanted)
+            await self._daemon.parts.store.settled()
+        return {"mode": self._daemon.mode, "wanted": self._daemon.parts.keeper.mode}
+
+    async def release(self, arguments: dict[str, Any]) -> Any:
+        engine = self._engine()
+        if arguments.get("all"):
+            grants = [g for g in engine.grants.values() if g.life is not Life.CREATING]
+        else:
+            grants = [self._one(str(arguments.get("container", "")))]
+        updates = [u for g in grants if (u := engine.release(g.key)) is not None]
+        self._daemon.parts.keeper.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
+        return await self._carry_out(updates, len(grants))
+
+    async def adopt(self, arguments: dict[str, Any]) -> Any:
+        """Place a container that is not managed; or (``all``) those that were released or ran before us."""
+        self._require_enforcing()
+        if arguments.get("all"):
+            engine = self._engine()
+            waiting = [g for g in engine.grants.values() if is_adoptable(engine.books, g)]
+            return await self._carry_out(self._manage_all(engine, waiting), len(waiting))
+        grant = self._one(str(arguments.get("container", "")))
+        if grant.stance is Stance.PLACED:
+            raise ControlError(f"{grant.container.path} is managed already")
+        try:
+            updates = self._engine().manage(grant.key)
+        except PlacementRefused as error:
+            raise ControlError(str(error)) from None
+        if not updates:
+            raise ControlError(f"{grant.container.path} cannot be placed: {grant.why or grant.life.value}")
+        return await self._carry_out(list(updates), 1)
+
+    async def reset_policy(self, arguments: dict[str, Any]) -> Any:
+        """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
+        parts = self._daemon.parts
+        if arguments.get("replace"):
+            self._require_enforcing()
+        old = self._engine()
+        # In one step: what the old engine has is not written any more, and what the new one has goes to a new file.
+        moved = parts.store.set_aside()
+        self._daemon.assembly.engage(make_engine(parts.config, old.host))
+        await parts.reconciler.run()
+        engine = self._engine()
+        updates: list[Update] = []
+        if arguments.get("replace"):
+            adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
+            updates = self._manage_all(engine, adopted)
+        result = await self._carry_out(updates, len(engine.grants))
+        return {**result, "state": await moved, "adopted": len(engine.grants)}
+
+    async def acknowledge(self, arguments: dict[str, Any]) -> Any:
+        """The loss of records was seen: it is no reason any more."""
+        sentence = self._daemon.assembly.acknowledge()
+        await self._daemon.parts.store.settled()
+        return {"acknowledged": sentence}
+
+    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[Update]:
+        updates: dict[str, Update] = {}
+        for grant in sorted(adopted, key=lambda g: (g.container.path, g.key)):
+            try:
+                updates.update({u.id: u for u in engine.manage(grant.key)})
+            except (PlacementRefused, BudgetSpent) as error:
+                self._daemon.log.warning("left as it is", container=grant.container.path, why=str(error))
+        return list(updates.values())
+
+    def _require_enforcing(self) -> None:
+        mode = self._daemon.mode
+        if mode != ENFORCE:
+            raise ControlError(f"in mode {mode} nothing is placed; first: cri-resmgr mode {ENFORCE}")
+
+    def _one(self, name: str) -> Grant:
+        try:
+            return find_one(self._engine(), name)
+        except NotOne as error:
+            raise ControlError(str(error)) from None
+
+    async def _carry_out(self, updates: list[Update], count: int) -> Any:
+        keeper = self._daemon.parts.keeper
+        await keeper.saved()
+        await keeper.updates.send_and_wait(updates, WAIT_S, by_command=True)
+        waiting = keeper.updates.unsettled
+        return {
+            "containers": count,
+            "updates": [
+                {
+                    "id": u.id,
+                    "container": path_of(self._engine(), u.id),
+                    "cpus": format_cpus(u.placement.cpus),
+                    "mems": format_cpus(u.placement.mems),
+                    "done": u.id not in waiting,
+                }
+                for u in updates
+            ],
+        }
+
+
+def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, Any]:
+    """The engine's part of the status; ``now_s``: since boot."""
+    stances: dict[str, int] = {}
+    for grant in engine.grants.values():
+        stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
+    unusable = [
+        g.container.path
+        for g in engine.grants.values()
+        if g.stance is Stance.UNTOUCHED and g.fence.asked.cpus is not None
+    ]
+    return {
+        "policy": policy,
+        "usable": format_cpus(engine.host.usable),
+        "reserved": format_cpus(engine.node.reserved),
+        "containers": dict(sorted(stances.items())),
+        "held": sum(1 for g in engine.grants.values() if g.life is Life.HELD),
+        "in_doubt": sum(1 for t in engine.tickets.values() if t.in_doubt),
+        "foreign": [g.container.path for g in engine.grants.values() if g.stance is Stance.FOREIGN],
+        "unusable_fences": unusable,
+        "not_bound": {
+            g.container.path: g.runs_in
+            for g in engine.grants.values()
+            if g.stance is Stance.PLACED and g.runs_in
+        },
+        "distrusted": distrusted_paths(engine, now_s),
+        "invariants": unmet(engine),
+        "domains": domain_rows(engine.node),
+        "memory": memory_rows(engine.node),
+    }
+
+
+def counters(registry: Any) -> dict[str, float]:
+    """The counters that are not zero, by name and labels."""
+    found = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            if family.type == "counter" and sample.value and not sample.name.endswith("_created"):
+                labels = ",".join(f"{k}={v}" for k, v in sample.labels.items())
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found

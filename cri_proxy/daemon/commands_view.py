@@ -1,0 +1,145 @@
+"""What a program that only looks may ask of a running daemon: the view socket's commands, none of which changes anything.
+
+``report`` is one document of a moment: which containers there are and what the zones have is taken in one step; the rows
+are written down in slices, as calls are relayed in between (500 containers: six milliseconds in all, one at a time).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional, TypeVar
+
+from cri_api.control import ControlError
+from cri_proxy.control import Command
+from cri_proxy.doctor.io.examiner import Examiner
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.node_report import (
+    container_row,
+    group_rows,
+    machine_document,
+    remote_rows,
+    running,
+    zone_rows,
+)
+from cri_proxy.engine.zones import Zone, zones_of
+from cri_proxy.version import VERSION
+from policies.affinity.graph.groups import Group, groups_of
+from policies.affinity.graph.traffic import Traffic
+from policies.machine.topology import Topology
+
+#: Containers that are written down at once: a millisecond.
+SLICE = 100
+#: What ways there are to learn of containers, by the names that front ends have.
+FRONT_ENDS = {"proxy": "cri", "nri-plugin": "nri", "standalone": "standalone"}
+#: The commands of the control socket that the view socket has as well.
+SHARED = ("status", "topology", "placements", "explain", "affinity", "metrics")
+#: Parts of a report that have a row a zone or a container.
+ROWS = frozenset(("zones", "placements", "affinity_groups"))
+
+Item = TypeVar("Item")
+
+
+class ViewCommands:
+    """The commands of one daemon that change nothing."""
+
+    def __init__(self, daemon: Any) -> None:
+        self._daemon = daemon
+        #: The machine that zones and its document were made of.
+        self._machine: tuple[Optional[Topology], tuple[Zone, ...], dict[str, Any]] = (None, (), {})
+        #: The edges that groups were made of.
+        self._groups: tuple[object, list[Group]] = ((), [])
+        self._examiner = Examiner(lambda: daemon.options.files, lambda: daemon.parts.config["control.socket"])
+
+    def table(self) -> Mapping[str, Command]:
+        """Those that both sockets have besides ``SHARED``, by the name they have on the wire."""
+        return {"report": self.report, "doctor": self.doctor}
+
+    async def report(self, arguments: dict[str, Any]) -> Any:
+        """All that is told of the node, or some of it.
+
+        ``events_since``: ``events_next`` of the answer before; null = all that are kept. ``parts``: keys of the answer that
+        are wanted, null = all; names that are none are passed over, as a newer agent may know more.
+        """
+        parts = arguments.get("parts")
+        if parts is not None and not (
+            isinstance(parts, list) and all(isinstance(part, str) for part in parts)
+        ):
+            raise ControlError(f"parts is {parts!r}, expected a list of texts, or null")
+        if parts is None:
+            return await self._report(arguments)
+        # Rows are the work, and an agent that only commands asks for none of them.
+        document = await self._report(arguments, with_rows=not ROWS.isdisjoint(parts))
+        return {key: value for key, value in document.items() if key in parts}
+
+    async def _report(self, arguments: dict[str, Any], with_rows: bool = True) -> dict[str, Any]:
+        since = arguments.get("events_since")
+        if since is not None and (isinstance(since, bool) or not isinstance(since, int) or since < 0):
+            raise ControlError(f"events_since is {since!r}, expected a whole number of 0 or more, or null")
+        engine: Optional[Engine] = self._daemon.parts.keeper.engine
+        document = {**self._head(), **self._daemon.orders.notable.since(since)}
+        if engine is None:
+            nothing: dict[str, Any] = {
+                "zones": [],
+                "placements": [],
+                "affinity_groups": [],
+                "remote_peers": [],
+            }
+            return {**document, "machine": None, **nothing, "remote_left_out": 0}
+        # 1. In one step: what belongs together.
+        zones, machine = self._zones(engine.host.topology)
+        grants = running(engine)
+        peers, left_out = self._daemon.affinity.remote()
+        document["machine"] = machine
+        if not with_rows:
+            return document
+        document["zones"] = zone_rows(engine.node, zones)
+        # 2. What follows from records that do not change any more.
+        rows = await sliced(grants, lambda some: [container_row(engine, grant, zones) for grant in some])
+        groups = await self._group_rows(engine, zones)
+        document |= {"remote_peers": remote_rows(engine, peers), "remote_left_out": left_out}
+        return {**document, "placements": rows, "affinity_groups": groups}
+
+    async def doctor(self, arguments: dict[str, Any]) -> Any:
+        """What ``cri-resmgr doctor`` finds, made by a process of its own; an answer is kept for a minute."""
+        return await self._examiner.problems()
+
+    def _head(self) -> dict[str, Any]:
+        daemon, parts = self._daemon, self._daemon.parts
+        return {
+            "version": VERSION,
+            "instance": daemon.instance,
+            "mode": daemon.mode,
+            "mode_wanted": parts.keeper.mode,
+            "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),
+            "policy": parts.config["policy.Active"],
+            "degraded": dict(parts.health.reasons),
+            "warnings": parts.health.warnings,
+            "cluster": daemon.cluster.document(),
+            "topology_manager": parts.machine.topology_manager,
+        }
+
+    def _zones(self, topology: Topology) -> tuple[tuple[Zone, ...], dict[str, Any]]:
+        if self._machine[0] is not topology:
+            self._machine = topology, zones_of(topology), machine_document(topology)
+        return self._machine[1:]
+
+    async def _group_rows(self, engine: Engine, zones: tuple[Zone, ...]) -> list[dict[str, Any]]:
+        controller = self._daemon.affinity
+        traffic: Traffic = controller.traffic()
+        if self._groups[0] is not traffic.listed:
+            self._groups = traffic.listed, await asyncio.to_thread(groups_of, traffic.listed)
+        still = controller.still(controller.settings)
+        return await sliced(self._groups[1], lambda some: group_rows(engine, zones, some, traffic, still))
+
+
+async def sliced(
+    items: Iterable[Item], rows: Callable[[list[Item]], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The rows of all items, ``SLICE`` items at a time, with the event loop's other work in between."""
+    listed = list(items)
+    found: list[dict[str, Any]] = []
+    for start in range(0, len(listed), SLICE):
+        found += rows(listed[start : start + SLICE])
+        await asyncio.sleep(0)
+    return found

@@ -1,0 +1,492 @@
+"""The daemon: builds the parts, runs them, takes them apart. The only place where everything is known.
+
+Order of a start (design rule 7): settings, runtime, sockets; then the engine, and READY. Whatever fails on
+the way, or takes too long, is a degraded reason, not an exit: the socket is served, bytes pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import os
+import secrets
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, TextIO, cast
+
+from bpf.kernel.notify import notify, watchdog_period_s
+from cri_proxy import event_loop
+from cri_proxy.affinity.io.mover import Mover
+from cri_proxy.affinity.io.observer_client import AffinityClient
+from cri_proxy.affinity.io.planner_process import PlannerWorker
+from cri_proxy.affinity.io.rebalancer import AffinityController
+from cri_proxy.config.config import BadConfig, Config
+from cri_proxy.config.io import files as settings
+from cri_proxy.control import ControlServer
+from cri_proxy.daemon.cluster_layer import ClusterLayer
+from cri_proxy.daemon.commands import Commands
+from cri_proxy.daemon.engine_host import Assembly, read_boot_id
+from cri_proxy.daemon.maintenance import Rounds
+from cri_proxy.daemon.metrics_http import MetricsEndpoint
+from cri_proxy.daemon.proxy import Proxy
+from cri_proxy.daemon.standing_orders import StandingOrders
+from cri_proxy.daemon.tasks import Tasks
+from cri_proxy.engine.engine import Engine
+from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
+from cri_proxy.metrics import Metrics
+from cri_proxy.node.lock import Ownership
+from cri_proxy.node.machine import read_memory_bytes
+from cri_proxy.node.watch import TopologyWatch
+from cri_proxy.relay.io.serving import longest_stop_us
+from cri_proxy.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
+from cri_proxy.services import logs
+from cri_proxy.services.health import Health
+from cri_proxy.services.log_lines import LogLines
+from cri_proxy.services.services import make_parts
+from cri_proxy.unix_sockets import SocketTaken, allow_descriptors
+from cri_proxy.version import VERSION
+
+#: What ``run --strict`` does not start without.
+STRICT_TOPICS = ("config", "topology", "engine", "state")
+
+#: How long READY waits for the engine, seconds. Calls do not wait as long, but kubelet, which is started after us, may:
+#: its first containers are then placed. A disk that does not answer must not have the service manager give us up.
+READY_BEHIND_S = 10.0
+STARTING = "it is starting: bytes only until machine and state are read, which takes long"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What ``cri-resmgr run`` was given."""
+
+    files: settings.Files
+    strict: bool = False
+    #: How containers are learned of and reached; kubelet connects to a proxy.
+    front_end: FrontEndMaker = Proxy
+    boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id")
+    meminfo_file: Path = Path("/proc/meminfo")
+    #: Where a runtime is looked for that is not configured.
+    runtimes: tuple[str, ...] = WELL_KNOWN
+
+
+class Daemon:
+    """One running daemon. ``run`` returns the exit code."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+        self.front: Optional[FrontEnd] = None
+        self.control: Optional[ControlServer] = None
+        self.view: Optional[ControlServer] = None
+        #: Another one in every life of a daemon.
+        self.instance = secrets.token_hex(8)
+        self.watch: Optional[TopologyWatch] = None
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+        self.reloading = asyncio.Lock()
+        self._debugging = False
+        #: What lines of one kind are counted by.
+        self._repeats = logs.Repeats()
+
+    # ------------------------------------------------------------------ start and stop
+
+    async def run(self) -> int:
+        """Serve until SIGTERM. 0: stopped in order; 1: not as ``strict`` asks, not at all, or to be started again.
+
+        What else is raised leaves the sockets to the launcher, which passes bytes.
+        """
+        try:
+            self._configure()
+            await self._serve()
+        except (SocketTaken, BadConfig) as error:
+            await self._fail(str(error))
+            return 1
+        await self._start()
+        missing = [self.health.reasons[topic] for topic in STRICT_TOPICS if topic in self.health.reasons]
+        if self.options.strict and missing:
+            await self._fail("\n".join(missing))
+            return 1
+        if not self._stopping.is_set():
+            self._start_tasks()
+            # What is there now stays. To go through all of it would stop every call for 20 ms now and then.
+            gc.collect()
+            gc.freeze()
+            self.health.serving()
+            self._announce()
+        await self._stopping.wait()
+        self.log.info("stopping")
+        try:
+            await self._stop()
+        except Exception:
+            self.log.error("the stop was not orderly", exc_info=True)
+            return 1
+        return self._exit_code
+
+    async def _start(self) -> None:
+        """Return when the engine is up or why not is noted, when that takes too long, or when we are to stop."""
+        starting = self.tasks.begin("start", self._let_in())
+        told = self.tasks.begin("stop", self._stopping.wait())
+        patience_s = None if self.options.strict else READY_BEHIND_S
+        await asyncio.wait({starting, told}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        elif not told.done() and self.parts.keeper.engine is None:
+            self.health.note("start", STARTING)
+
+    async def _let_in(self) -> None:
+        assert self.front is not None
+        try:
+            await self.front.start_behind(self._bring_up())
+        finally:
+            self.health.note("start", "")
+
+    def _announce(self) -> None:
+        engine, front = self.parts.keeper.engine, self.front
+        assert front is not None
+        self.log.info(
+            f"cri-resmgr {VERSION}",
+            runs_as=front.name,
+            mode=self.mode,
+            serving=front.status()["sockets"],
+            runtime=self.parts.runtime.path,
+            cpus=len(engine.host.usable) if engine else 0,
+            containers=len(engine.grants) if engine else 0,
+        )
+
+    async def _fail(self, sentences: str) -> None:
+        log = logs.set_up("info", "console")
+        for sentence in sentences.splitlines():
+            log.error(sentence)
+        notify(f"STATUS={sentences.splitlines()[0]}")
+        if self.front is not None:
+            await self._stop()
+
+    def _configure(self) -> None:
+        """:raises BadConfig: strict, and there is no valid configuration."""
+        files = self.options.files
+        loaded = settings.load(files, strict=True) if self.options.strict else settings.load_or_last(files)
+        #: Whether placing waits for a configuration that can be read.
+        self._loaded, self._unconfigured = loaded, loaded.is_default
+        self.cluster = ClusterLayer(self)
+        self.cluster.loaded(loaded.cluster)
+        self.log = logs.set_up(loaded.config["log.level"], loaded.config["log.format"], self._repeats)
+        metrics = Metrics(VERSION)
+        if isinstance(sys.stderr, LogLines):
+            sys.stderr.on_dropped = metrics.log_lines_dropped.inc
+        self.metrics_http = MetricsEndpoint(metrics.text)
+        self.health = Health(metrics, self.log, lambda: self.mode)
+        self.tasks = Tasks(self.health, self.log)
+        runtime_problem = ""
+        try:
+            runtime = Runtime(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
+        except NoRuntime as error:
+            runtime, runtime_problem = Runtime(self.options.runtimes[0], is_guess=True), str(error)
+        self.parts = make_parts(loaded.config, self.log, metrics, self.health, runtime)
+        self.parts.reload = self.reload
+        self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
+        self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._try_again)
+        self._configure_affinity()
+        self.parts.keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
+        self.parts.keeper.on_doubt = self.rounds.look_soon
+        self.parts.keeper.on_pod = self.rounds.note_pod
+        self._apply_settings()
+        self.health.note("config", loaded.problem)
+        self.health.warn("config", loaded.warnings)
+        self.health.warn("cluster policy", filter(None, [loaded.cluster.problem]))
+        self.health.note("runtime", runtime_problem)
+
+    def _configure_affinity(self) -> None:
+        parts, config = self.parts, self.parts.config
+        self.observer = AffinityClient(
+            Path(config["affinity.socket"]), Path(config["state.directory"]), parts.log
+        )
+        self.observer.later = parts.store.later
+        mover = Mover(parts, Path(config["topology.cgroup_root"]))
+        self.affinity = AffinityController(parts, self.observer, PlannerWorker(), mover)
+        self.orders = StandingOrders(parts, mover)
+        self.observer.on_change = self.affinity.follow
+        self.assembly.on_engage = self._engage
+        self.assembly.on_meta = self.orders.recall
+
+    def _engage(self, engine: Engine) -> None:
+        self.affinity.follow(engine)
+        self.orders.engaged(engine)
+
+    async def _serve(self) -> None:
+        """Open the sockets; who connects waits for ``FrontEnd.start_behind``.
+
+        :raises SocketTaken, OSError: what must be had cannot be, or the node has an owner already.
+        """
+        front = self.options.front_end(self.parts)
+        self.ownership = Ownership(self.parts.config, front.name)
+        try:
+            await front.open()
+        except OSError as error:
+            if front.must_serve and not self.options.strict:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise SocketTaken(f"{where}{error.strerror or error}") from None
+        self.front = front
+        if not self._own() and not front.must_serve:
+            raise SocketTaken(self.health.reasons["owner"])
+        self.commands = Commands(self)
+        await self._serve_control()
+        await self._serve_view()
+        await self._serve_metrics()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGUSR1, self._toggle_debug)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.tasks.begin("reload", self.reload()))
+
+    def _own(self) -> bool:
+        """Be the one that places containers here, or say who is."""
+        self.health.note("owner", self.ownership.take())
+        self.health.warn("owner", filter(None, [self.ownership.problem]))
+        return "owner" not in self.health.reasons
+
+    async def _serve_control(self) -> None:
+        control = ControlServer(Path(self.parts.config["control.socket"]), self.commands.table(), self.log)
+        try:
+            await control.start()
+        except (SocketTaken, OSError) as error:
+            self.health.note("control", f"the command line cannot talk to this daemon: {error}")
+        else:
+            self.control = control
+            self.health.note("control", "")
+
+    async def _serve_view(self) -> None:
+        """Have questions answered on a socket of their own. Nothing else needs it: a failure is a warning."""
+        path = view_socket(self.parts.config)
+        if path is None:
+            return
+        view = ControlServer(path, self.commands.view_table(), self.log, "control.view_socket")
+        try:
+            await view.start()
+        except (SocketTaken, OSError) as error:
+            self.health.warn("view", [f"nothing answers on control.view_socket: {error}"])
+        else:
+            self.view = view
+            self.health.warn("view", [])
+
+    async def _serve_metrics(self) -> None:
+        self.health.note("metrics", await self.metrics_http.follow(self.parts.config["metrics.listen"]))
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():
+            os._exit(1)  # asked twice
+        self._stopping.set()
+
+    def _toggle_debug(self) -> None:
+        """Intel's daemon did that on SIGUSR1; a signal nobody handles would end us."""
+        self._debugging = not self._debugging
+        config = self.parts.config
+        logs.set_up("debug" if self._debugging else config["log.level"], config["log.format"], self._repeats)
+        self.log.info("debugging on" if self._debugging else "debugging off")
+
+    async def _stop(self) -> None:
+        parts = self.parts
+        drain_s, stops_s = parts.config["relay.drain"], parts.config["relay.drain_stops"]
+        notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
+        extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
+        assert self.front is not None
+        await self.front.close(drain_s, stops_s)
+        extending.cancel()
+        await self.tasks.end()
+        for server in (self.control, self.view):
+            if server is not None:
+                await server.stop()
+        await self.metrics_http.follow("")
+        await self.affinity.close()
+        await parts.keeper.updates.close()
+        if parts.keeper.engine is not None:  # else there is nothing to keep, or a thread is still reading it
+            parts.keeper.save()
+            await parts.store.close()
+            self.assembly.end()
+        parts.store.let_go()
+        await parts.runtime.close()
+        self.ownership.give_up()
+
+    def _start_tasks(self) -> None:
+        parts, rounds, front, keep = self.parts, self.rounds, self.front, self.tasks.keep
+        assert front is not None
+        keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
+        keep(front.name, front.run)
+        keep("comparison", rounds.reconcile)
+        keep("events", rounds.read_events)
+        keep("observer", self.observer.run)
+        keep("affinity", self.affinity.run)
+        keep("orders", self.orders.run)
+        self.watch = TopologyWatch(
+            parts.machine.signature,
+            lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
+            parts.config["topology.interval"],
+        )
+        keep("watch", self.watch.run)
+        keep("log", self._tell_repeats)
+        if parts.runtime.is_guess:
+            keep("search", lambda: rounds.find_runtime(self.options.runtimes, self._found_runtime))
+        period_s = watchdog_period_s()
+        if period_s is not None:
+            keep("watchdog", lambda: rounds.watchdog(period_s))
+
+    async def _tell_repeats(self) -> None:
+        while True:
+            await asyncio.sleep(logs.INTERVAL_S)
+            self._repeats.tell(self.log)
+
+    def _found_runtime(self, path: str) -> None:
+        """There is a runtime now. Elsewhere than it was guessed to be, it takes a new start."""
+        runtime = self.parts.runtime
+        if path == runtime.path:
+            runtime.is_guess = False
+            self.tasks.begin("keep", self._keep())
+        else:
+            self.log.warning("a runtime has appeared; ending, to be started again with it", path=path)
+            self._exit_code = 1
+            self._stopping.set()
+
+    # ------------------------------------------------------------------ configuration
+
+    async def _bring_up(self) -> bool:
+        """Get the engine to work, with a configuration if there was none. False: not yet."""
+        if not self._own():
+            return False
+        if self._unconfigured or self._loaded.cluster.is_unread:
+            try:
+                loaded = await asyncio.to_thread(settings.load, self.options.files)
+            except BadConfig as error:
+                self.health.note("config", settings.default_problem(error))
+                return False
+            await self.take_over(loaded)
+        is_up = await self.assembly.activate()
+        await self._keep()
+        return is_up
+
+    async def _keep(self) -> None:
+        """Remember the configuration, if it is one that has brought the engine up."""
+        parts, store = self.parts, self.parts.store
+        if parts.keeper.engine is None or "config" in self.health.reasons:
+            return
+        loaded, folder = self._loaded, Path(parts.config["state.directory"])
+        runtime = "" if parts.runtime.is_guess else parts.runtime.path
+        problem: Optional[str] = f"{folder}: the configuration is not kept: the disk does not answer"
+        if not store.is_late:
+            with contextlib.suppress(asyncio.TimeoutError):
+                keeping = store.run(lambda: settings.keep(loaded, folder, runtime))
+                problem = await asyncio.wait_for(keeping, store.wait_s)
+        self.health.note("last config", problem or "")
+
+    async def _try_again(self) -> None:
+        """Have what could not be had before."""
+        reasons = self.health.reasons
+        if "last config" in reasons:
+            await self._keep()
+        if "control" in reasons:
+            await self._serve_control()
+        if self.view is None:
+            await self._serve_view()
+        if "metrics" in reasons and not self.reloading.locked():
+            await self._serve_metrics()
+
+    async def reload(self) -> None:
+        """SIGHUP: read the files again; an invalid configuration leaves the running one in force."""
+        async with self.reloading:
+            # systemd's Type=notify-reload wants to know when it began.
+            now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
+            running = self._loaded.cluster
+            try:
+                loaded = await asyncio.to_thread(settings.load, self.options.files, running=running)
+            except BadConfig as error:
+                for sentence in error.errors:
+                    self.log.error(sentence)
+                self.health.note("config", settings.reload_problem(error, self._unconfigured))
+            else:
+                await self.take_over(loaded)
+            finally:  # whatever happens: systemd waits for it
+                self.health.tell(again=True)
+
+    async def take_over(self, loaded: settings.Settings) -> None:
+        """Make a configuration the running one, as far as that is possible without a restart."""
+        parts, old = self.parts, self.parts.config
+        changed = old.differences(loaded.config)
+        restart = old.restart_needed(loaded.config)
+        # Endpoints and directories stay what they are until the next start.
+        parts.config = old.taking_over(loaded.config)
+        self._loaded, self._unconfigured = loaded, False
+        self.cluster.loaded(loaded.cluster)
+        self.health.warn("config", loaded.warnings)
+        self.health.warn("cluster policy", filter(None, [loaded.cluster.problem]))
+        self.health.note("config", "")
+        self.health.note("restart", f"a restart is needed for {', '.join(restart)}" if restart else "")
+        self._apply_settings()
+        if "relay.mode" in changed:
+            self.assembly.set_mode(parts.config["relay.mode"], by_command=False)
+        if "metrics.listen" in changed:
+            await self._serve_metrics()
+        if parts.keeper.engine is not None:
+            await self.assembly.follow_config()
+        await self._keep()
+        self.affinity.reconfigured()
+        if self.front is not None:
+            self.front.reconfigured()
+        await parts.store.settled()  # a mode that was given by command does not come back
+        self.log.info("configuration loaded", changed=list(changed))
+        parts.look.set()
+
+    def _apply_settings(self) -> None:
+        parts, config = self.parts, self.parts.config
+        logs.set_up(config["log.level"], config["log.format"], self._repeats)
+        parts.keeper.shrink_wait_s = config["placement.shrink_wait"]
+        parts.store.wait_s = config["state.wait"]
+        parts.keeper.fail_closed = tuple(config["placement.fail_closed_namespaces"])
+        parts.machine.source = Path(config["topology.source"])
+        parts.machine.kubelet = Path(config["kubelet.directory"])
+        if self.watch is not None:
+            self.watch.set_interval(config["topology.interval"])
+
+    @property
+    def mode(self) -> str:
+        """The mode in force."""
+        return self.assembly.mode
+
+
+def view_socket(config: Config) -> Optional[Path]:
+    """Where the view socket is, as ``control.view_socket`` says; None = there is none."""
+    key = "control.view_socket"
+    if config.origins[key] == "default":
+        return Path(config["control.socket"]).parent / "view" / "view.sock"
+    return Path(config[key]) if config[key] else None
+
+
+async def _go_on_stopping(drain_s: float, stops_s: float) -> None:
+    """Ask systemd for more time, each second, while containers' stops may be waited for.
+
+    Little at a time: a daemon that hangs meanwhile is killed as soon as any other that is told to stop.
+    """
+    for _ in range(math.ceil(stops_s)):
+        await asyncio.sleep(1)
+        notify(f"EXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
+
+
+def main(options: RunOptions) -> int:
+    """Run a daemon in a new event loop."""
+
+    allow_descriptors()
+
+    async def run() -> int:  # what a daemon is made of belongs to a loop
+        return await Daemon(options).run()
+
+    stderr = sys.stderr
+    lines = LogLines(stderr)
+    sys.stderr = cast(TextIO, lines)
+    try:
+        return event_loop.run(run, lines.end)
+    finally:
+        lines.end()
+        sys.stderr = stderr

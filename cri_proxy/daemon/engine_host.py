@@ -1,0 +1,314 @@
+"""Puts an engine to work, made of configuration, machine and state, and keeps it in step with all three.
+
+Whatever cannot be had is a degraded reason and tried again; meanwhile there is no engine and bytes pass.
+Reading state and machine runs in a thread; between two such reads every change is one synchronous step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+from cri_proxy.bounded_files import read_text
+from cri_proxy.config.config import Config, engine_options
+from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.host import Host
+from cri_proxy.engine.records import Update
+from cri_proxy.node.devices import Devices
+from cri_proxy.node.machine import NoMachine
+from cri_proxy.node.quotas import Quotas
+from cri_proxy.services.node_state import MODES
+from cri_proxy.services.services import Parts
+from cri_proxy.state.file import Loaded, StateLocked
+from cri_proxy.state.unsaved import UnsavedMark
+from cri_proxy.state.writer import StateWriter
+
+BOOT_KEY, HASH_KEY = "boot_id", "topology"
+#: The mode that was set by command, and the one that was configured then.
+MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
+#: The limits of pods that were lifted.
+QUOTAS_KEY = "quotas"
+#: What of the state was lost, until that is acknowledged.
+LOST_KEY = "lost"
+
+
+class Assembly:
+    """The engine of one daemon. ``boot_id`` tells this boot of the machine from others."""
+
+    def __init__(self, parts: Parts, boot_id: str) -> None:
+        self._parts = parts
+        self._boot_id = boot_id
+        #: What the state file says besides the engine's records.
+        self._meta: dict[str, str] = {BOOT_KEY: boot_id}
+        self._watched: Any = None
+        self._lock = asyncio.Lock()
+        #: Called with every engine that is put to work, before it decides anything.
+        self.on_engage: Callable[[Engine], None] = lambda engine: None
+        #: Given what the state file says besides the engine's records, once it is read; what it is to say of that.
+        self.on_meta: Callable[[Mapping[str, str]], dict[str, str]] = lambda meta: {}
+        self._mark = UnsavedMark(Path(parts.config["control.socket"]), boot_id)
+        parts.store.on_change = self.note_state
+        parts.reconciler.taken_over = self._taken_over
+        root = Path(parts.config["topology.cgroup_root"])
+        parts.keeper.devices = self._devices()
+        parts.keeper.quotas = Quotas(root, parts.log, self._keep_quotas)
+
+    def _devices(self) -> Devices:
+        # What this machine's sysfs says is not true of one that a file describes.
+        machine = self._parts.machine
+        return Devices(machine.source if machine.source.is_dir() else None, machine.proc)
+
+    def _keep_quotas(self, text: str) -> None:
+        self._meta[QUOTAS_KEY] = text
+        self._parts.store.write({}, {QUOTAS_KEY: text})
+
+    def note_state(self) -> None:
+        """Say whether records are durable, here and to the next daemon."""
+        problem = self._parts.store.problem
+        self._parts.health.note("state", problem)
+        if self._parts.keeper.engine is None:
+            return
+        if problem:
+            self._mark.set()
+        elif not self._parts.reconciler.is_newer:
+            self._mark.clear()
+
+    def end(self) -> None:
+        """The service ends; what could not be written by now is for the next daemon to find."""
+        if self._parts.store.waiting and self._parts.keeper.engine is not None:
+            self._mark.set()
+
+    def _taken_over(self, containers: int) -> None:
+        self.note_state()
+        if containers:
+            number = f"{containers} container{'s' if containers > 1 else ''}"
+            sentence = f"there was no record, or an older one, of {number}: the daemon before did not get to save them"
+            self._tell_lost([self._meta.get(LOST_KEY, ""), sentence])
+            self._parts.store.write({}, {LOST_KEY: self._meta[LOST_KEY]})
+
+    # ------------------------------------------------------------------ an engine
+
+    async def activate(self) -> bool:
+        """Read the machine and the state, and put an engine to work. False: there is still none."""
+        async with self._lock:
+            parts = self._parts
+            if parts.keeper.engine is not None:
+                return True
+            try:
+                loaded = await self._load()
+                # Where kubelet's cgroup is; else what it does not allow would be used until the first round.
+                parents = [pod.cgroup_parent for pod in loaded.of("pod").values()]
+                for parent in parents:
+                    parts.machine.note_cgroup(parent)
+                machine = await asyncio.to_thread(parts.machine.read, None, parents)
+                engine, updates = await self._build(self.host(machine), loaded)
+                parts.reconciler.is_newer |= self._mark.is_set()
+            except StateLocked:
+                parts.health.note("state", parts.store.problem)
+                return False
+            except NoMachine as error:
+                parts.health.note("topology", str(error))
+                return False
+            except Exception as error:
+                parts.log.error("the engine could not be built", exc_info=True)
+                parts.health.note("engine", f"the engine could not be built: {type(error).__name__}: {error}")
+                return False
+            self.engage(engine)
+            parts.health.note("topology", "")
+            parts.health.note("engine", "")
+            parts.health.note("state", parts.store.problem)
+            parts.health.tell()
+            parts.keeper.send(updates)
+            return True
+
+    async def _load(self) -> Loaded:
+        """:raises StateLocked: another program has the file open."""
+        parts = self._parts
+        loaded = await parts.store.load()
+        for note in loaded.notes:
+            if note != parts.store.problem:  # which is told until it is over
+                parts.log.warning(note)
+        for kind, _ in loaded.dropped:
+            parts.metrics.state_dropped.labels(kind).inc()
+        parts.health.note("state", parts.store.problem)
+        return loaded
+
+    async def _build(self, host: Host, loaded: Loaded) -> tuple[Engine, tuple[Update, ...]]:
+        parts = self._parts
+        engine = make_engine(parts.config, host)
+        if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
+            parts.log.warning(
+                "the machine is not the one it was: places with CPUs that are gone are chosen anew"
+            )
+        self._recall_quotas(loaded.meta)
+        self._meta.update(self.on_meta(loaded.meta))
+        self.on_engage(engine)
+        try:
+            updates = restore(engine, loaded, parts.store, self._boot_id)
+        except Exception:
+            # Records that can be read and yet make no sense together: as corrupt as any.
+            loaded, updates = await parts.store.start_over(), ()
+            parts.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
+            engine = make_engine(parts.config, host)
+            self.on_engage(engine)
+        self._restore_mode(loaded.meta)
+        self._tell_lost([loaded.meta.get(LOST_KEY, ""), loaded.lost])
+        return engine, updates
+
+    def _tell_lost(self, sentences: Iterable[str]) -> None:
+        """What was lost is a reason, over restarts too, until ``acknowledge``."""
+        lost = self._meta[LOST_KEY] = "; ".join(dict.fromkeys(filter(None, sentences)))
+        hint = "what runs was adopted as it is (cri-resmgr placements); seen? cri-resmgr acknowledge"
+        self._parts.health.note("lost state", lost and f"{lost}; {hint}")
+
+    def acknowledge(self) -> str:
+        """Take what was lost out of the reasons; the sentence about it, "" if there was none."""
+        lost = self._meta.get(LOST_KEY, "")
+        self._tell_lost([])
+        self._parts.store.write({}, {LOST_KEY: ""})
+        return lost
+
+    def _recall_quotas(self, meta: Mapping[str, str]) -> None:
+        # Another boot's cgroups are gone.
+        if self._parts.keeper.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
+            self._meta[QUOTAS_KEY] = meta.get(QUOTAS_KEY, "")
+            self._parts.keeper.quotas.recall(self._meta[QUOTAS_KEY])
+
+    def engage(self, engine: Engine) -> None:
+        """Put an engine to work, in place of the one before."""
+        parts = self._parts
+        if self._watched is not None:
+            parts.metrics.unwatch(self._watched)
+        self._watched = parts.metrics.watch(engine)
+        self.on_engage(engine)
+        parts.keeper.engine = engine
+        self._meta[HASH_KEY] = engine.host.topology.hash()
+        parts.store.write(engine.drain(), self._meta)
+        parts.look.set()
+
+    def host(self, machine: Machine) -> Host:
+        """The machine as the configuration lets us use it; warnings are told."""
+        parts = self._parts
+        host, warnings = self.host_by(parts.config, machine)
+        parts.health.warn("machine", (*parts.machine.warnings, *warnings))
+        return host
+
+    def host_by(self, config: Config, machine: Machine) -> tuple[Host, tuple[str, ...]]:
+        """The machine as some configuration lets us use it, and warnings."""
+        sets = {}
+        warnings: list[str] = []
+        for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
+            path = config[key].cgroup
+            found = self._parts.cgroups.exact(path) if path else None
+            if found is not None:
+                sets[path] = found.cpus
+            elif path:
+                warnings.append(f"{key} names the cgroup {path}, which has no cpuset; it counts as not given")
+        host, more = make_host(config, machine, sets)
+        return host, (*warnings, *more)
+
+    async def follow_machine(self) -> None:
+        """Read the machine again and let the engine follow; if there is none, have one tried."""
+        await self._follow(by_reload=False)
+
+    async def follow_config(self) -> None:
+        """Let the engine follow a new configuration."""
+        self._parts.keeper.devices = self._devices()
+        await self._follow(by_reload=True)
+
+    async def _follow(self, by_reload: bool) -> None:
+        parts = self._parts
+        async with self._lock:
+            engine = parts.keeper.engine
+            if engine is None:
+                parts.look.set()
+                return
+            try:
+                parents = [pod.cgroup_parent for pod in engine.pods.values()]
+                machine = await asyncio.to_thread(parts.machine.read, engine.host.topology, parents)
+            except NoMachine as error:
+                parts.health.note("topology", f"the machine could not be read again: {error}")
+                return
+            parts.health.note("topology", "")
+            if engine is not parts.keeper.engine:
+                return
+            before, host = engine.host, self.host(machine)
+            engine.note_free_memory(host.free_memory)
+            has_changed = _essence(before) != _essence(host)
+            if has_changed:
+                parts.log.info("the machine has changed", usable=len(host.usable), was=len(before.usable))
+            elif not by_reload:
+                return
+            options = engine_options(parts.config) if by_reload else None
+            updates = engine.rehost(host, make_policy(parts.config, host.topology), options)
+            self._meta[HASH_KEY] = host.topology.hash()
+            parts.store.write({}, self._meta)
+            parts.keeper.save()
+            parts.keeper.send(updates)
+
+    # ------------------------------------------------------------------ the mode
+
+    @property
+    def mode(self) -> str:
+        """The mode in force: off while there is no engine, whatever was asked for."""
+        keeper = self._parts.keeper
+        return "off" if keeper.engine is None else keeper.mode
+
+    def set_mode(self, mode: str, by_command: bool = True) -> None:
+        """Change what is done with requests. By command: until another mode is configured.
+
+        ``parts.store.settled()`` waits until it outlives the daemon.
+        """
+        parts = self._parts
+        parts.keeper.switch(mode)
+        self._meta[MODE_KEY] = mode if by_command else ""
+        self._meta[CONFIGURED_KEY] = parts.config["relay.mode"]
+        # Not the boot id: records of another boot may be there that were not looked at yet.
+        parts.store.write({}, {key: self._meta[key] for key in (MODE_KEY, CONFIGURED_KEY)})
+        parts.log.info("mode", mode=mode, by_command=by_command)
+        parts.look.set()
+        parts.health.tell()
+
+    def _restore_mode(self, meta: Mapping[str, str]) -> None:
+        mode, configured = meta.get(MODE_KEY, ""), self._parts.config["relay.mode"]
+        if MODE_KEY in self._meta or mode not in MODES:
+            return
+        is_over = meta.get(CONFIGURED_KEY, configured) != configured
+        # For good: also when the former one is configured again.
+        self._meta.update({MODE_KEY: "" if is_over else mode, CONFIGURED_KEY: configured})
+        if not is_over:
+            self._parts.keeper.switch(mode)
+
+
+def restore(engine: Engine, loaded: Loaded, store: StateWriter, boot_id: str) -> tuple[Update, ...]:
+    """Put the records of an earlier daemon into the engine, unless they are of another boot."""
+    if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
+        # Every container of that boot is dead; what runs now is adopted by the first resync.
+        known = [(kind, key) for kind, found in loaded.records.items() for key in found]
+        store.write(dict.fromkeys([*known, *loaded.unknown]))
+        return ()
+    # Where a key has two halves they are on two lines.
+    distrusted: dict[Any, Any] = {tuple(key.split("\n", 1)): s for key, s in loaded.of("distrust").items()}
+    history = sorted(loaded.of("record").values(), key=lambda record: record.number)
+    grants = sorted(loaded.of("grant").values(), key=lambda grant: (grant.since_s, grant.key))
+    tickets, pods = loaded.of("ticket").values(), loaded.of("pod").values()
+    return engine.restore(grants, tickets, pods, history, distrusted)
+
+
+def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """What changes with every boot; "" if it cannot be read."""
+    try:
+        return read_text(path).strip()
+    except OSError:
+        return ""
+
+
+def _essence(host: Host) -> tuple[Any, ...]:
+    """What of a host placements depend on."""
+    topology = host.topology
+    sets = (host.usable, host.mems, host.parent_cpus, host.reserved, host.bounds)
+    memory = (topology.data.memory, topology.data.hugepages)
+    return (*sets, host.kubelet_exclusive, topology.hash(), topology.online, *memory)

@@ -1,0 +1,145 @@
+"""The front end that kubelet talks to instead of the runtime: a relay whose intercepted calls are decided upon."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Optional, Protocol
+
+from cri_proxy.front_ends.cri_calls import CriInterceptor
+from cri_proxy.front_ends.late_placement import Arrivals
+from cri_proxy.front_ends.restores import Restores
+from cri_proxy.nri.io.host.unhosted import make_hosting
+from cri_proxy.relay.interception import runtime_method
+from cri_proxy.relay.io.grpc_server import Relay
+from cri_proxy.relay.io.last_call import LastCall
+from cri_proxy.relay.io.server import FrameRelay
+from cri_proxy.relay.io.serving import Serving
+from cri_proxy.runtime import Runtime, discover
+from cri_proxy.services.services import Parts
+from cri_proxy.unix_sockets import activated
+
+
+class Transport(Protocol):
+    """What brings calls here and to the runtime."""
+
+    #: Paths that clients may use.
+    sockets: list[Path]
+
+    async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]: ...
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None: ...
+    def copy_access(self, runtime: Path) -> None: ...
+    async def close(self, drain_s: float, stops_s: float = 0.0) -> None: ...
+
+
+class Proxy:
+    """Design rule 7: the relay never depends on the engine; while there is none, bytes pass."""
+
+    name = "proxy"
+    must_serve = True
+    exits = "a client's event stream"
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._transport: Optional[Transport] = None
+        self._image_runtime: Optional[Runtime] = None
+        restores = Restores(Arrivals(parts))
+        parts.reconciler.welcome = restores.welcome
+        self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events, restores))
+        self._calls = LastCall(self._nri)
+
+    async def open(self) -> None:
+        parts, config, runtime = self._parts, self._parts.config, self._parts.runtime
+        transport = self._make_transport()
+        control = Path(config["control.socket"])
+        wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
+        if runtime.path.endswith("crio.sock"):
+            # kubelet chooses its stats provider by this end of the endpoint's name.
+            wanted.append(control.parent / "run/crio/crio.sock")
+        given = activated(os.environ, os.getpid())
+        problems = await transport.open(wanted, given)
+        self._transport = transport
+        for path, problem in problems.items():
+            parts.health.note(f"socket {path}", f"{path} is not served: {problem}")
+        self.runtime_returned()
+
+    def _make_transport(self) -> Transport:
+        """Frames; but one connection's frames cannot go to two runtimes."""
+        parts, images = self._parts, self._parts.config["relay.image_endpoint"]
+        if images:
+            self._image_runtime = Runtime(discover(images))
+        if images or parts.config["relay.transport"] == "grpc":
+            image_channel = self._image_runtime and self._image_runtime.channel
+            inner = Path(parts.config["control.socket"]).with_name("relay.sock")
+            return Serving(Relay(parts.runtime.channel, image_channel, self._calls), inner)
+        return FrameRelay(
+            parts.runtime.path,
+            self._calls,
+            on_failed_open=self._note_unseen,
+            on_closing=self._note_closing,
+            on_bug=self._note_bug,
+            on_trouble=parts.health.note,
+            most_idle=parts.config["relay.idle_connections"],
+            on_dismissal=parts.metrics.connections_dismissed.inc,
+            most_kept=parts.config["relay.memory"] << 20,
+            on_loss=self._note_loss,
+        )
+
+    def _note_unseen(self, method: str, reason: str) -> None:
+        self._parts.keeper.failed_open(runtime_method(method), reason)
+
+    def _note_closing(self, reason: str) -> None:
+        self._parts.metrics.connections_closed.inc()
+        self._parts.log.warning(
+            "a connection was closed; its client connects again", why=reason, kind="closed"
+        )
+
+    def _note_loss(self, why: str) -> None:
+        self._parts.metrics.connections_lost.inc()
+        self._parts.log.warning(
+            "a connection was closed for the memory it takes (relay.memory)", why=why, kind="memory"
+        )
+
+    def _note_bug(self, error: Exception) -> None:
+        self._parts.keeper.failed_open("", "bug", error)
+
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
+        async def bring_up() -> None:
+            self._nri.begin()
+            await work
+            # Plugins that are launched here are there before the first pod, as they are with a runtime of theirs.
+            await self._nri.start()
+
+        assert self._transport is not None
+        await self._transport.start_behind(bring_up())
+
+    async def run(self) -> None:
+        """Calls come by themselves; plugins are told what else happens."""
+        await self._nri.run()
+
+    def runtime_returned(self) -> None:
+        """Its socket may have another owner and mode now."""
+        if self._transport is not None:
+            self._transport.copy_access(Path(self._parts.runtime.path))
+            self._nri.runtime_returned()
+
+    def reconfigured(self) -> None:
+        """What clients connect to stays until the next start; the interceptor asks the keeper."""
+        self._nri.reconfigured()
+
+    def status(self) -> dict[str, Any]:
+        sockets = self._transport.sockets if self._transport is not None else []
+        return {
+            "sockets": [str(path) for path in sockets],
+            "last_call_age_s": self._calls.age_s,
+            "nri": self._nri.status(),
+        }
+
+    async def close(self, drain_s: float, stops_s: float) -> None:
+        if self._transport is not None:
+            await self._transport.close(drain_s, stops_s)
+        await self._nri.close()
+        if self._image_runtime is not None:
+            await self._image_runtime.close()

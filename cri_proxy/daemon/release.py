@@ -1,0 +1,128 @@
+"""The way back with the daemon down: gives containers their CPUs straight through the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import grpc
+
+from cri_proxy.config.config import Config
+from cri_proxy.daemon.engine_host import BOOT_KEY, LOST_KEY, QUOTAS_KEY, read_boot_id, restore
+from cri_proxy.engine.build import make_engine, make_host
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.quota import unlimited_pods
+from cri_proxy.engine.records import Life, Stance, Update
+from cri_proxy.engine.report import find_one, path_of
+from cri_proxy.front_ends.reconciler import Reconciler
+from cri_proxy.metrics import Metrics
+from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.machine import MachineReader
+from cri_proxy.node.quotas import Quotas
+from cri_proxy.runtime import Runtime, discover, gather_limited
+from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.updates import AT_A_TIME, Updates
+from cri_proxy.state.file import Loaded, StateLocked
+from cri_proxy.state.store import Store
+from cri_proxy.state.writer import StateWriter
+from policies.machine.cpus import format_cpus
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What there is of a node whose daemon is down."""
+
+    config: Config
+    runtime: Runtime
+    store: StateWriter
+    log: Any
+
+
+async def release(config: Config, container: Optional[str], log: Any) -> dict[str, Any]:
+    """Release one container, or (None) all of them, without a daemon; marks them unmanaged in the state file.
+
+    The caller owns the node (``Ownership``). ``problem`` of the result: why the mark could not be kept; a daemon
+    started later then manages them again.
+
+    :raises NotOne: the name means no container, or several.
+    :raises NoRuntime, NoMachine: there is none.
+    :raises grpc.aio.AioRpcError: the runtime does not answer.
+    """
+    runtime = Runtime(discover(config["relay.runtime_endpoint"]))
+    store = StateWriter(Store(Path(config["state.directory"])), Metrics(""), log)
+    node = _Node(config, runtime, store, log)
+    try:
+        loaded = await _load(node)
+        engine = await _engine(node, loaded)
+        updates = _release(engine, container)
+        results = await gather_limited(AT_A_TIME, [runtime.update(u) for u in updates])
+        # What was lost is for the next daemon to tell.
+        lost = "; ".join(filter(None, [loaded.meta.get(LOST_KEY), loaded.lost]))
+        store.write(engine.drain(), {LOST_KEY: lost} if lost else {})
+        _give_back_quotas(node, engine, loaded)
+        await store.settled()
+        rows = [_row(engine, update, result) for update, result in zip(updates, results)]
+        return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}
+    finally:
+        await store.close()
+        await runtime.close()
+
+
+async def _load(node: _Node) -> Loaded:
+    try:
+        loaded = await node.store.load()
+    except StateLocked as error:
+        loaded = Loaded(notes=(str(error),))
+    for note in loaded.notes:
+        node.log.warning(note)
+    return loaded
+
+
+async def _engine(node: _Node, loaded: Loaded) -> Engine:
+    """An engine that knows what runs."""
+    config = node.config
+    cgroups = Cgroups(Path(config["topology.cgroup_root"]))
+    reader = MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"]))
+    parents = [pod.cgroup_parent for pod in loaded.of("pod").values()]
+    for parent in parents:
+        reader.note_cgroup(parent)
+    host, _ = make_host(config, reader.read(pods=parents))
+    engine = make_engine(config, host)
+    try:
+        restore(engine, loaded, node.store, read_boot_id())
+    except Exception:
+        # The way back must work with whatever was left behind: all containers are then adopted.
+        node.log.error("the state makes no sense and is not used", exc_info=True)
+    # The runtime's list comes first: containers without a record are adopted, records of dead ones go.
+    metrics = Metrics("")
+    updates = Updates(node.runtime, metrics, node.log)
+    keeper = Keeper(node.store, updates, metrics, node.log, engine, mode="observe")
+    await Reconciler(node.runtime, cgroups, keeper).run()
+    return engine
+
+
+def _release(engine: Engine, container: Optional[str]) -> list[Update]:
+    chosen = list(engine.grants.values()) if container is None else [find_one(engine, container)]
+    # One without a record may be one of ours whose record is lost: its CPUs are given back too.
+    live = [g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Stance.KUBELET]
+    return [u for g in live if (u := engine.release(g.key)) is not None]
+
+
+def _give_back_quotas(node: _Node, engine: Engine, loaded: Loaded) -> None:
+    """Give the limits of pods back that no released container keeps away any more."""
+    root = Path(node.config["topology.cgroup_root"])
+    quotas = Quotas(root, node.log, lambda text: node.store.write({}, {QUOTAS_KEY: text}))
+    if loaded.meta.get(BOOT_KEY) == read_boot_id():
+        quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
+    quotas.give_back(quotas.taken.keys() - unlimited_pods(engine.around_lifted()))
+
+
+def _row(engine: Engine, update: Update, result: Any) -> dict[str, Any]:
+    """What came of one update."""
+    if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
+        raise result
+    error = result.details() or result.code().name if isinstance(result, grpc.aio.AioRpcError) else ""
+    cpus, mems = format_cpus(update.placement.cpus), format_cpus(update.placement.mems)
+    names = {"id": update.id, "container": path_of(engine, update.id)}
+    return {**names, "cpus": cpus, "mems": mems, "done": not error, "error": error}

@@ -1,0 +1,132 @@
+"""What a transition has done to the places of containers it was not about, as an entry in the history.
+
+One entry a cause, with all containers that it has changed: a create that takes CPUs from ninety others is one entry
+of a thousand, and costs one record on disk. ``explain`` finds a container's changes by its id.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.records import Change, Grant, Life, Record, Stance
+from policies.model import UNTOUCHED, altered
+
+#: What transitions are called in the history, where that is not their own name.
+CAUSES = {
+    "_admit": "create",
+    "bind": "create",
+    "cancel": "refused request",
+    "commit": "resize",
+    "follow_resources": "resize",
+    "end_pod": "end of the pod",
+    "exited": "exit",
+    "remove": "removal",
+    "tick": "end of a hold",
+    "manage": "adopt",
+    "apply": "rebalance",
+    "take_back": "move taken back",
+    "adopt": "comparison",
+    "take_over": "comparison",
+    "amend": "comparison",
+    "restore": "restart",
+    "rehost": "machine or configuration",
+}
+#: A ``Change`` without its keys.
+_What = tuple[str, str, frozenset[int], frozenset[int], str, str]
+#: These are about no container.
+ABOUT_NONE = ("restore", "rehost")
+
+
+def note_changes(books: Books, transition: str, newest: int) -> None:
+    """Enter what a transition that has come to its end has changed; ``newest``: the last entry before it."""
+    made = [] if transition in ABOUT_NONE else _made_since(books, newest)
+    # An entry of their own says where these are.
+    told = {record.id for record in made}
+    for key, record in books.amended.items():
+        if key in books.grants and books.grants[key].cpus == record.placement.cpus:
+            told.add(key)
+    about: Optional[Grant] = None
+    #: Many share one set and lose the same of it: those are compared by the identity of their sets, and once.
+    alike: dict[tuple[object, ...], tuple[Grant, Grant, list[str]]] = {}
+    for (kind, key), (_, _, before) in (books.undo or {}).items():
+        if kind != "grant":
+            continue
+        now = books.grants.get(key)
+        before = before or books.found.get(key)
+        # It begins with the container it is about.
+        about = about or now or before
+        if now is None:
+            books.changed.pop(key, None)
+        elif before is not None and before is not now and key not in told:
+            was, place = before.placement, now.placement
+            signs: tuple[object, ...] = (key,)
+            if (
+                now.stance is before.stance is Stance.PLACED
+                and now.why is before.why
+                and now.repairs is before.repairs
+                and now.life is not Life.HELD
+                and place.exclusive is was.exclusive
+                and place.level == was.level
+                and place.mems == was.mems
+            ):  # it has other CPUs, at most
+                signs = id(was.cpus), id(place.cpus), place.mems, place.level
+            if signs in alike:
+                alike[signs][2].append(key)
+            else:
+                alike[signs] = before, now, [key]
+    found: dict[_What, list[str]] = {}
+    for before, now, keys in alike.values():
+        operation = _operation(before, now)
+        if operation:
+            why = "" if now.why == before.why else now.why
+            place = now.placement
+            what = operation, now.stance.value, now.cpus, place.mems, place.level, why
+            found.setdefault(what, []).extend(keys)
+    if not found or about is None:
+        return
+    changes = tuple(Change(*what, tuple(keys)) for what, keys in found.items())
+    if made:
+        cause = altered(made[0], changes=changes)
+        books.history[len(books.history) - len(made)] = cause
+    else:
+        cause = _cause(books, transition, None if transition in ABOUT_NONE else about, changes)
+        books.history.append(cause)
+    books.note_record(cause)
+    for change in changes:
+        books.changed.update(dict.fromkeys(change.keys, (cause, change)))
+
+
+def _made_since(books: Books, newest: int) -> list[Record]:
+    made: list[Record] = []
+    for record in reversed(books.history):
+        if record.number <= newest:
+            break
+        made.append(record)
+    return made[::-1]
+
+
+def _operation(before: Grant, now: Grant) -> str:
+    """What has become of a container's place, as in ``Change``; "" = nothing."""
+    if now.life is Life.HELD:
+        return ""
+    if now.stance is not before.stance:
+        return now.stance.value
+    cpus_before, cpus = before.cpus, now.cpus
+    if cpus != cpus_before:
+        return "shrunk" if cpus < cpus_before else "grown" if cpus > cpus_before else "moved"
+    was, place = before.placement, now.placement
+    if (place.exclusive, place.mems, place.level) != (was.exclusive, was.mems, was.level):
+        return "changed"
+    return "repaired" if now.repairs and now.repairs != before.repairs else ""
+
+
+def _cause(books: Books, transition: str, about: Optional[Grant], changes: tuple[Change, ...]) -> Record:
+    """An entry for a cause that has none of its own."""
+    number = books.newest_record + 1
+    operation = CAUSES.get(transition, transition.replace("_", " "))
+    if about is None:
+        return Record(number, books.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
+    container = about.container
+    return Record(number, books.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
+                  about.placement, about.why, "", changes)  # fmt: skip

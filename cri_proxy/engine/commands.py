@@ -1,0 +1,88 @@
+"""What people do to places: release a container, manage it. Parts of the engine's transitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+from cri_proxy.engine.decision import opted_out
+from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.peer_text import with_peers
+from cri_proxy.engine.recompute import give_places, placed, refreshed
+from cri_proxy.engine.records import Grant, Life, Stance, Update
+from policies.machine.cpus import NO_CPUS
+from policies.model import UNTOUCHED, Placement
+
+
+def release(books: Books, container_id: str) -> Optional[Update]:
+    """``Engine.release``."""
+    grant = books.grants.get(container_id)
+    if grant is None or grant.life is Life.CREATING:
+        return None
+    if grant.stance is Stance.KUBELET:
+        return None
+    # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
+    # and of one whose record was lost nobody knows.
+    was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
+    was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
+    give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
+    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
+    if not is_ours and not _keeps_its_place(books, grant):
+        books.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
+        only_quota = Update(container_id, UNTOUCHED, False, "released", give_back)
+        return None if give_back is None else only_quota
+    cpus, mems = _unmanaged_place(books, grant)
+    # What it may be found with, if the runtime fails.
+    placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
+    now = replace(
+        grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, runs_on_mems=mems, displaced=None
+    )
+    books.put(replace(now, why="released by command"))
+    if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
+        return None
+    place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
+    return Update(container_id, place, bool(grant.cpus - cpus), "released", give_back)
+
+
+def _keeps_its_place(books: Books, grant: Grant) -> bool:
+    """Whether a released container was found where it was before: the runtime has not taken the update."""
+    online = books.host.topology.online
+    is_there = grant.runs_on & online == grant.placement.cpus & online
+    return grant.stance is Stance.RELEASED and is_there and grant.runs_on != _unmanaged_place(books, grant)[0]
+
+
+def _unmanaged_place(books: Books, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
+    return (
+        grant.fence.cpus or books.host.parent_cpus or books.host.usable,
+        grant.fence.mems or books.host.mems,
+    )
+
+
+def is_adoptable(books: Books, grant: Grant) -> bool:
+    """Whether a container is left alone for no reason of its own: it was released, ran before us or under ``observe``."""
+    is_left = grant.stance in (Stance.RELEASED, Stance.ADOPTED, Stance.OBSERVED)
+    return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(books, grant.container)
+
+
+def manage(books: Books, container_id: str) -> tuple[Update, ...]:
+    """``Engine.manage``."""
+    grant = books.grants.get(container_id)
+    if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
+        return ()
+    if grant.stance in (Stance.PLACED, Stance.KUBELET):
+        return ()
+    with books.without([container_id]):
+        pull = books.pull(grant.container, container_id)
+        decision = books.policy.place(books.node, grant.container, grant.fence, pull)
+        decision = with_peers(books, grant.container, decision, container_id)
+    if not decision.placement.cpus:
+        return ()
+    was = {key: books.grants[key] for key in decision.others}
+    managed = placed(grant, decision.placement, decision.why)
+    books.put(managed)
+    give_places(books, decision, grant.container)
+    books.record("adopt", container_id, managed, grant.since_s)
+    others = [u for u in refreshed(books, was) if u.id != container_id]
+    place = books.grants[container_id].placement
+    own = Update(container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command")
+    return (*(u for u in others if u.shrink), own, *(u for u in others if not u.shrink))

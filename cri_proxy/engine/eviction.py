@@ -1,0 +1,181 @@
+"""Moving others so that one container fits: only where it then does, at most so many, and nobody to a worse place.
+
+``make_room``: a container finds no room in a domain of its rung only because others are scattered over them.
+``relieved``: CPUs that a container takes for itself leave too few to those who share the rest of their domain.
+Containers that share CPUs may be moved; those that own some only where the configuration allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Optional
+
+from cri_proxy.engine.ledger import Books, resident_of
+from cri_proxy.engine.moves import being_resized
+from cri_proxy.engine.recompute import keep_memory
+from cri_proxy.engine.records import Grant, Life, Stance
+from policies.machine.topology import Domain
+from policies.model import (
+    PLACEMENT_LEVELS,
+    BudgetSpent,
+    Container,
+    Decision,
+    Fence,
+    Placement,
+    PlacementRefused,
+    wanted_milli,
+)
+from policies.node import NANO_PER_MILLI, Resident
+
+#: Domains tried for one container; each costs a placement for every move.
+DOMAINS_TRIED = 8
+#: Key in the books of the container that is being placed, while others are placed around it.
+NEWCOMER = "newcomer"
+
+RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
+
+
+def make_room(books: Books, container: Container, fence: Fence) -> Optional[Decision]:
+    """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
+    most = books.max_moves
+    if not most or not books.policy.moves_others:
+        return None
+    for domain, missing in _targets(books, container)[:DOMAINS_TRIED]:
+        movers = _enough(_movable(books, domain.cpus), max(missing, 1), most)
+        if movers:
+            found = _with_moves(books, container, fence, domain, movers)
+            if found is not None:
+                return found
+    return None
+
+
+def relieved(books: Books, container: Container, decision: Decision) -> Decision:
+    """The same decision; containers it would leave overcommitted are moved to where there is room."""
+    place, most = decision.placement, books.max_moves
+    if not place.exclusive or decision.others or not most or not books.policy.moves_others:
+        return decision
+    survey = books.node.survey()
+    tight = [
+        (leaf, charge // NANO_PER_MILLI - (cap - len(leaf & place.exclusive)) * 1000)
+        for leaf, cap, charge in zip(survey.cpus, survey.caps, survey.charge_nano)
+        if charge and leaf & place.exclusive and leaf - place.exclusive
+    ]
+    movers: list[Grant] = []
+    for leaf, excess in tight:
+        if excess > 0 and len(movers) < most:
+            movers += _enough(_movable(books, leaf), excess, most - len(movers))
+    if not movers:
+        return decision
+    newcomer = _resident(books, container, place)
+    others = _placed_around(books, newcomer, movers)
+    return replace(decision, others=others) if others else decision
+
+
+def _targets(books: Books, container: Container) -> list[tuple[Domain, int]]:
+    """The domains of the container's rung, with the milli-CPUs that are missing there, least first."""
+    wanted = wanted_milli(container)
+    node, survey = books.node, books.node.survey()
+    for level in ("l3", "numa", "socket"):
+        found = []
+        for domain in node.topology.at(level):
+            if len(domain.cpus & node.usable - node.reserved) * 1000 < max(wanted, 1):
+                continue
+            room = survey.room_nano(domain.leaves) // NANO_PER_MILLI
+            found.append((domain, container.resources.milli_request - room))
+        if found:
+            return sorted(found, key=lambda pair: (pair[1], pair[0].leaves))
+    return []
+
+
+def _movable(books: Books, cpus: frozenset[int]) -> list[Grant]:
+    """Containers that live inside these CPUs and may be moved, the largest first."""
+    resized = being_resized(books)  # the request under way says where it is
+    found = [
+        grant
+        for grant in books.grants.values()
+        if grant.stance is Stance.PLACED
+        and grant.key not in resized
+        and grant.key in books.node.residents
+        and grant.life in (Life.CREATED, Life.RUNNING)
+        and grant.container.resources.milli_request
+        and not grant.placement.group
+        and grant.placement.level != "reserved"
+        and grant.placement.home <= cpus
+        and (not grant.placement.exclusive or books.options.move_exclusive)
+        and books.pin_of(grant.container) is None
+    ]
+    return sorted(found, key=lambda g: (-g.container.resources.milli_request, g.key))
+
+
+def _enough(movable: Sequence[Grant], missing: int, most: int) -> list[Grant]:
+    """As few as can be whose requests make up for what is missing: the smallest one that does, else the largest ones."""
+    alone = [g for g in movable if g.container.resources.milli_request >= missing]
+    if alone:
+        return alone[-1:]
+    chosen: list[Grant] = []
+    for grant in movable[:most]:
+        chosen.append(grant)
+        missing -= grant.container.resources.milli_request
+        if missing <= 0:
+            return chosen
+    return []
+
+
+def _with_moves(
+    books: Books, container: Container, fence: Fence, domain: Domain, movers: Sequence[Grant]
+) -> Optional[Decision]:
+    """The container inside a domain that the movers have left, and the movers elsewhere; None if anybody does not fit."""
+    # The newcomer is offered the domain alone: else it might go where a mover comes from next.
+    inside = Fence(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
+    with books.without([g.key for g in movers]):
+        try:
+            decision = books.policy.place(books.node, container, inside, books.pull(container))
+        except (PlacementRefused, BudgetSpent):
+            return None
+        if not decision.fits or not decision.placement.cpus or decision.others:
+            return None
+    newcomer = _resident(books, container, decision.placement)
+    others = _placed_around(books, newcomer, movers)
+    if len(others) < len(movers):
+        return None
+    names = ", ".join(g.container.path for g in movers)
+    return replace(decision, why=f"{decision.why}; {names} moved to make room", others=others)
+
+
+def _placed_around(books: Books, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
+    """Where the movers go once the newcomer is there; those who would not be as well off as now are left out."""
+    others: dict[str, Placement] = {}
+    movers = list(movers)
+    with books.without([g.key for g in movers]):
+        added = [NEWCOMER]
+        books.node.add(NEWCOMER, newcomer)
+        try:
+            for grant in movers:
+                try:
+                    anew = books.policy.place(
+                        books.node, grant.container, grant.fence, books.pull(grant.container, grant.key)
+                    )
+                except (PlacementRefused, BudgetSpent):
+                    continue
+                place = anew.placement
+                if not anew.fits or not place.cpus or anew.others or _is_worse(place, grant.placement):
+                    continue
+                if not place.exclusive.isdisjoint(newcomer.cpus):  # it has not made room
+                    continue
+                others[grant.key] = keep_memory(books, grant.placement, place, grant.fence)
+                moved = replace(grant, key=f"{NEWCOMER} {grant.key}", placement=others[grant.key])
+                books.node.add(moved.key, resident_of(moved))
+                added.append(moved.key)
+        finally:
+            for key in added:
+                books.node.remove(key)
+    return others
+
+
+def _is_worse(place: Placement, than: Placement) -> bool:
+    return RANK.get(place.level, 0) > RANK.get(than.level, 0) or len(place.exclusive) < len(than.exclusive)
+
+
+def _resident(books: Books, container: Container, place: Placement) -> Resident:
+    return resident_of(Grant(NEWCOMER, container, place, Stance.PLACED))

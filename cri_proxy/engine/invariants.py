@@ -1,0 +1,190 @@
+"""What must hold of all containers after every transition; checked in tests and, cheaply, in production.
+
+What is broken by a bug is told by ``broken_invariants``; what cannot be had on a node that is too full by
+``crowded_out``. ``mend.py`` mends both, where that can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from cri_proxy.engine.host import Host
+from cri_proxy.engine.ledger import KUBELET_KEY, resident_of
+from cri_proxy.engine.records import Grant, Life, Stance, Ticket
+from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.node import Node
+
+
+class Engine(Protocol):
+    """What is looked at: of an engine, or of its books."""
+
+    @property
+    def grants(self) -> Mapping[str, Grant]: ...
+
+    @property
+    def tickets(self) -> Mapping[str, Ticket]: ...
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def host(self) -> Host: ...
+
+
+def broken_invariants(engine: Engine) -> list[str]:
+    """Sentences, one for each violation; empty if all is well.
+
+    Exclusive sets are disjoint from each other, from every shared set and from the reserved set; no cpuset
+    is empty; every CPU and node sent is usable; books and records agree.
+    """
+    problems: list[str] = []
+    # A resize on its way has its container twice in the records: the two may share CPUs.
+    target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    twins = {**target, **{old: new for new, old in target.items()}}
+    owners = _owners(engine, target)
+    for cpu, who in sorted(owners.items()):
+        if len(who) > 1 and not _is_one_container(engine, cpu, target):
+            problems.append(f"CPU {cpu} is exclusive to {', '.join(sorted(who))}")
+    owned = (
+        frozenset(owners) & engine.host.topology.online
+    )  # an adopted container may name CPUs that are offline
+    for grant in engine.grants.values():
+        if grant.stance is Stance.PLACED:
+            problems += broken_placement(engine, grant)
+        if grant.stance in (Stance.PLACED, Stance.ADOPTED):
+            container = _owner(grant, target)
+            # It may go from one group to another: what it owned there it may share until it is gone from there.
+            twin = engine.grants.get(twins.get(grant.key, ""))
+            selves = {container} if twin is None else {container, _owner(twin, target)}
+            for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
+                others = owners[cpu] - selves
+                if others:
+                    problems.append(f"CPU {cpu} is exclusive to {min(others)} and shared by {container}")
+    problems += _broken_books(engine)
+    pending = [t.key for t in engine.tickets.values()]
+    creating = [g.key for g in engine.grants.values() if g.life is Life.CREATING]
+    if sorted(pending) != sorted(creating):
+        problems.append(f"tickets for {sorted(pending)}, but pending are {sorted(creating)}")
+    return problems
+
+
+def unmet(engine: Engine) -> list[str]:
+    """Both."""
+    return broken_invariants(engine) + crowded_out(engine)
+
+
+def unmet_in_short(engine: Engine) -> str:
+    """The first of them, as a reason in the status; "" if there is none."""
+    return "; ".join(unmet(engine)[:3])
+
+
+def crowded_out(engine: Engine) -> list[str]:
+    """Sentences, one for each container that runs on nothing but CPUs that are exclusive to others."""
+    found = []
+    for key, owners in crowded_by(engine).items():
+        grant = engine.grants[key]
+        here = format_cpus(grant.runs_on & engine.node.usable)
+        who = f"{grant.container.path} ({grant.stance.value})"
+        found.append(f"{who} may run only on CPUs {here}, exclusive to {', '.join(sorted(owners))}")
+    return found
+
+
+def crowded_by(engine: Engine) -> dict[str, set[str]]:
+    """By the keys of containers with a cpuset of their own, all of whose CPUs others own: the keys of these owners."""
+    usable, exclusive = engine.node.usable, engine.node.exclusive
+    target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    found: dict[str, set[str]] = {}
+    owners: dict[int, set[str]] = {}
+    for grant in engine.grants.values():
+        is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.KUBELET)
+        here = grant.runs_on & usable
+        if is_ours or grant.life is Life.HELD or not here or here == usable or not here <= exclusive:
+            continue
+        owners = owners or _owners(engine, target)
+        theirs = set().union(*[owners.get(cpu, set()) for cpu in here]) - {target.get(grant.key, grant.key)}
+        if theirs:
+            found[grant.key] = theirs
+    return found
+
+
+def rival_claims(engine: Engine) -> dict[str, frozenset[int]]:
+    """By the keys of containers that own CPUs of others: which. Of each CPU one owner is left out, the first there."""
+    target = {t.key: t.target for t in engine.tickets.values() if t.target}
+    owners = _owners(engine, target)
+    first: dict[str, tuple[bool, float, str]] = {KUBELET_KEY: (False, 0.0, "")}
+    for grant in engine.grants.values():
+        rank = (grant.stance is not Stance.KUBELET, grant.since_s, grant.key)
+        owner = _owner(grant, target)
+        first[owner] = min(rank, first.get(owner, rank))
+    best = {cpu: min(who, key=lambda owner: first[owner]) for cpu, who in owners.items() if len(who) > 1}
+    found = {}
+    for grant in engine.grants.values():
+        owner = _owner(grant, target)
+        theirs = frozenset(cpu for cpu in grant.exclusive if best.get(cpu, owner) != owner)
+        if theirs and grant.stance is not Stance.KUBELET:
+            found[grant.key] = theirs
+    return found
+
+
+def _owners(engine: Engine, target: Mapping[str, str]) -> dict[int, set[str]]:
+    """Whose each exclusive CPU is."""
+    owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
+    for grant in engine.grants.values():
+        for cpu in grant.exclusive:
+            owners.setdefault(cpu, set()).add(_owner(grant, target))
+    return owners
+
+
+def _owner(grant: Grant, target: Mapping[str, str]) -> str:
+    """Whose a grant's CPUs are: its own, or its group's."""
+    return grant.placement.group or target.get(grant.key, grant.key)
+
+
+def _is_one_container(engine: Engine, cpu: int, target: Mapping[str, str]) -> bool:
+    """Whether a CPU has two owners only since its container, while it is resized, goes from a group to CPUs of its own."""
+    holders = {target.get(grant.key, grant.key) for grant in engine.grants.values() if cpu in grant.exclusive}
+    return len(holders) == 1 and cpu not in _unclaimed(engine)
+
+
+def _broken_books(engine: Engine) -> list[str]:
+    residents, known = engine.node.residents, engine.host.topology.cpus.keys()
+    if set(engine.grants) != set(residents) - {KUBELET_KEY}:
+        return ["the node's books do not hold the containers the records name"]
+    problems = []
+    for grant in engine.grants.values():
+        booked, true = residents[grant.key], resident_of(grant)
+        if booked != true and booked != replace(true, cpus=true.cpus & known):
+            problems.append(f"{grant.container.path} ({grant.key}) is not booked as it is recorded")
+    return problems
+
+
+def broken_placement(engine: Engine, grant: Grant) -> list[str]:
+    """Sentences on what is wrong with the place of one container, whatever the others have."""
+    who, placement, node = f"{grant.container.path} ({grant.key})", grant.placement, engine.node
+    problems = []
+    if not placement.cpus:
+        problems.append(f"{who} has an empty cpuset")
+    if placement.cpus - node.usable:
+        problems.append(f"{who} has CPUs that are not usable: {format_cpus(placement.cpus - node.usable)}")
+    if placement.mems - node.mems:
+        problems.append(
+            f"{who} has memory nodes that are not usable: {format_cpus(placement.mems - node.mems)}"
+        )
+    if grant.fence.cpus is not None and placement.cpus - grant.fence.cpus:
+        problems.append(f"{who} left {grant.fence.of}'s cpuset {format_cpus(grant.fence.cpus)}")
+    if grant.fence.mems is not None and placement.mems - grant.fence.mems:
+        problems.append(f"{who} left {grant.fence.of}'s memory nodes {format_cpus(grant.fence.mems)}")
+    if placement.exclusive & node.reserved:
+        problems.append(
+            f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}"
+        )
+    return problems
+
+
+def _unclaimed(engine: Engine) -> frozenset[int]:
+    """CPUs that kubelet has assigned and no container of ours has yet."""
+    assigned = engine.node.residents.get(KUBELET_KEY)
+    claimed = frozenset().union(*[g.exclusive for g in engine.grants.values() if g.stance is Stance.KUBELET])
+    return NO_CPUS if assigned is None else assigned.exclusive - claimed

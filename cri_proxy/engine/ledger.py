@@ -1,0 +1,467 @@
+"""The engine's books: its records, the node's accounts that go with them, the journal, and the way to undo.
+
+Every change of a record goes through ``change``, so that a transition that is cut short can be undone and the
+journal holds exactly what must be written down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Callable, Optional, Union
+
+from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.engine.notable import NotableEvents
+from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
+from cri_proxy.engine.records import Change, Grant, Life, Record, Stance, Ticket
+from cri_proxy.engine.zones import Zone, zones_of
+from policies.affinity.graph.traffic import Traffic
+from policies.affinity.pull.declared import Combined, declared_weights, peers_of
+from policies.affinity.pull.observed import Observed, Peer, owner_of_container, pull_of
+from policies.machine.cpus import NO_CPUS
+from policies.machine.topology import Topology
+from policies.memory import MemoryCharge, spread_limit
+from policies.model import Affinity, Container, Pod, altered, wanted_milli
+from policies.node import Node, Resident
+from policies.registry import Policy
+
+#: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
+KUBELET_KEY = "kubelet"
+HISTORY = 1000
+#: What a container without a limit holds on a node may change by as much, or by one in SAME_PART, before the change is
+#: written down: it changes a little between any two looks, and a write every 30 seconds for each is for nothing.
+SAME_BYTES, SAME_PART = 16 * 1024**2, 20
+#: As much of an error message is kept: runc's name the file that failed after 200 of how it got there (seen).
+MESSAGE_CHARS = 1000
+
+#: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones: all, those of no group.
+Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
+JournalKey = tuple[str, str]
+JournalValue = Union[Grant, Ticket, Pod, Record, float, None]
+
+
+class Books:
+    """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
+
+    def __init__(
+        self, host: Host, policy: Policy, options: EngineOptions, affinity: Optional[Affinity]
+    ) -> None:
+        self.host = host
+        self.policy = policy
+        self.options = options
+        self.affinity = affinity
+        #: Who talks to whom, as the observer has last said; no record of the engine's own.
+        self.observed = Observed(Traffic())
+        self.grants: dict[str, Grant] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.pods: dict[str, Pod] = {}
+        #: Until when the next create of (pod uid, container name) goes through untouched.
+        self.distrusted: dict[tuple[str, str], float] = {}
+        self.start_failures: dict[tuple[str, str], int] = {}
+        self.history: deque[Record] = deque(maxlen=HISTORY)
+        #: The last change of each container's place that came of something else, and its cause.
+        self.changed: dict[str, tuple[Record, Change]] = {}
+        #: The latest time that a transition was told.
+        self.now_s = 0.0
+        self.version = 0
+        self.longest_create_s = 0.0
+        self.counter = 0
+        self.journal: dict[JournalKey, JournalValue] = {}
+        #: While a transition runs: the records it has changed, as (table, key, value before).
+        self.undo: Optional[dict[JournalKey, tuple[dict[Any, Any], Any, Any]]] = None
+        #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
+        self.amended: dict[str, Record] = {}
+        self.found: dict[str, Grant] = {}
+        #: Keys of grants by (pod uid, container name) and by sandbox.
+        self.names: dict[tuple[str, str], set[str]] = {}
+        self.sandboxes: dict[str, set[str]] = {}
+        #: Keys of grants whose placements take the CPU quota away.
+        self.lifting: set[str] = set()
+        #: Keys of grants by the workload their containers are replicas of.
+        self.replicas: dict[str, set[str]] = {}
+        #: What people ask of this node, and why containers are not where an override wants them, by key.
+        self.orders: Orders = NO_ORDERS
+        self.unpinned: dict[str, str] = {}
+        #: Overrides with their ranks: by all three names, and those for beginnings of pods' names by the other two.
+        self._pins: dict[tuple[str, str, str], tuple[int, Override]] = {}
+        self._pins_by_beginning: dict[tuple[str, str], list[tuple[int, Override]]] = {}
+        self._zones: tuple[Optional[Topology], tuple[Zone, ...], dict[str, frozenset[int]]] = (None, (), {})
+        #: What owners of containers should hear of; the daemon's own, which outlives this engine.
+        self.notable = NotableEvents()
+        self.node = self.new_node(host)
+        #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
+        self.refreshed: Pools = self.pools
+
+    @property
+    def pools(self) -> Pools:
+        """The pools as they are now."""
+        return id(self.node), self.node.shared, self.node.claims, self.node.claims_alone
+
+    @property
+    def newest_record(self) -> int:
+        """The number of the last entry of the history; 0 = there is none."""
+        return self.history[-1].number if self.history else 0
+
+    # ------------------------------------------------------------------ orders
+
+    def set_orders(self, orders: Orders) -> None:
+        """Decide by these from now on. No container is moved by it."""
+        self.orders, self.unpinned, self._pins, self._pins_by_beginning = orders, {}, {}, {}
+        for rank, override in enumerate(orders.overrides):
+            namespace, pod, name = override.namespace, override.pod, override.container
+            if pod.endswith("*"):
+                self._pins_by_beginning.setdefault((namespace, name), []).append((rank, override))
+            else:
+                self._pins.setdefault((namespace, pod, name), (rank, override))
+
+    def pin_of(self, container: Container) -> Optional[Override]:
+        """The override that counts for a container; None = there is none."""
+        if not self.orders.overrides:
+            return None
+        pod = container.pod
+        exact = self._pins.get((pod.namespace, pod.name, container.name))
+        for rank, override in self._pins_by_beginning.get((pod.namespace, container.name), ()):
+            if exact is not None and exact[0] < rank:
+                break
+            if override.matches(container):
+                return override
+        return None if exact is None else exact[1]
+
+    @property
+    def zones(self) -> tuple[Zone, ...]:
+        """The places of this machine that have a name."""
+        return self._zones_now()[1]
+
+    @property
+    def zone_cpus(self) -> Mapping[str, frozenset[int]]:
+        """Their CPUs by name."""
+        return self._zones_now()[2]
+
+    def _zones_now(self) -> tuple[Optional[Topology], tuple[Zone, ...], dict[str, frozenset[int]]]:
+        topology = self.host.topology
+        if self._zones[0] is not topology:
+            zones = zones_of(topology)
+            self._zones = topology, zones, {zone.name: zone.domain.cpus for zone in zones}
+        return self._zones
+
+    @property
+    def max_moves(self) -> int:
+        """How many containers may be moved so that another fits: none while they are frozen."""
+        return 0 if self.orders.freeze else self.options.max_moves
+
+    # ------------------------------------------------------------------ records
+
+    def next_ticket(self) -> str:
+        """An id that was never used before."""
+        self.counter += 1
+        return f"ticket-{self.counter}"
+
+    def put(self, grant: Grant) -> None:
+        """Insert or replace a grant, in the records and in the books, inside of what its pod's cgroup allows."""
+        grant = self.bounded(grant)
+        self._unbook(grant.key)
+        if self._lacks_charge(grant):
+            grant = altered(grant, memory_charge=self._charge(grant))
+        self.node.add(grant.key, resident_of(grant))
+        self.store(grant)
+
+    def bounded(self, grant: Grant) -> Grant:
+        """A grant with the fence that it has on this host."""
+        if not self.host.bounds and grant.fence.caller is None:
+            return grant
+        fence = self.host.bounded(grant.fence, grant.container.pod.cgroup_parent)
+        return grant if fence == grant.fence else altered(grant, fence=fence)
+
+    def store(self, grant: Grant) -> None:
+        known = self.grants.get(grant.key)
+        if grant.lifted and not grant.quota_taken:
+            grant = altered(grant, quota_taken=True)
+        self.change("grant", self.grants, grant.key, grant)
+        if grant.placement.lift_quota:
+            self.lifting.add(grant.key)
+        elif self.lifting:
+            self.lifting.discard(grant.key)
+        container = grant.container
+        if known is not None and known.container is container:
+            return
+        if known is not None:  # what was found out about it may tell another owner
+            discard(self.replicas, owner_of_container(known.container), grant.key)
+        self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
+        self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
+        self.replicas.setdefault(owner_of_container(container), set()).add(grant.key)
+
+    def limit_pod(self, key: str, memory_limit_bytes: int) -> None:
+        """Note the memory limit that the pod of a container has now."""
+        container = self.grants[key].container
+        pod = replace(container.pod, memory_limit_bytes=memory_limit_bytes)
+        self.put(replace(self.grants[key], container=replace(container, pod=pod)))
+
+    def note_memory(self, key: str, mems: Optional[frozenset[int]], held: Optional[MemoryCharge]) -> None:
+        """Charge a container as it was found: its limit on ``mems``, or without one what it holds.
+
+        ``mems``: its memory nodes now, empty = not set; ``held``: bytes by node. None = not looked at.
+        """
+        if not self.policy.settings.places_memory:
+            return
+        now = grant = self.grants[key]
+        has_limit = grant.container.resources.memory_limit_bytes > 0
+        if mems is not None and mems != grant.runs_on_mems and not grant.has_placed_memory:
+            now = altered(now, runs_on_mems=mems, memory_charge=() if has_limit else now.memory_charge)
+        if held is not None and not has_limit and is_other_amount(grant.memory_charge, held):
+            now = altered(now, memory_charge=held)
+        if now is not grant or self._lacks_charge(grant):
+            self.put(now)
+
+    def charge_lacking(self) -> None:
+        """Charge the limits that are charged to nodes which no memory comes from on this host any more."""
+        for grant in list(self.grants.values()):
+            if self._lacks_charge(grant):
+                self.put(grant)
+
+    def _lacks_charge(self, grant: Grant) -> bool:
+        """Whether a limit is to be charged where the container runs, and is not, or is elsewhere."""
+        limit = grant.container.resources.memory_limit_bytes
+        is_told = grant.has_placed_memory and grant.placement.memory_charge
+        if not limit or is_told or not self.policy.settings.places_memory:
+            return False
+        charge = dict(grant.memory_charge)
+        return sum(charge.values()) != limit or not charge.keys() <= self._memory_nodes(grant)
+
+    def _charge(self, grant: Grant) -> MemoryCharge:
+        container = grant.container
+        limit, shared = container.resources.memory_limit_bytes, self.node.memory_shared(container)
+        return spread_limit(self.node, self._memory_nodes(grant), limit, shared)
+
+    def _memory_nodes(self, grant: Grant) -> frozenset[int]:
+        """The nodes that a container's memory may come from."""
+        return grant.mems & self.host.topology.memory_nodes or self.node.mems
+
+    def drop(self, key: str) -> None:
+        container = self.grants[key].container
+        self.change("grant", self.grants, key, None)
+        self._unbook(key)
+        self.lifting.discard(key)
+        self.unpinned.pop(key, None)
+        discard(self.names, (container.pod.uid, container.name), key)
+        discard(self.sandboxes, container.pod.id, key)
+        discard(self.replicas, owner_of_container(container), key)
+
+    def _unbook(self, key: str) -> None:
+        if key in self.node.residents:
+            self.node.remove(key)
+
+    def put_ticket(self, ticket: Ticket) -> None:
+        self.change("ticket", self.tickets, ticket.id, ticket)
+
+    def drop_ticket(self, ticket_id: str) -> None:
+        self.change("ticket", self.tickets, ticket_id, None)
+
+    def set_aside(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
+        for grant in grants:
+            self.drop(grant.key)
+        for ticket in tickets:
+            self.drop_ticket(ticket.id)
+
+    def put_back(self, grants: Iterable[Grant], tickets: Collection[Ticket]) -> None:
+        targets = {ticket.key: ticket.target for ticket in tickets}
+        for grant in grants:
+            twin = self.grants.get(
+                targets.get(grant.key, "")
+            )  # a resize shares CPUs with the container it is about
+            own = self.of_group(grant.placement.group) | (NO_CPUS if twin is None else twin.exclusive)
+            taken = grant.exclusive & (self.node.exclusive - own)
+            if grant.key in self.grants or (taken and grant.life is Life.HELD):
+                continue
+            if taken:
+                grant = replace(
+                    grant, placement=replace(grant.placement, exclusive=grant.placement.exclusive - taken)
+                )
+            self.put(grant)
+        for ticket in tickets:
+            if ticket.key in self.grants:
+                self.put_ticket(ticket)
+
+    def of_group(self, group: str) -> frozenset[int]:
+        """The CPUs of a balloon: its containers own them together."""
+        of_it = [g.exclusive for g in self.grants.values() if group and g.placement.group == group]
+        return frozenset().union(*of_it)
+
+    def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
+        """Containers that were removed while they were set aside are not put back."""
+        for ticket in list(self.tickets.values()):
+            left = tuple(g for g in ticket.replaces if g.life is Life.CREATING or not gone(g))
+            if len(left) < len(ticket.replaces):
+                self.put_ticket(replace(ticket, replaces=left))
+
+    def pull(self, container: Container, key: str = "") -> Optional[Affinity]:
+        """What draws a container to others: the traffic that was seen, and what annotations declare; None = nothing.
+
+        ``key``: its key in the books, where it was in them before.
+        """
+        peers = self.peers(container, key)
+        if not peers:
+            known: Optional[Affinity] = peers_of(self.node, container, self.policy.settings)
+        else:
+            declared = declared_weights(self.node, container, self.policy.settings)
+            known = pull_of(self.node, peers, declared, self.options.declared_weight)
+        if self.affinity is None or known is None:
+            return self.affinity or known
+        return Combined(self.affinity, known)
+
+    def peers(self, container: Container, key: str = "") -> tuple[Peer, ...]:
+        """Those in the books that a container talks to, or will by what is known of its owner; the strongest first."""
+        if not self.options.use_traffic:
+            return ()
+        return self.observed.peers(self.node, self.replicas, container, key)
+
+    @contextmanager
+    def without(self, keys: Iterable[str]) -> Iterator[None]:
+        """The node's books without some containers, for as long as a question is asked."""
+        removed = [(key, self.node.remove(key)) for key in keys]
+        try:
+            yield
+        finally:
+            for key, resident in removed:
+                self.node.add(key, resident)
+
+    def new_node(self, host: Host) -> Node:
+        isolated = host.topology.data.isolated if self.policy.keeps_isolated_apart else NO_CPUS
+        node = Node(host.topology, host.usable, host.mems, host.reserved, isolated)
+        node.free_memory = host.free_memory
+        assigned: frozenset[int] = frozenset().union(*host.kubelet_exclusive.values()) & host.topology.online
+        if assigned:
+            node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))
+        return node
+
+    def change(self, kind: str, table: dict[Any, Any], key: Any, value: JournalValue) -> None:
+        """Set one record (None: delete it); what it was before is kept until the transition is over."""
+        name = key if isinstance(key, str) else "\n".join(key)
+        if self.undo is not None:
+            self.undo.setdefault((kind, name), (table, key, table.get(key)))
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+        self._note(kind, name, value)
+
+    def roll_back(self, newest: int) -> None:
+        """Undo a transition that was cut short; ``newest``: the last record in the history before it."""
+        undo, self.undo = self.undo or {}, {}
+        for (kind, _), (table, key, before) in undo.items():
+            if kind != "grant":
+                self.change(kind, table, key, before)
+            elif before is not None:
+                self.put(before)
+            elif key in self.grants:
+                self.drop(key)
+            else:
+                self._unbook(key)
+        self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
+        for record in [r for r in self.history if r.number > newest]:
+            self._amend(record.id, outcome="undone: an error in cri-resmgr")
+
+    def _note(self, kind: str, key: str, value: JournalValue) -> None:
+        self.version += 1
+        self.journal[(kind, key)] = value
+
+    def drain(self) -> dict[JournalKey, JournalValue]:
+        """What has changed since the last call, to be written down: the last value of each record, None = gone."""
+        journal, self.journal = self.journal, {}
+        return journal
+
+    def record(self, operation: str, container_id: str, grant: Grant, now_s: float) -> None:
+        number = self.newest_record + 1
+        container = grant.container
+        record = Record(number, now_s, operation, container.path, container.pod.uid, container_id, grant.stance.value,
+                        grant.placement, grant.why)  # fmt: skip
+        self._remember(record)
+
+    def _remember(self, record: Record) -> None:
+        self.history.append(record)
+        self.note_record(record)
+
+    def note_record(self, record: Record) -> None:
+        """Have an entry of the history written down as it is now."""
+        self._note("record", str(record.number), record)
+
+    def rename(self, ticket_id: str, container_id: str) -> None:
+        """A container that was known by its ticket has its id."""
+        change = self.changed.pop(ticket_id, None)
+        if change is not None:
+            self.changed[container_id] = change
+            self._rename_in_changes(ticket_id, container_id)
+        self._amend(ticket_id, id=container_id, outcome="created")
+
+    def _rename_in_changes(self, ticket_id: str, container_id: str) -> None:
+        """In the entries of what came while it was created."""
+        for index in range(len(self.history) - 1, -1, -1):
+            record = self.history[index]
+            if record.id == ticket_id:
+                return
+            if any(ticket_id in change.keys for change in record.changes):
+                changes = tuple(
+                    altered(c, keys=tuple(container_id if key == ticket_id else key for key in c.keys))
+                    for c in record.changes
+                )
+                self.history[index] = altered(record, changes=changes)
+                self.note_record(self.history[index])
+
+    def outcome(self, container_id: str, outcome: str) -> None:
+        self._amend(container_id, outcome=outcome)
+
+    def _amend(self, container_id: str, **changes: str) -> None:
+        for index in range(len(self.history) - 1, -1, -1):
+            if self.history[index].id == container_id:
+                self.history[index] = altered(self.history[index], **changes)
+                self.note_record(self.history[index])
+                self.amended[container_id] = self.history[index]
+                return
+
+
+def resident_of(grant: Grant) -> Resident:
+    container, place, exclusive = grant.container, grant.placement, grant.exclusive
+    is_placed = grant.stance is Stance.PLACED
+    charge = (place.memory_charge if grant.has_placed_memory else ()) or grant.memory_charge
+    if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
+        charge = ()  # it held that
+    # The CPUs it can be on where it owns none: those its caller allows, or those of a cpuset that is not ours.
+    bounds = grant.fence.cpus
+    if not is_placed:
+        bounds = place.home if grant.stance is Stance.ADOPTED else grant.runs_on
+    return altered(
+        _NO_RESIDENT,
+        pod_uid=container.pod.uid,
+        milli_request=container.resources.milli_request,
+        milli_wanted=wanted_milli(container),
+        cpus=place.cpus if is_placed else grant.cpus,
+        exclusive=exclusive,
+        memory_charge=charge,
+        container=container,
+        placement=place if is_placed else None,
+        inside=grant.fence.cpus,
+        bounds=None if exclusive or place.level == "reserved" else bounds,
+        is_fixed=not is_placed and grant.stance is not Stance.ADOPTED,
+    )
+
+
+#: What residents are made from: a hundred of them may change with one decision.
+_NO_RESIDENT = Resident("", 0, 0, NO_CPUS)
+
+
+def is_other_amount(before: MemoryCharge, now: MemoryCharge) -> bool:
+    """Whether what a container holds differs from what it is charged by enough to be written down."""
+    if not before:
+        return bool(now)
+    was, held = dict(before), dict(now)
+    return any(
+        abs(held.get(node, 0) - was.get(node, 0)) > max(SAME_BYTES, was.get(node, 0) // SAME_PART)
+        for node in was.keys() | held.keys()
+    )
+
+
+def discard(index: dict[Any, set[str]], name: Any, key: str) -> None:
+    index[name].discard(key)
+    if not index[name]:
+        del index[name]

@@ -1,0 +1,160 @@
+"""Mending what must never be: records that contradict each other, or a container that is left with no CPU at all.
+
+Found by the next comparison after it came about, by a bug, an older version or a switch of the policy. Only containers
+that are involved are placed anew; all others stay where they are. A part of the engine's transitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from cri_proxy.engine.invariants import (
+    broken_invariants,
+    broken_placement,
+    crowded_by,
+    crowded_out,
+    rival_claims,
+)
+from cri_proxy.engine.ledger import Books, resident_of
+from cri_proxy.engine.moves import being_resized
+from cri_proxy.engine.recompute import keep_memory, placed, refresh
+from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.updates import has_changed, update_of
+from policies.exclusive.sparing import emptied_by
+from policies.machine.cpus import format_cpus
+from policies.model import BudgetSpent, Placement, PlacementRefused
+
+
+@dataclass(frozen=True)
+class Mended:
+    """What was broken, in sentences, and the updates to send; what could not be mended is broken still."""
+
+    broken: tuple[str, ...] = ()
+    updates: tuple[Update, ...] = ()
+
+
+def mend(books: Books, now_s: float) -> Mended:
+    """``Engine.mend``."""
+    broken, crowded = broken_invariants(books), crowded_out(books)
+    if not broken and not crowded:
+        return Mended()
+    before = dict(books.grants)
+    if broken:
+        _reckon_anew(books)
+        refresh(books, force=True)
+        _part(books, now_s)
+    if crowded_out(books):
+        _give_way(books, now_s)
+    updates = [
+        update_of(was, now)
+        for key, was in before.items()
+        if (now := books.grants.get(key, was)) is not was
+        and now.life in (Life.CREATED, Life.RUNNING)
+        and has_changed(was, now)
+    ]
+    return Mended((*broken, *crowded), tuple(sorted(updates, key=lambda u: (not u.shrink, u.id))))
+
+
+def _reckon_anew(books: Books) -> None:
+    """Tickets and containers on their way come in pairs, and the accounts are those of the records."""
+    for ticket in [t for t in books.tickets.values() if t.key not in books.grants]:
+        books.drop_ticket(ticket.id)
+    pending = {ticket.key for ticket in books.tickets.values()}
+    for key in [k for k, g in books.grants.items() if g.life is Life.CREATING and k not in pending]:
+        books.drop(key)
+    books.node = books.new_node(books.host)
+    for grant in books.grants.values():
+        books.node.add(grant.key, resident_of(grant))
+
+
+def _part(books: Books, now_s: float) -> None:
+    """Of containers that own the same CPUs all but one get others; one that is where it may not be is placed anew."""
+    resized = being_resized(books)
+    for key, theirs in rival_claims(books).items():
+        grant = books.grants[key]
+        if key in resized:
+            continue  # it is one place when the resize has ended
+        left = replace(grant.placement, exclusive=grant.placement.exclusive - theirs)
+        if grant.stance is Stance.ADOPTED:
+            books.put(replace(grant, placement=left))
+        else:
+            _place_anew(books, grant, left, f"CPUs {format_cpus(theirs)} were another container's too", now_s)
+    refresh(books, force=True)
+    for grant in list(books.grants.values()):
+        wrong = broken_placement(books, grant) if grant.stance is Stance.PLACED else []
+        if wrong and grant.key not in resized:
+            _place_anew(books, grant, None, wrong[0], now_s)
+    refresh(books, force=True)
+
+
+def _place_anew(
+    books: Books, grant: Grant, keep: Optional[Placement], why: str, now_s: float, spares: bool = False
+) -> Optional[Grant]:
+    """Put a container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
+    with books.without([grant.key]):
+        pull = books.pull(grant.container, grant.key)
+        near = grant.placement.home or None
+        try:
+            decision = books.policy.place(books.node, grant.container, grant.fence, pull, near, keep)
+        except (PlacementRefused, BudgetSpent):
+            return None
+        if spares and emptied_by(books.node, decision.placement.exclusive - grant.exclusive):
+            return None
+    if not decision.placement.cpus or decision.others:
+        return None
+    place = keep_memory(books, grant.placement, decision.placement, grant.fence)
+    now = placed(grant, place, f"{why}: {decision.why}")
+    books.put(now)
+    books.record("mend", grant.key, now, now_s)
+    return now
+
+
+def _give_way(books: Books, now_s: float) -> None:
+    """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
+    # What one gives up may be what another one needs: until nothing changes, and each container once at most.
+    helped: set[str] = set()
+    while (needy := _helped(books, helped, now_s)) is not None:
+        helped.add(needy.key)
+        if needy.stance is Stance.UNTOUCHED and _who(needy) not in books.distrusted:
+            _place_anew(books, needy, None, "there are CPUs for it again", now_s)
+        refresh(books)
+
+
+def _helped(books: Books, but: Set[str], now_s: float) -> Optional[Grant]:
+    """A container that an owner has given way to just now; None if there is none that can be helped."""
+    for key, owners in crowded_by(books).items():
+        if key in but or books.grants[key].life is Life.CREATING:  # what it gets is settled when it is there
+            continue
+        for owner in sorted(owners & books.grants.keys()):
+            if _swaps(books, books.grants[owner], books.grants[key], now_s):
+                return books.grants[key]
+    return None
+
+
+def _swaps(books: Books, owner: Grant, needy: Grant, now_s: float) -> bool:
+    """Whether an owner could give one CPU of those that another container needs, and get one for it."""
+    place = owner.placement
+    if owner.stance is not Stance.PLACED or place.group or owner.key in being_resized(books):
+        return False
+    for cpu in sorted(place.exclusive & needy.runs_on, reverse=True):
+        keep = replace(
+            place,
+            exclusive=place.exclusive - {cpu},
+            grown=tuple(step for step in (g - {cpu} for g in place.grown) if step),
+        )
+        why = f"CPU {cpu} is needed by {needy.container.path}, which may run nowhere else"
+        crowded = len(crowded_by(books))
+        now = _place_anew(books, owner, keep, why, now_s, spares=True)
+        if now is None:
+            continue
+        is_whole = len(now.exclusive) == len(owner.exclusive) and cpu not in now.exclusive
+        if is_whole and len(crowded_by(books)) < crowded:
+            return True
+        books.put(owner)
+    return False
+
+
+def _who(grant: Grant) -> tuple[str, str]:
+    return grant.container.pod.uid, grant.container.name

@@ -1,0 +1,438 @@
+"""The runtime's list of containers against the engine's records.
+
+Run at start, when the runtime comes back, and every so often. The list may be older than the records (calls
+went on while it was fetched): what was bound after ``listed_at_s`` is not judged by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Optional
+
+from cri_proxy.engine.decision import opted_out
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
+from cri_proxy.engine.takeover import take_over
+from policies.machine.cpus import NO_CPUS
+from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
+
+#: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.
+FLIPS, DRIFT_WINDOW_S = 3, 60.0
+#: Containers judged in one go: a millisecond or two where all of them are news.
+SLICE = 50
+
+
+@dataclass(frozen=True)
+class Resync:
+    """What a resync did: updates to send, and ids by what was found."""
+
+    updates: tuple[Update, ...] = ()
+    adopted: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    drifted: tuple[str, ...] = ()
+    resized: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+
+
+def unknown_ids(engine: Engine, seen: Collection[Seen]) -> tuple[str, ...]:
+    """Containers that ``resync`` will want the details of: alive, not in the records and not on their way."""
+    dead = _never_run(engine, seen, _latest_attempts(seen))
+    flying = _names_of_tickets(engine, in_doubt=False) | _names_of_tickets(engine, in_doubt=True)
+    # The attempt before of a container on its way: until that is there, its place may have to be put back.
+    aside = {g.key for t in engine.tickets.values() for g in t.replaces}
+    return tuple(
+        s.id
+        for s in seen
+        if not s.exited
+        and s.id not in engine.grants
+        and s.id not in aside
+        and s.id not in dead
+        and (s.pod_uid, s.name, s.attempt) not in flying
+    )
+
+
+def _latest_attempts(seen: Collection[Seen]) -> dict[tuple[str, str], int]:
+    """The last attempt in the list, by pod uid and name, of every container of which one was not started."""
+    names = {(s.pod_uid, s.name) for s in seen if not (s.running or s.exited)}
+    latest: dict[tuple[str, str], int] = {}
+    for s in seen if names else ():
+        if (name := (s.pod_uid, s.name)) in names:
+            latest[name] = max(s.attempt, latest.get(name, 0))
+    return latest
+
+
+def _never_run(
+    engine: Engine, items: Iterable[Seen], latest: Mapping[tuple[str, str], int]
+) -> frozenset[str]:
+    """Containers that were created and will never be started: kubelet has gone on to a later attempt of the same.
+
+    It does so when it never gets the reply of a create; what it has asked for anew has the place. One in the records
+    gives way to a later attempt that exists; one that is not known also to one that is on its way.
+    """
+    dead = set()
+    for s in items:
+        if s.running or s.exited:
+            continue
+        name, is_known = (s.pod_uid, s.name), s.id in engine.grants
+        grants = [engine.grants[key] for key in engine.books.names.get(name, ())]
+        attempts = [g.container.attempt for g in grants if not (is_known and g.life is Life.CREATING)]
+        if max([latest.get(name, 0), *attempts]) > s.attempt:
+            dead.add(s.id)
+    return frozenset(dead)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What was seen of the runtime.
+
+    ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
+    engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of
+    ours on its way then or since; their cpusets say nothing yet. ``enforce`` False: nothing can be sent, and so
+    nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended with records
+    that were not saved, so what runs is right where they say otherwise (``takeover.py``).
+    """
+
+    seen: Mapping[str, Seen]
+    listed_at_s: float
+    details: Mapping[str, Container] = field(default_factory=dict)
+    then: Mapping[str, Grant] = field(default_factory=dict)
+    unsettled: frozenset[str] = frozenset()
+    enforce: bool = True
+    is_newer: bool = False
+
+
+def resync(engine: Engine, listing: Listing, now_s: float) -> Resync:
+    """Bring the records in line with what runs, in one go."""
+    return merged(resync_slices(engine, listing, now_s))
+
+
+def merged(parts: Iterable[Resync]) -> Resync:
+    """Several slices as one."""
+    parts = list(parts)
+    return Resync(*[tuple(item for part in parts for item in getattr(part, f.name)) for f in fields(Resync)])
+
+
+def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Resync]:
+    """The same in slices of at most SLICE containers, so that calls can pass in between (design rule 13)."""
+    seen = listing.seen
+    if listing.is_newer:
+        yield _take_over(engine, listing, now_s)
+    bound, cancelled, late = _settle_tickets(engine, seen, now_s, listing.listed_at_s)
+    updates = list(late)
+    removed = [
+        g.key
+        for g in engine.grants.values()
+        if g.life is not Life.CREATING and g.key not in seen and g.since_s < listing.listed_at_s
+    ]
+    latest = _latest_attempts(seen.values())
+    never_run = sorted(_never_run(engine, seen.values(), latest))
+    removed += [key for key in never_run if key in engine.grants and engine.grants[key].life is Life.CREATED]
+    for key in removed:
+        updates += engine.remove(key, "never started: there is a later attempt" if key in never_run else "")
+    yield Resync(tuple(updates), removed=tuple(removed), bound=tuple(bound), cancelled=tuple(cancelled))
+    told = {u.id for u in updates}
+    # What looks exclusive to one that runs is not exclusive to one that was only created.
+    items = sorted(seen.values(), key=lambda s: not (s.running or s.exited))
+    for start in range(0, len(items), SLICE):
+        slice_ = items[start : start + SLICE]
+        dead = _never_run(engine, slice_, latest)
+        part = _follow_all(engine, [s for s in slice_ if s.id not in dead], listing, now_s, told)
+        told |= {u.id for u in part.updates}
+        yield part
+
+
+def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
+    def adoption(item: Seen, container: Container, owned: frozenset[int]) -> Grant:
+        return _adoption(engine, item, container, now_s, listing.seen, owned)
+
+    adopted, updates = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
+    for key in adopted:
+        _follow_memory(engine, listing.seen[key], at_rest=True)
+    return Resync(updates if listing.enforce else (), adopted=adopted)
+
+
+def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: float, told: set[str]) -> Resync:
+    updates: list[Update] = []
+    drifted: list[str] = []
+    resized: list[str] = []
+    foreign: list[str] = []
+    adopted: list[str] = []
+    resizing = {t.target for t in engine.tickets.values()}
+    for item in items:
+        found: tuple[Update, ...] = ()
+        if item.id in engine.grants:
+            found = _follow(engine, item, now_s, listing.listed_at_s) + _note_where(engine, item)
+            was = engine.grants.get(item.id)
+            resources = _news_of_resources(engine, item, listing)
+            if resources is not None and item.id not in resizing:
+                found += engine.follow_resources(item.id, resources, now_s, listing.enforce)
+                resized.append(item.id)
+            # What a container runs on says nothing while it is being told to run elsewhere.
+            told_now = told | {u.id for u in found}
+            in_motion = item.id in listing.unsettled or item.id in told_now or item.id in resizing
+            at_rest = was is not None and not in_motion and _unchanged(was, listing.then)
+            if at_rest:
+                found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
+                found = _with_quota(engine, item, found) if listing.enforce else found
+            _follow_memory(engine, item, at_rest)
+        elif not item.exited and item.id in listing.details:
+            container = listing.details[item.id]
+            owned = engine.node.exclusive
+            found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen, owned))
+            _follow_memory(engine, item, at_rest=True)
+            # Its next containers' requests will not say what its runtime handler is.
+            if item.sandbox_id not in engine.pods:
+                engine.add_pod(container.pod)
+            adopted.append(item.id)
+        updates += found
+        told = told | {u.id for u in found}
+    news = {"drifted": drifted, "resized": resized, "foreign": foreign, "adopted": adopted}
+    return Resync(tuple(updates), **{name: tuple(ids) for name, ids in news.items()})
+
+
+def _unchanged(grant: Grant, then: Mapping[str, Grant]) -> bool:
+    """Whether a container's place is what it was when its cpuset was looked at."""
+    return not then or (grant.key in then and then[grant.key].placement == grant.placement)
+
+
+def _news_of_resources(engine: Engine, item: Seen, listing: Listing) -> Optional[Resources]:
+    """A container's resources if it is not known with them, or is still to be placed by them; else None."""
+    grant = engine.grants.get(item.id)
+    if grant is None or grant.life is Life.HELD:
+        return None
+    known = grant.container.resources
+    before = listing.then.get(item.id, grant).container.resources
+    # What was changed since its cgroup was looked at is newer than that.
+    found = known if item.resources is None or before != known else item.resources
+    return found if found != known or (listing.enforce and grant.is_outgrown) else None
+
+
+def _settle_tickets(
+    engine: Engine, listing: Mapping[str, Seen], now_s: float, listed_at_s: float
+) -> tuple[list[str], list[str], list[Update]]:
+    """Tickets in doubt: found in the list, they are bound; not found for long enough, they are cancelled."""
+    by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in listing.values() if s.id not in engine.grants}
+    patience_s = max(engine.options.doubt_s, 2 * engine.longest_create_s)
+    bound: list[str] = []
+    cancelled: list[str] = []
+    updates: list[Update] = []
+    targets: set[str] = set()
+    judged: set[str] = set()
+    # A create that never appeared brings back those that it had set aside: they are judged after it.
+    while (ticket := _in_doubt(engine, judged)) is not None:
+        judged.add(ticket.id)
+        if ticket.kind is TicketKind.RESIZE:
+            targets.add(ticket.target)
+            updates += _settle_resize(engine, ticket, listing.get(ticket.target), now_s)
+            continue
+        container = engine.grants[ticket.key].container
+        found = by_name.get((container.pod.uid, container.name, container.attempt))
+        if found is not None:
+            updates += engine.bind(ticket.id, found, now_s)
+            bound.append(found)
+        elif now_s - ticket.since_s > patience_s and listed_at_s > ticket.since_s:
+            updates += engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
+            cancelled.append(ticket.id)
+    return bound, cancelled, _told_last(engine, listing, updates, targets)
+
+
+def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
+    """The first ticket in doubt that was not judged yet."""
+    return next((t for t in engine.tickets.values() if t.in_doubt and t.id not in judged), None)
+
+
+def _told_last(
+    engine: Engine, listing: Mapping[str, Seen], updates: list[Update], targets: Iterable[str]
+) -> list[Update]:
+    """The updates; of containers whose resizes were in doubt the place they have in the end, if they run elsewhere."""
+    for target in sorted(targets):
+        grant, item = engine.grants.get(target), listing.get(target)
+        if grant is None or item is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
+            continue
+        mine = [u for u in updates if u.id == target]
+        if mine or (item.cpus is not None and item.cpus != grant.cpus):
+            why = mine[-1].why if mine else "nobody knows what became of a resize"
+            give_back = mine[-1].give_back if mine else None
+            updates = [u for u in updates if u.id != target]
+            updates.append(Update(target, grant.placement, True, why, give_back))
+    return updates
+
+
+def _settle_resize(engine: Engine, ticket: Ticket, item: Optional[Seen], now_s: float) -> tuple[Update, ...]:
+    """A resize whose end is not known: what the container has now tells whether the runtime has made it.
+
+    Its resources do where they are others by it; else its cpuset.
+    """
+    old = engine.grants.get(ticket.target)
+    if old is not None and item is not None and not item.exited:
+        asked, known = engine.grants[ticket.key].container.resources, old.container.resources
+        if item.resources is not None and asked != known:
+            if item.resources == known:
+                return engine.cancel(ticket.id, now_s, "the runtime was not reached")
+            return engine.commit(ticket.id, now_s)
+        if item.cpus is None:
+            return ()  # not looked at this time
+        if item.cpus != ticket.sent.cpus and item.cpus == old.placement.cpus:
+            return engine.cancel(ticket.id, now_s, "the runtime was not reached")
+    return engine.commit(ticket.id, now_s)
+
+
+def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int]]:
+    containers = [engine.grants[t.key].container for t in engine.tickets.values() if t.in_doubt is in_doubt]
+    return {(c.pod.uid, c.name, c.attempt) for c in containers}
+
+
+def _follow(engine: Engine, item: Seen, now_s: float, listed_at_s: float) -> tuple[Update, ...]:
+    if item.exited:
+        return engine.exited(item.id, item.exit_code, now_s)
+    if not item.running:
+        return ()
+    grant = engine.grants[item.id]
+    if grant.life is Life.HELD and grant.since_s < listed_at_s:  # it was told to stop, and has not
+        return engine.amend(replace(grant, life=Life.RUNNING, hold_until_s=0.0, exit_code=None))
+    engine.started(item.id)
+    return ()
+
+
+def _note_where(engine: Engine, item: Seen) -> tuple[Update, ...]:
+    """Remember whether what we set binds the container's processes at all."""
+    grant = engine.grants.get(item.id)
+    if grant is None or item.runs_in is None or item.runs_in == grant.runs_in:
+        return ()
+    return engine.amend(replace(grant, runs_in=item.runs_in))
+
+
+def _check_cpuset(
+    engine: Engine, item: Seen, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
+) -> tuple[Update, ...]:
+    """Repair a cpuset that is not what we set any more; give up on one that somebody keeps changing."""
+    grant = engine.grants.get(item.id)
+    if grant is None or grant.life is Life.HELD or item.cpus is None:
+        return ()
+    online = engine.host.topology.online
+    cpus = _runs_on(engine, item)
+    ours = _set_by_us(grant, online)
+    if ours is None:
+        return _follow_others(engine, grant, cpus)
+    # Where it runs its own cgroup does not say; and while nothing is repaired, no other writer is found to undo it.
+    if item.runs_in or not enforce:
+        return ()
+    same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
+    # An empty one is inherited, or of no writer: ours is gone, also where as many CPUs come down from above.
+    if item.cpus and cpus & online == ours.cpus & online and same_mems:
+        return ()
+    recent = grant.repairs if grant.repairs and now_s - grant.repairs[-1] <= DRIFT_WINDOW_S else ()
+    if len(recent) >= FLIPS:
+        foreign.append(grant.key)
+        why = "another writer keeps changing its cpuset"
+        return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+    drifted.append(grant.key)
+    updates = engine.amend(replace(grant, repairs=(*recent, now_s)))
+    if any(update.id == grant.key for update in updates):  # its place is another one from now on
+        return updates
+    return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
+
+
+def _with_quota(engine: Engine, item: Seen, updates: tuple[Update, ...]) -> tuple[Update, ...]:
+    """With the quota of a container that is without it only since we have taken it and could not give it back."""
+    grant = engine.grants.get(item.id)
+    if grant is None or not item.has_no_quota or grant.lifted or not (grant.quota_taken and grant.quota):
+        return updates
+    if grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
+        return updates
+    told = next((u for u in updates if u.id == grant.key), None)
+    own = told or Update(grant.key, UNTOUCHED, False, "its CPU quota had not come back")
+    return (*(u for u in updates if u is not told), replace(own, give_back=grant.quota))
+
+
+def _follow_memory(engine: Engine, item: Seen, at_rest: bool) -> None:
+    """Charge a container's memory where it is. ``at_rest``: its memory nodes are what they were when they were read."""
+    grant = engine.grants.get(item.id)
+    if grant is not None and grant.life is not Life.HELD and not item.exited:
+        engine.note_memory(item.id, item.mems if at_rest else None, item.held)
+
+
+def _runs_on(engine: Engine, item: Seen) -> frozenset[int]:
+    """The CPUs of a container, whose cpuset may be empty."""
+    return item.cpus or item.inherited or engine.host.parent_cpus or engine.host.usable
+
+
+def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
+    """What we made the cpuset of a container; None if others have."""
+    if grant.stance is Stance.PLACED:
+        return grant.placement
+    if grant.stance is Stance.ADOPTED and grant.runs_on & online != grant.placement.home & online:
+        return Placement(cpus=grant.runs_on)
+    return None
+
+
+def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[Update, ...]:
+    """Containers that are not ours are charged where they run; observed ones where they would."""
+    if cpus == grant.runs_on:
+        return ()
+    placement = grant.placement
+    others = engine.node.exclusive - grant.exclusive
+    if grant.stance is Stance.KUBELET and not cpus.isdisjoint(others):
+        why = "it was moved onto CPUs of others; they are not its own"
+        return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+    if grant.stance is Stance.ADOPTED:
+        placement = replace(placement, home=cpus, exclusive=placement.exclusive & cpus)
+    return engine.amend(replace(grant, runs_on=cpus, placement=placement))
+
+
+def _adoption(
+    engine: Engine,
+    item: Seen,
+    container: Container,
+    now_s: float,
+    listing: Mapping[str, Seen],
+    owned: frozenset[int],
+) -> Grant:
+    """The record of a container that runs without one: it keeps what it has. ``owned``: what others own."""
+    cpus = _runs_on(engine, item)
+    grant = Grant(
+        key=item.id,
+        container=container,
+        placement=Placement(),
+        stance=Stance.OPTED_OUT,
+        life=Life.RUNNING if item.running else Life.CREATED,
+        runs_on=cpus,
+        runs_on_mems=item.mems or NO_CPUS,
+        since_s=now_s,
+        why=opted_out(engine.books, container),
+        runs_in=item.runs_in or "",
+    )
+    if grant.why:
+        return grant
+    if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
+        return replace(grant, stance=Stance.KUBELET, why="kubelet gave it CPUs of its own")
+    exclusive = NO_CPUS
+    topology = engine.host.topology
+    home = cpus & (topology.cpus.keys() | topology.data.offline)
+    nobodys = cpus.isdisjoint(owned | engine.node.reserved)
+    if engine.policy.owns_exclusively and nobodys and _looks_exclusive(container, item, listing):
+        exclusive = cpus
+    return replace(
+        grant,
+        stance=Stance.ADOPTED,
+        placement=Placement(home=home, exclusive=exclusive),
+        why="it ran before this daemon knew it: it keeps what it has",
+    )
+
+
+def _looks_exclusive(container: Container, item: Seen, listing: Mapping[str, Seen]) -> bool:
+    """Guaranteed, whole CPUs, as many as its cpuset has, and on the cpuset of nobody else.
+
+    Containers without a cpuset say nothing: nobody has kept them off anything.
+    """
+    request = container.resources.milli_request
+    whole = container.qos is Qos.GUARANTEED and request > 0 and request % 1000 == 0
+    if not whole or not item.cpus or len(item.cpus) * 1000 != request:
+        return False
+    # One that was created and not started is on its CPUs by name only.
+    rivals = (s for s in listing.values() if s.running or not item.running)
+    others = (s for s in rivals if s.id != item.id and not s.exited and s.cpus)
+    return all(item.cpus.isdisjoint(s.cpus or NO_CPUS) for s in others)

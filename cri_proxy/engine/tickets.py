@@ -1,0 +1,361 @@
+"""Requests on their way to the runtime: admitted, bound, cancelled, in doubt. Parts of the engine's transitions.
+
+``Engine`` says what each of them is for, and makes each all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Optional
+
+from cri_proxy.engine.decision import calls_for_a_place, decide, predecessors, resized, stance_of
+from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.recompute import (
+    effective,
+    give_places,
+    inside,
+    put_and_settle,
+    put_placement,
+    refresh,
+    refreshed,
+)
+from cri_proxy.engine.records import Admission, Grant, Life, Stance, Ticket, TicketKind, Update, Waiting
+from cri_proxy.engine.updates import has_changed, update_of
+from policies.machine.cpus import NO_CPUS
+from policies.model import (
+    NO_FENCE,
+    UNTOUCHED,
+    BudgetSpent,
+    Container,
+    Decision,
+    Fence,
+    Placement,
+    PlacementRefused,
+    Resources,
+    altered,
+)
+
+#: How a resize ended that was found by a comparison, as the history tells it.
+CHANGED_PAST_US = "resized past us"
+
+
+def admit(books: Books, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
+    """``Engine.admit``."""
+    fence = books.host.bounded(fence, container.pod.cgroup_parent)
+    stance, reason = stance_of(books, container, fence, now_s)
+    # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
+    replaced = predecessors(books, container)
+    keys = {g.key for g in replaced}
+    # Should they come back: nobody waits for them any more, so ``resync`` must find out.
+    replaced_tickets = tuple(replace(t, in_doubt=True) for t in books.tickets.values() if t.key in keys)
+    # Who waits for one that is set aside, or is set aside itself, waits for this one.
+    tickets = books.tickets.values()
+    waiting = tuple(w for t in tickets for w in t.waiting if w.key in keys or t.key in keys)
+    books.set_aside(replaced, replaced_tickets)
+    # 2. Decide.
+    given_up: tuple[Grant, ...] = ()
+    if stance is Stance.PLACED:
+        decision, given_up = decide(books, container, fence, replaced)
+        if not decision.placement.cpus:
+            stance = Stance.UNTOUCHED
+    else:
+        decision = Decision(UNTOUCHED, reason)
+    # 3. Book it under the ticket, and those who make room for it where they go.
+    runs_on = runs_on_mems = NO_CPUS
+    if stance is Stance.PLACED and not enforce:
+        stance = Stance.OBSERVED
+    if stance is not Stance.PLACED:
+        decision = replace(decision, others={})  # nobody makes room for what is not sent
+        allowed = fence.asked if stance is Stance.KUBELET else fence
+        runs_on, runs_on_mems = (
+            allowed.cpus or books.host.parent_cpus or books.host.usable,
+            allowed.mems or NO_CPUS,
+        )
+    key = books.next_ticket()
+    grant = Grant(
+        key,
+        container,
+        decision.placement,
+        stance,
+        fence,
+        runs_on=runs_on,
+        runs_on_mems=runs_on_mems,
+        since_s=now_s,
+        why=decision.why,
+    )
+    sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    aside = replaced + given_up
+    ticket = Ticket(
+        key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets, waiting=waiting
+    )
+    before, after = _book(books, grant, ticket, decision)
+    return Admission(key, decision, stance, sent, before, after)
+
+
+def _book(
+    books: Books, pending: Grant, ticket: Ticket, decision: Decision
+) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
+    """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
+    was = {key: books.grants[key] for key in decision.others}
+    books.put(pending)
+    moved = give_places(books, decision, pending.container)
+    ticket = altered(ticket, moved=moved) if moved else ticket
+    books.put_ticket(ticket)
+    books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
+    updates = refreshed(books, was)
+    # Of a container that is being resized the request itself tells, also where its balloon changes.
+    told = tuple(u for u in updates if u.id != ticket.target)
+    waiting = tuple(
+        Waiting(u.id, u.runs_on, u.memory_on, u.give_back is not None)
+        for u in updates
+        if not u.shrink or u.id == ticket.target
+    )
+    if waiting:
+        books.put_ticket(altered(ticket, waiting=ticket.waiting + waiting))
+    return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
+
+
+def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
+    """``Engine.bind``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    books.drop_ticket(ticket_id)
+    pending = books.grants[ticket.key]
+    books.drop(ticket.key)
+    if container_id in books.grants:
+        books.drop(container_id)
+    if not ticket.in_doubt:
+        books.longest_create_s = max(books.longest_create_s, now_s - ticket.since_s)
+    bound = altered(pending, key=container_id, life=Life.CREATED, since_s=now_s)
+    if (
+        pending.stance is Stance.UNTOUCHED and ticket.sent.cpus
+    ):  # its place has gone meanwhile; it runs there all the same
+        bound = replace(bound, runs_on=ticket.sent.cpus)
+    books.put(bound)
+    books.rename(ticket_id, container_id)
+    updates = _with_waiting(books, ticket.waiting, refresh(books))
+    return _with_missed(
+        books, updates, container_id, ticket.sent, "changed while the container was being created"
+    )
+
+
+def cancel(
+    books: Books, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
+) -> tuple[Update, ...]:
+    """``Engine.cancel``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    books.drop_ticket(ticket_id)
+    books.drop(ticket.key)
+    books.put_back(ticket.replaces, ticket.replaced_tickets)
+    books.outcome(ticket.target or ticket_id, reason)
+    # Who made room goes back, unless something else has happened to it since, or its place is taken.
+    was = {}
+    for key, before, given in ticket.moved:
+        grant = books.grants.get(key)
+        if grant is not None and grant.placement == given and _is_free(books, before, grant):
+            was[key] = grant
+            put_placement(books, key, before, "back: the container it made room for was not created")
+    # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
+    return _with_waiting(books, ticket.waiting, refreshed(books, was, force=bool(ticket.replaces)))
+
+
+def _with_waiting(
+    books: Books, waiting_ones: Iterable[Waiting], updates: tuple[Update, ...] = ()
+) -> tuple[Update, ...]:
+    """With updates of those that wait for the end of a request. By then it is the present place that counts."""
+    told = {u.id: u for u in updates}
+    for waiting in waiting_ones:
+        grant = books.grants.get(waiting.key)
+        if grant is None or grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
+            continue
+        give_back = grant.quota if waiting.is_owed_quota and not grant.lifted else None
+        update = told.get(grant.key)
+        if update is not None:
+            # It has what it had before, whatever its record has said since.
+            shrink = update.shrink or bool(waiting.cpus - update.placement.cpus)
+            told[grant.key] = replace(update, shrink=shrink, give_back=update.give_back or give_back)
+            continue
+        place = grant.placement if grant.stance is Stance.PLACED else Placement(cpus=grant.runs_on)
+        if place.cpus != waiting.cpus or place.mems not in (NO_CPUS, waiting.mems) or give_back is not None:
+            why = "changed while another request was on its way"
+            told[grant.key] = Update(grant.key, place, bool(waiting.cpus - place.cpus), why, give_back)
+    return tuple(sorted(told.values(), key=lambda u: not u.shrink))
+
+
+def _others_waiting(ticket: Ticket) -> Iterable[Waiting]:
+    """Without the container of a resize itself: the request tells it."""
+    return [waiting for waiting in ticket.waiting if waiting.key != ticket.target]
+
+
+def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
+    """Whether a place can be had again: neither others own what it owned, nor what it shared."""
+    with books.without([grant.key]):
+        is_free = place.exclusive.isdisjoint(books.node.exclusive - books.of_group(place.group))
+        return is_free and effective(books, place, grant.fence) >= place.cpus & books.node.usable
+
+
+def doubt(books: Books, ticket_id: str) -> tuple[Update, ...]:
+    """``Engine.doubt``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    updates = _with_waiting(books, _others_waiting(ticket))
+    told = {u.id for u in updates}
+    left = tuple(w for w in ticket.waiting if w.key not in told)
+    books.put_ticket(replace(ticket, in_doubt=True, waiting=left))
+    books.outcome(ticket.target or ticket_id, "in doubt")
+    return updates
+
+
+def resize(
+    books: Books, container_id: str, resources: Resources, fence: Fence, now_s: float
+) -> Optional[Admission]:
+    """``Engine.resize``."""
+    old = books.grants.get(container_id)
+    if old is None or old.life is Life.CREATING:
+        return None
+    # 1. Set aside what this one supersedes. Should they come back, the runtime tells whether it has made them.
+    open_ones = tuple(t for t in books.tickets.values() if t.target == container_id)
+    superseded = tuple(books.grants[t.key] for t in open_ones)
+    waiting = tuple(w for t in open_ones for w in t.waiting)
+    open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
+    books.set_aside(superseded, open_ones)
+    # 2. Decide, and book it under a ticket.
+    was = old.fence.asked
+    new_fence = books.host.bounded(
+        Fence(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
+    )
+    container = replace(old.container, resources=resources)
+    key = books.next_ticket()
+    decision, stance, runs_on = resized(books, old, container, new_fence, fence)
+    pending = replace(
+        old,
+        key=key,
+        container=container,
+        placement=decision.placement,
+        fence=new_fence,
+        stance=stance,
+        runs_on=runs_on,
+        life=Life.CREATING,
+        displaced=old.displaced if decision.placement.home == old.placement.home else None,
+        why=decision.why,
+        is_outgrown=False,
+    )
+    sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
+                    found=old.stance, waiting=waiting)  # fmt: skip
+    before, after = _book(books, pending, ticket, decision)
+    give_back = pending.quota if old.lifted and not pending.lifted else None
+    return Admission(key, decision, stance, sent, before, after, give_back)
+
+
+def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
+    """``Engine.commit``."""
+    ticket = books.tickets.get(ticket_id)
+    if ticket is None:
+        return ()
+    books.drop_ticket(ticket_id)
+    pending = books.grants[ticket.key]
+    books.drop(ticket.key)
+    old = books.grants.get(ticket.target)
+    if old is None:  # it was removed meanwhile
+        return _with_waiting(books, ticket.waiting, refresh(books))
+    bound = replace(old, container=pending.container, fence=pending.fence)
+    # What was released, given up as foreign or taken under management while the request was on its way stays so.
+    is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
+    if is_new or old.stance is ticket.found:
+        bound = replace(
+            bound,
+            placement=pending.placement,
+            stance=pending.stance,
+            runs_on=pending.runs_on,
+            displaced=pending.displaced,
+            why=pending.why,
+            is_outgrown=False,
+        )
+        books.put(bound)
+        updates = refresh(books)
+    else:
+        # Its fence may be another one now.
+        updates = put_and_settle(books, replace(bound, placement=inside(bound.fence, bound.placement)))
+    updates = _with_waiting(books, _others_waiting(ticket), updates)
+    books.outcome(ticket.target, "resized")
+    why = "changed while the container was being resized"
+    now = books.grants[ticket.target]
+    if (
+        now.stance is Stance.PLACED and not ticket.sent.cpus
+    ):  # placed meanwhile: the request may have undone that
+        others = tuple(u for u in updates if u.id != ticket.target)
+        give_back = next((u.give_back for u in updates if u.id == ticket.target), None)
+        return (*others, Update(ticket.target, now.placement, True, why, give_back))
+    return _with_missed(books, updates, ticket.target, ticket.sent, why)
+
+
+def follow(
+    books: Books, container_id: str, resources: Resources, now_s: float, enforce: bool
+) -> tuple[Update, ...]:
+    """``Engine.follow_resources``."""
+    old = books.grants.get(container_id)
+    if old is None or old.life in (Life.CREATING, Life.HELD):
+        return ()
+    if any(ticket.target == container_id for ticket in books.tickets.values()):
+        return ()  # its end tells
+    # 1. Nothing can be sent, or the policy will not: known, counted, and where it was.
+    if not enforce:
+        container = replace(old.container, resources=resources)
+        is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
+        why = "its resources were changed past us; where it runs is left as it is"
+        return _take_over(books, old, resources, now_s, why, is_outgrown)
+    try:
+        admission = resize(books, container_id, resources, NO_FENCE, now_s)
+    except (PlacementRefused, BudgetSpent) as refusal:
+        why = f"its resources were changed past us, and it stays where it is: {refusal}"
+        return _take_over(books, old, resources, now_s, why, is_outgrown=False)
+    assert admission is not None
+    # 2. The runtime has made it: what remains to be told is its place.
+    missed = commit(books, admission.ticket, now_s)
+    books.outcome(container_id, CHANGED_PAST_US)
+    now = books.grants[container_id]
+    others = tuple(u for u in missed if u.id != container_id)
+    own = (update_of(old, now),) if has_changed(old, now) else ()
+    return (*admission.before, *own, *others)
+
+
+def _take_over(
+    books: Books, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
+) -> tuple[Update, ...]:
+    """Take over a container's resources, and leave it where it is."""
+    container = replace(old.container, resources=resources)
+    now = replace(old, container=container, is_outgrown=is_outgrown)
+    books.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
+    books.outcome(old.key, CHANGED_PAST_US)
+    return put_and_settle(books, now)
+
+
+def _with_missed(
+    books: Books, updates: tuple[Update, ...], key: str, sent: Placement, why: str
+) -> tuple[Update, ...]:
+    """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
+    grant = books.grants[key]
+    others = tuple(u for u in updates if u.id != key)
+    if grant.life is Life.HELD:
+        return others
+    if not sent.cpus:  # it was not asked for a place; it may have got one meanwhile
+        return updates
+    give_back = grant.quota if sent.lift_quota and not grant.lifted else None
+    if grant.stance is Stance.RELEASED:
+        place = Placement(cpus=grant.runs_on)
+    elif grant.stance is Stance.PLACED:
+        place = grant.placement
+    elif give_back is not None:
+        place = UNTOUCHED
+    else:
+        return others
+    has_its_cpus = (place.cpus or sent.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems)
+    if has_its_cpus and grant.lifted == sent.lift_quota:
+        return others
+    return (*others, Update(key, place, bool(sent.cpus - grant.cpus), why, give_back))

@@ -1,0 +1,90 @@
+"""Containers that come unannounced: placed once they run.
+
+For a front end that sees no requests. What a proxy does in two steps around a call (admit, bind) is one here: the
+container is there already, and nothing can come between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from cri_proxy.cri.device_hints import Use
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import Grant, Life, Stance, Update
+from policies.machine.cpus import NO_CPUS
+from policies.model import NO_FENCE, Container, Fence, Placement
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A container that nobody announced. ``fence``: the cpuset and mems it was created with; ``cpus``, ``mems``:
+    those it has now, None = not known. ``started_at_ns``: Unix time, 0 = not known. Not running: created only."""
+
+    id: str
+    container: Container
+    fence: Fence = NO_FENCE
+    uses: tuple[Use, ...] = ()
+    cpus: Optional[frozenset[int]] = None
+    mems: Optional[frozenset[int]] = None
+    started_at_ns: int = 0
+    is_running: bool = True
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the runtime has to be told: ``before``, others make room; then the container itself, and who grows."""
+
+    before: tuple[Update, ...] = ()
+    after: tuple[Update, ...] = ()
+
+
+def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Steps:
+    """Place a container that is there as if it were being created. Its own update is ``own_update``'s.
+
+    :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
+    """
+    admission = engine.admit(arrival.container, arrival.fence, now_s, enforce)
+    missed = engine.bind(admission.ticket, arrival.id, now_s)
+    if arrival.is_running:
+        engine.started(arrival.id)
+    others = tuple(u for u in missed if u.id != arrival.id)
+    return Steps(admission.before, others)
+
+
+def own_update(engine: Engine, arrival: Arrival) -> tuple[Update, ...]:
+    """What a container that was placed has to be told: nothing if it has its CPUs, or has ended meanwhile."""
+    grant = engine.grants.get(arrival.id)
+    if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
+        return ()
+    place = grant.placement
+    has_its_place = place.cpus == arrival.cpus and (not place.mems or place.mems == arrival.mems)
+    if has_its_place and not place.lift_quota:
+        return ()
+    runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
+    why = "placed after its start" if arrival.is_running else "placed before its start"
+    return (Update(arrival.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
+
+
+def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) -> tuple[Update, ...]:
+    """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
+    runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
+    grant = Grant(
+        key=arrival.id,
+        container=arrival.container,
+        placement=Placement(),
+        stance=Stance.UNTOUCHED,
+        fence=arrival.fence,
+        life=Life.RUNNING if arrival.is_running else Life.CREATED,
+        runs_on=runs_on,
+        runs_on_mems=arrival.mems or NO_CPUS,
+        since_s=now_s,
+        why=why,
+    )
+    return engine.adopt(grant)
+
+
+def in_order(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """As they were started."""
+    return sorted(arrivals, key=lambda arrival: (arrival.started_at_ns, arrival.id))

@@ -1,0 +1,39 @@
+"""What the runtime has to be told of a grant that has changed, and whether it comes before other things or after."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from cri_proxy.engine.records import Grant, Quota, Stance, Update
+from policies.model import UNTOUCHED, Placement
+
+
+def has_changed(was: Grant, now: Grant) -> bool:
+    """Whether the runtime has to be told: of our own cpuset and quota, or of what is left to an adopted container."""
+    if now.lifted != was.lifted:
+        return True
+    if now.stance is Stance.PLACED:
+        # Where it ran without a place of ours is not known for sure: its cpuset may hold CPUs that were offline then.
+        is_back = was.stance is Stance.UNTOUCHED
+        return is_back or now.cpus != was.cpus or now.placement.mems != was.placement.mems
+    return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
+
+
+def update_of(was: Grant, now: Grant) -> Update:
+    """What the runtime has to be told of a grant that has changed."""
+    place = now.placement
+    if now.stance is not Stance.PLACED:
+        place = Placement(cpus=now.runs_on) if now.stance is Stance.ADOPTED else UNTOUCHED
+    why = now.why
+    if now.why == was.why:
+        why = "CPUs of its domain came or went" if was.cpus != now.cpus else "memory nodes came or went"
+        if now.lifted != was.lifted:
+            why = "its CPU quota is lifted" if now.lifted else "its CPU quota is not lifted any more"
+    # Where it runs while it has no place of ours is not known for sure: it is then told first.
+    shrink = bool(was.cpus - now.cpus) or was.stance is Stance.UNTOUCHED
+    return Update(now.key, place, shrink, why, given_back(was, now), was.cpus, was.placement.mems)
+
+
+def given_back(was: Grant, now: Grant) -> Optional[Quota]:
+    """The CPU quota that a container has lost by us and gets back with this change."""
+    return now.quota if was.lifted and not now.lifted else None

@@ -1,0 +1,439 @@
+"""Carries out what the engine decides about the calls we intercept, one small class for each kind of call.
+
+Rule: nothing that goes wrong in here reaches the client. A bug, an unreadable message, a spent budget: the
+original bytes go through, with one log line and a counter (unless the namespace is configured to fail closed).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Optional
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.messages import (
+    UnreadableRequest,
+    memory_limit_of,
+    parse,
+    read_create,
+    read_pod,
+    read_restore,
+    read_update,
+    sum_pod_size,
+    update_resources,
+    write_create_delta,
+    write_update_delta,
+)
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.ledger import MESSAGE_CHARS
+from cri_proxy.engine.records import Admission, Quota, Stance, Update
+from cri_proxy.front_ends.events import EventCount, EventStream
+from cri_proxy.front_ends.lookup import look_up
+from cri_proxy.front_ends.restores import Restores
+from cri_proxy.relay.interception import (
+    FAILED_PRECONDITION,
+    INTERNAL,
+    NOT_FOUND,
+    UNAVAILABLE,
+    End,
+    Forward,
+    Interception,
+    Outcome,
+    Refuse,
+    intercepted,
+)
+from cri_proxy.services.node_state import Keeper
+from policies.machine.cpus import format_cpus
+from policies.model import BudgetSpent, PlacementRefused
+
+
+class CriInterceptor:
+    """Opens an ``Interception`` for every intercepted method while the engine is to be asked."""
+
+    def __init__(self, keeper: Keeper, events: EventCount, restores: Restores) -> None:
+        self._keeper = keeper
+        self._events = events
+        self._restores = restores
+
+    def open(self, full_method: str) -> Optional[Interception]:
+        method = intercepted(full_method)
+        if not method:
+            return None
+        engine = self._keeper.active()
+        if engine is None and method != "GetContainerEvents":
+            return None
+        if method == "GetContainerEvents":
+            return EventStream(self._keeper, self._events)
+        assert engine is not None
+        if method == "RestorePod":
+            return RestorePod(self._keeper, engine, self._restores)
+        return _KINDS[method](self._keeper, engine)
+
+
+class Call:
+    """What all intercepted calls share: guarded steps, and one log line at the end."""
+
+    filter: Optional[Callable[[bytes], bytes]] = None
+    method = ""
+
+    def __init__(self, keeper: Keeper, engine: Engine) -> None:
+        self.keeper = keeper
+        self.engine = engine
+        self.outcome = "passed"
+        self.fields: dict[str, Any] = {}
+        self.namespace = ""
+        self.decision_us = 0.0
+
+    # The three steps a transport calls; each guarded, none raises.
+
+    async def request(self, message: bytes) -> Outcome:
+        started = time.perf_counter()
+        try:
+            outcome = await self.decide(message)
+        except PlacementRefused as error:
+            self.outcome = "refused"
+            self.fields["why"] = str(error)
+            outcome = Refuse(FAILED_PRECONDITION, f"cri-resmgr: {error}")
+        except Exception as error:
+            self._fail_open(error)
+            outcome = self._undecided()
+        self.decision_us = (time.perf_counter() - started) * 1e6
+        return outcome
+
+    async def replied(self, message: bytes) -> None:
+        try:
+            await self.done(message)
+        except Exception as error:
+            self._fail_open(error)
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        try:
+            await self.close(end, code, details)
+        except Exception as error:
+            self._fail_open(error)
+        self.keeper.metrics.requests.labels(self.method, self.outcome).inc()
+        self.fields.update(outcome=self.outcome, us=round(self.decision_us))
+        if code:
+            self.fields.update(code=code, details=details[:MESSAGE_CHARS])
+        self.keeper.log.info(self.method, **self.fields)
+
+    def _fail_open(self, error: Exception) -> None:
+        reason = _reason(error)
+        self.outcome = f"failed open: {reason}"
+        self.keeper.failed_open(self.method, reason, error)
+
+    def _undecided(self) -> Outcome:
+        if not self.keeper.fails_closed(self.namespace):
+            return Forward()
+        reason = self.outcome.rpartition(" ")[2]
+        self.outcome = "refused"
+        return Refuse(
+            INTERNAL,
+            f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed",
+        )
+
+    # What a kind of call does; the defaults pass.
+
+    async def decide(self, message: bytes) -> Outcome:
+        return Forward()
+
+    async def done(self, message: bytes) -> None:
+        pass
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        pass
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnreadableRequest):
+        return "unreadable"
+    return "budget" if isinstance(error, BudgetSpent) else "bug"
+
+
+class CreateContainer(Call):
+    method = "CreateContainer"
+    admission: Optional[Admission] = None
+    bound = False
+
+    async def decide(self, message: bytes) -> Outcome:
+        keeper, engine = self.keeper, self.engine
+        request = read_create(message, engine.pods, keeper.memory_bytes)
+        container = request.container
+        self.namespace = container.pod.namespace
+        self.fields.update(container=container.path, attempt=container.attempt)
+        if container.wishes.notes:
+            keeper.log.warning("annotations", container=container.path, ignored=list(container.wishes.notes))
+        container = await look_up(keeper, engine, container, request.uses)
+        if keeper.active() is not engine:  # it was replaced meanwhile
+            return Forward()
+        started = time.perf_counter()
+        admission = engine.admit(container, request.fence, keeper.clock(), keeper.enforcing)
+        keeper.metrics.decision_seconds.observe(time.perf_counter() - started)
+        self.admission = admission
+        self._tell(admission)
+        keeper.save()
+        delta = write_create_delta(admission.placement)  # while the thread that writes wakes up
+        await keeper.make_room(admission.before)
+        return Forward(delta)
+
+    async def decide_again(self, message: bytes) -> Outcome:
+        """Give the place back and decide anew: plugins have changed the request that was decided about."""
+        if self.admission is not None:
+            ticket, self.admission = self.admission.ticket, None
+            updates = self.engine.cancel(ticket, self.keeper.clock(), "plugins have changed the request")
+            self.keeper.send(updates)
+        return await self.request(message)
+
+    def _tell(self, admission: Admission) -> None:
+        placement = admission.decision.placement
+        self.outcome = (
+            "placed" if admission.stance is Stance.PLACED else f"untouched: {admission.stance.value}"
+        )
+        self.fields.update(
+            cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), rung=placement.level
+        )
+        self.fields.update(why=admission.decision.why)
+
+    async def done(self, message: bytes) -> None:
+        if self.admission is None:
+            return
+        container_id = parse(cri.CreateContainerResponse, message).container_id
+        if not container_id:
+            return
+        missed = self.engine.bind(self.admission.ticket, container_id, self.keeper.clock())
+        self.bound = True
+        # Its place is durable; by that and the runtime's list it is found should this be lost.
+        self.keeper.save()
+        self.fields["id"] = container_id
+        self.keeper.send(missed)
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if self.admission is None or self.bound:
+            return
+        if end is End.REFUSED:
+            self.outcome = "cancelled"
+            self.keeper.send(
+                self.engine.cancel(
+                    self.admission.ticket, self.keeper.clock(), f"not created: {details[:MESSAGE_CHARS]}"
+                )
+            )
+        else:
+            self.outcome = "in doubt"
+            self.keeper.send(self.engine.doubt(self.admission.ticket))
+            self.keeper.on_doubt()
+        await self.keeper.saved()
+
+
+class UpdateContainerResources(Call):
+    method = "UpdateContainerResources"
+    admission: Optional[Admission] = None
+    container_id = ""
+    give_back: Optional[Quota] = None
+
+    async def decide(self, message: bytes) -> Outcome:
+        keeper, engine = self.keeper, self.engine
+        request = read_update(message)
+        grant = engine.grants.get(request.container_id)
+        self.fields["id"] = self.container_id = request.container_id
+        if grant is None or not (keeper.enforcing or grant.stance is Stance.OBSERVED):
+            return Forward()
+        container = grant.container
+        self.namespace = container.pod.namespace
+        self.fields["container"] = container.path
+        resources = update_resources(container.resources, request.linux, container.qos)
+        self.admission = engine.resize(request.container_id, resources, request.fence, keeper.clock())
+        if self.admission is None:
+            return Forward()
+        self.fields.update(cpus=format_cpus(self.admission.placement.cpus), why=self.admission.decision.why)
+        self.outcome = (
+            "placed"
+            if self.admission.stance is Stance.PLACED
+            else f"untouched: {self.admission.stance.value}"
+        )
+        self.give_back = self.admission.give_back
+        if self.give_back is None and keeper.updates.owes_quota(self.container_id):
+            self.give_back = engine.grants[self.admission.ticket].quota
+        keeper.save()
+        await keeper.make_room(self.admission.before)
+        return Forward(write_update_delta(self.admission.placement, self.give_back))
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if self.admission is None:
+            return
+        if end is End.OK:
+            sent = self.admission.placement
+            is_open = self.admission.ticket in self.engine.tickets  # else a later resize has superseded it
+            if is_open and (sent.cpus or self.give_back is not None):
+                why = "a client's update came between"
+                self.keeper.updates.overtaken(Update(self.container_id, sent, False, why, self.give_back))
+            self.keeper.send(self.engine.commit(self.admission.ticket, self.keeper.clock()))
+        elif end is End.REFUSED:
+            self.outcome = "cancelled"
+            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock()))
+        else:
+            self.outcome = "in doubt"
+            self.keeper.send(self.engine.doubt(self.admission.ticket))
+            # Resync looks at what it has and repairs it; not so while an update of ours is waiting.
+            self.keeper.updates.forget(self.container_id)
+            self.keeper.on_doubt()
+        await self.keeper.saved()
+
+
+class RunPodSandbox(Call):
+    method = "RunPodSandbox"
+    request_message = b""
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.request_message = message
+        return Forward()
+
+    async def done(self, message: bytes) -> None:
+        request = parse(cri.RunPodSandboxRequest, self.request_message)
+        sandbox_id = parse(cri.RunPodSandboxResponse, message).pod_sandbox_id
+        pod = read_pod(request.config, sandbox_id, request.runtime_handler)
+        self.engine.add_pod(pod)
+        await self.keeper.saved()
+        self.fields.update(pod=f"{pod.namespace}/{pod.name}", id=sandbox_id)
+        await self.keeper.on_pod(pod)
+
+
+class RestorePod(Call):
+    """Its containers are placed between the reply and their start; whatever goes wrong, the reply passes."""
+
+    method = "RestorePod"
+    message = b""
+    pod_uid = ""
+    is_placed = False
+
+    def __init__(self, keeper: Keeper, engine: Engine, restores: Restores) -> None:
+        super().__init__(keeper, engine)
+        self._restores = restores
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.message = message
+        pod = parse(cri.RestorePodRequest, message).config.metadata
+        self.pod_uid = pod.uid
+        self.fields.update(pod=f"{pod.namespace}/{pod.name}")
+        self._restores.begun(pod.uid)
+        return Forward()
+
+    async def done(self, message: bytes) -> None:
+        made = read_restore(self.message, message, self.keeper.memory_bytes)
+        self.fields.update(containers=len(made))
+        await self._restores.place(self.engine, made)
+        # Those that the reply names and the request does not are the next comparison's.
+        named = len(parse(cri.RestorePodResponse, message).restored_containers)
+        self.is_placed = len(made) == named and all(key in self.engine.grants for key in made)
+        self.outcome = "placed" if self.is_placed else "in doubt"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        is_known = self.is_placed or end is End.REFUSED
+        self._restores.ended(self.pod_uid, is_known)
+        if not is_known:
+            self.keeper.on_doubt()
+
+
+class UpdatePodSandboxResources(Call):
+    method = "UpdatePodSandboxResources"
+    message = b""
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.message = message
+        return Forward()
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK:
+            request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
+            self.fields["id"] = request.pod_sandbox_id
+            size = sum_pod_size(request.resources, request.overhead)
+            self.engine.resize_pod(request.pod_sandbox_id, size, memory_limit_of(request.resources))
+            await self.keeper.saved()
+
+
+class _AboutContainer(Call):
+    """A call whose request names a container in field 1: StartContainer, StopContainer, RemoveContainer."""
+
+    container_id = ""
+
+    async def decide(self, message: bytes) -> Outcome:
+        # The three requests share field 1; reading one as another leaves what it does not know alone.
+        self.container_id = parse(cri.RemoveContainerRequest, message).container_id
+        self.fields["id"] = self.container_id
+        grant = self.engine.grants.get(self.container_id)
+        if grant is not None:
+            self.fields["container"] = grant.container.path
+        return Forward()
+
+
+class StartContainer(_AboutContainer):
+    method = "StartContainer"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK:
+            self.engine.started(self.container_id)
+        elif (
+            end is End.REFUSED and code != UNAVAILABLE
+        ):  # of a runtime that is away the place is not to blame
+            distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
+            self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
+            self.fields["next_create_untouched"] = distrusted
+        await self.keeper.saved()
+
+
+class StopContainer(_AboutContainer):
+    method = "StopContainer"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK:
+            self.keeper.updates.forget(self.container_id)
+            self.keeper.send(self.engine.exited(self.container_id, None, self.keeper.clock()))
+            await self.keeper.saved()
+
+
+class RemoveContainer(_AboutContainer):
+    method = "RemoveContainer"
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK or code == NOT_FOUND:
+            self.keeper.updates.forget(self.container_id)
+            self.keeper.send(self.engine.remove(self.container_id))
+            await self.keeper.saved()
+
+
+class EndPodSandbox(Call):
+    """StopPodSandbox and RemovePodSandbox."""
+
+    sandbox_id = ""
+
+    async def decide(self, message: bytes) -> Outcome:
+        self.sandbox_id = parse(cri.RemovePodSandboxRequest, message).pod_sandbox_id
+        self.fields["id"] = self.sandbox_id
+        return Forward()
+
+    async def close(self, end: End, code: int, details: str) -> None:
+        if end is End.OK or code == NOT_FOUND:
+            self.keeper.send(self.engine.end_pod(self.sandbox_id))
+            await self.keeper.saved()
+
+
+class StopPodSandbox(EndPodSandbox):
+    method = "StopPodSandbox"
+
+
+class RemovePodSandbox(EndPodSandbox):
+    method = "RemovePodSandbox"
+
+
+_KINDS: dict[str, type[Call]] = {
+    kind.method: kind
+    for kind in (
+        RunPodSandbox,
+        StopPodSandbox,
+        RemovePodSandbox,
+        UpdatePodSandboxResources,
+        CreateContainer,
+        StartContainer,
+        StopContainer,
+        RemoveContainer,
+        UpdateContainerResources,
+    )
+}

@@ -1,0 +1,74 @@
+"""A client's stream of container events, read along: exits are noticed without a stream of our own."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.messages import parse
+from cri_proxy.engine.engine import Engine
+from cri_proxy.relay.interception import End, Forward, Outcome
+from cri_proxy.services.node_state import Keeper
+
+
+class EventCount:
+    """How many clients read the runtime's event stream through us; tells who waits when that changes."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.streams = 0
+        #: Whether we read an event stream of our own.
+        self.own_stream = False
+        self.changed = changed
+
+    def add(self, number: int) -> None:
+        self.streams += number
+        self.changed()
+
+
+class EventStream:
+    """A client's GetContainerEvents, read along: exits are noticed without a stream of our own."""
+
+    filter: Optional[Callable[[bytes], bytes]] = None
+
+    def __init__(self, keeper: Keeper, count: EventCount) -> None:
+        self._keeper = keeper
+        self._count = count
+        self._counted = False
+
+    async def request(self, message: bytes) -> Outcome:
+        self._counted = True
+        self._count.add(1)
+        return Forward()
+
+    async def replied(self, message: bytes) -> None:
+        engine = self._keeper.active()
+        if engine is None:
+            return
+        try:
+            note_event(self._keeper, engine, parse(cri.ContainerEventResponse, message))
+        except Exception as error:
+            self._keeper.log.error("event not understood", error=str(error))
+
+    async def ended(self, end: End, code: int, details: str) -> None:
+        if self._counted:
+            self._count.add(-1)
+        self._keeper.log.info("GetContainerEvents ended", code=code)
+
+
+def note_event(keeper: Keeper, engine: Engine, event: cri.ContainerEventResponse) -> None:
+    """Tell the engine what a container event says."""
+    if event.container_event_type in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
+        keeper.updates.forget(event.container_id)
+    if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
+        codes = [
+            s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at
+        ]
+        keeper.send(engine.exited(event.container_id, codes[0] if codes else None, keeper.clock()))
+    elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
+        keeper.send(engine.remove(event.container_id))
+    elif event.container_event_type == cri.CONTAINER_STARTED_EVENT:
+        engine.started(event.container_id)
+        keeper.on_started(event.container_id)
+    else:
+        return
+    keeper.save()

@@ -1,0 +1,112 @@
+"""Places containers that come unannounced.
+
+Rule: nothing that goes wrong in here stops anything. A container that cannot be decided upon stays as it is, with
+one log line and a counter, as in front_ends/cri_calls.py; it runs already, so nobody is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Optional
+
+from cri_proxy.engine import unannounced as core
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import Update
+from cri_proxy.engine.unannounced import Arrival, Steps
+from cri_proxy.front_ends.lookup import look_up
+from cri_proxy.services.services import Parts
+from policies.machine.cpus import format_cpus
+from policies.model import BudgetSpent, PlacementRefused
+
+
+class Arrivals:
+    """``count``: how many were placed, or decided upon in mode observe."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.count = 0
+
+    async def place(self, engine: Engine, found: Iterable[Arrival]) -> None:
+        """Decide about all of them in the order of their starts, then tell the runtime: those that make room first.
+
+        Those that were not started yet have been told when this returns, if the runtime is not too slow.
+        """
+        keeper = self._parts.keeper
+        decided: list[Arrival] = []
+        before: list[Update] = []
+        after: list[Update] = []
+        for arrival in core.in_order(found):
+            arrival = await self._looked_up(engine, arrival)
+            if keeper.active() is not engine:  # it was replaced meanwhile
+                return
+            steps = self._decide(engine, arrival)
+            keeper.save()
+            decided.append(arrival)
+            before += steps.before
+            after += steps.after
+        if not decided:
+            return
+        await keeper.make_room(before)
+        if keeper.engine is engine:
+            own = [update for arrival in decided for update in core.own_update(engine, arrival)]
+            waiting = {arrival.id for arrival in decided if not arrival.is_running}
+            await keeper.make_room([update for update in own if update.id in waiting])
+            keeper.send([*(update for update in own if update.id not in waiting), *after])
+            self._note_untold(engine, waiting & keeper.updates.unsettled)
+
+    def _note_untold(self, engine: Engine, ids: Iterable[str]) -> None:
+        """Containers that may start before they have their CPUs: those come with the update, which is sent again."""
+        keeper = self._parts.keeper
+        for grant in [engine.grants[key] for key in sorted(ids) if key in engine.grants]:
+            keeper.log.warning("not told before its start", container=grant.container.path, id=grant.key)
+            why = f"{grant.why}; the runtime could not be told before its start"
+            keeper.send(engine.amend(replace(grant, why=why)))
+        keeper.save()
+
+    async def _looked_up(self, engine: Engine, arrival: Arrival) -> Arrival:
+        keeper, container = self._parts.keeper, arrival.container
+        if container.wishes.notes:
+            keeper.log.warning("annotations", container=container.path, ignored=list(container.wishes.notes))
+        if container.pod.id not in engine.pods:
+            engine.add_pod(container.pod)
+            await keeper.on_pod(container.pod)
+        return replace(arrival, container=await look_up(keeper, engine, container, arrival.uses))
+
+    def _decide(self, engine: Engine, arrival: Arrival) -> Steps:
+        keeper, started = self._parts.keeper, time.perf_counter()
+        now_s = keeper.clock()
+        fields: dict[str, Any] = {}
+        try:
+            steps = core.place(engine, arrival, now_s, keeper.enforcing)
+            outcome = engine.grants[arrival.id].stance.value
+            self.count += 1
+        except Exception as error:
+            reason = _reason(error)
+            outcome = "untouched: refused" if reason == "refused" else f"failed open: {reason}"
+            if reason != "refused":
+                keeper.metrics.failed_open.labels(reason).inc()
+                fields["exc_info"] = reason == "bug"
+            steps = Steps(after=core.leave_untouched(engine, arrival, now_s, f"not placed: {error}"))
+        elapsed_s = time.perf_counter() - started
+        keeper.metrics.decision_seconds.observe(elapsed_s)
+        keeper.metrics.requests.labels("arrival", outcome).inc()
+        grant = engine.grants[arrival.id]
+        keeper.log.info(
+            "arrival", container=grant.container.path, id=arrival.id, cpus=format_cpus(grant.placement.cpus),
+            mems=format_cpus(grant.placement.mems), rung=grant.placement.level, why=grant.why, outcome=outcome,
+            us=round(elapsed_s * 1e6), late_ms=_late_ms(arrival.started_at_ns), **fields,
+        )  # fmt: skip
+        return steps
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, PlacementRefused):
+        return "refused"
+    return "budget" if isinstance(error, BudgetSpent) else "bug"
+
+
+def _late_ms(started_at_ns: int) -> Optional[int]:
+    """How long a container has run unplaced; None if the runtime does not say when it started."""
+    return round((time.time_ns() - started_at_ns) / 1e6) if started_at_ns else None

@@ -1,0 +1,32 @@
+"""What has to be asked of the machine about a container before it can be placed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cri_proxy.cri.device_hints import Use, counted
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.quota import wants_lift, with_quota_kept
+from cri_proxy.services.node_state import Keeper
+from policies.model import Container
+
+
+async def look_up(keeper: Keeper, engine: Engine, container: Container, uses: tuple[Use, ...]) -> Container:
+    """The container with the hints of what it uses, and with its quota kept where that cannot be lifted.
+
+    Waits only for what was never asked before; most containers use nothing that there is to ask about. The
+    pod's cgroup is there by now: kubelet, or else the runtime, has made it for the sandbox.
+    """
+    settings = getattr(engine.policy, "settings", None)
+    if settings is None:
+        return container
+    counting = counted(uses, container, settings)
+    if counting:
+        hints = await keeper.devices.hints(counting, engine.host.topology)
+        container = replace(container, hints=hints)
+    if keeper.quotas is not None and wants_lift(container, settings):
+        refusal = keeper.quotas.refusal(container.pod.cgroup_parent)
+        if refusal:
+            keeper.log.warning("a CPU quota is not lifted", container=container.path, reason=refusal)
+            container = with_quota_kept(container, refusal)
+    return container

@@ -1,0 +1,487 @@
+"""Looks at the runtime and the cgroups and tells the engine what is really there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional
+
+from google.protobuf.json_format import ParseDict, ParseError
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.device_hints import Use, read_uses
+from cri_proxy.cri.messages import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
+from cri_proxy.cri.resources import (
+    Reading,
+    has_news,
+    memory_limit_read,
+    resources_read,
+    resources_told,
+    size_read,
+    with_quota,
+)
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.quota import pod_cgroup
+from cri_proxy.engine.records import Grant, Life, Seen
+from cri_proxy.engine.resync import Listing, Resync, merged, resync_slices, unknown_ids
+from cri_proxy.engine.unannounced import Arrival
+from cri_proxy.node.cgroups import Cgroups, Cpusets
+from cri_proxy.runtime import Runtime, gather_limited
+from cri_proxy.services.node_state import Keeper
+from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
+from policies.model import Container, Pod, Resources
+
+AT_A_TIME = 8
+#: As many containers of a kind are named in the line about a comparison.
+NAMED = 20
+
+#: Given the running and created containers that there is no record of, by id; returns those to take as they are.
+Welcome = Callable[[Engine, Mapping[str, Arrival]], Awaitable[Mapping[str, Arrival]]]
+
+
+async def adopt_all(engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str, Arrival]:
+    """Where creates pass through us: whoever was not announced keeps what it has."""
+    return found
+
+
+class Reconciler:
+    """One runtime's list against one engine's records. ``run`` may be called any time; runs never overlap."""
+
+    def __init__(self, runtime: Runtime, cgroups: Cgroups, keeper: Keeper) -> None:
+        self._runtime = runtime
+        self._cgroups = cgroups
+        self._keeper = keeper
+        self._lock = asyncio.Lock()
+        #: What is done with containers that nobody announced.
+        self.welcome: Welcome = adopt_all
+        #: Whether the daemon before has ended with records that were not saved: what runs is right, the first time.
+        self.is_newer = False
+        #: Called once that is over and written, with how many containers were taken over as they run.
+        self.taken_over: Callable[[int], None] = lambda number: None
+        #: The cgroup of each container, looked up once; None: it has none that can be read.
+        self._paths: dict[str, Optional[str]] = {}
+        #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
+        self._outside: dict[str, tuple[int, str]] = {}
+        #: What the runtime had to say of limits that are not as known: the limits, what was known, what was made of them.
+        self._explained: dict[str, tuple[Reading, Resources, Resources]] = {}
+        #: Sandboxes the last list did not name, and those that cannot be understood.
+        self._missing: set[str] = set()
+        self._refused: set[str] = set()
+
+    def cgroup_of(self, container_id: str) -> Optional[str]:
+        """The cgroup of a container, if it was looked up and can be read."""
+        return self._paths.get(container_id)
+
+    async def run(self, with_cpusets: bool = True) -> Resync:
+        """One resync. ``with_cpusets``: also look at every container's cpuset (costs a call for new containers).
+
+        :raises grpc.aio.AioRpcError: the runtime does not answer; nothing has changed then.
+        """
+        async with self._lock:
+            keeper = self._keeper
+            engine = keeper.active()
+            if engine is None:
+                return Resync()
+            listed_at_s, then, unsettled = keeper.clock(), dict(engine.grants), keeper.updates.unsettled
+            listed = await self._runtime.containers()
+            seen = {c.id: _seen(c, engine.pods) for c in listed}
+            for ended in [s.id for s in seen.values() if s.exited]:
+                keeper.updates.forget(ended)
+            await self._exit_codes(engine, seen)
+            found = await self._details(unknown_ids(engine, seen.values()), seen)
+            adopted = await self.welcome(engine, found)
+            details = {key: arrival.container for key, arrival in adopted.items()}
+            if with_cpusets:
+                await self._sandboxes(engine)
+                await self._cgroups_of(engine, seen)
+                await self._pod_sizes(engine)
+            known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
+            await self._held(engine, {**known, **details}, seen)
+            unsettled |= keeper.updates.unsettled
+            is_newer = self.is_newer and with_cpusets
+            listing = Listing(seen, listed_at_s, details, then, unsettled, keeper.enforcing, is_newer)
+            parts = []
+            for part in resync_slices(engine, listing, keeper.clock()):
+                if engine is not keeper.active():
+                    break
+                keeper.send(part.updates)
+                keeper.save()
+                self._tell(part, {**then, **engine.grants})
+                parts.append(part)
+                await asyncio.sleep(0)
+            if is_newer and engine is keeper.active():
+                self.is_newer = False
+                await keeper.store.settled()
+                self.taken_over(len(parts[0].adopted))
+            self._keeper.metrics.resyncs.labels("ok").inc()
+            self._paths = {key: path for key, path in self._paths.items() if key in seen}
+            self._outside = {key: where for key, where in self._outside.items() if key in seen}
+            self._explained = {key: found for key, found in self._explained.items() if key in seen}
+            return merged(parts)
+
+    def _tell(self, result: Resync, grants: Mapping[str, Grant]) -> None:
+        """``grants``: those before and after it, by the keys in ``result``."""
+        metrics, log = self._keeper.metrics, self._keeper.log
+        metrics.drift.labels("repaired").inc(len(result.drifted))
+        metrics.drift.labels("foreign").inc(len(result.foreign))
+        metrics.drift.labels("resized").inc(len(result.resized))
+        for container_id in result.foreign:
+            path = grants[container_id].container.path
+            log.error(
+                "another writer keeps changing a cpuset; the container is left alone",
+                id=container_id,
+                container=path,
+            )
+        found: dict[str, tuple[str, ...]] = {
+            name: getattr(result, name)
+            for name in ("adopted", "removed", "drifted", "resized", "foreign", "bound", "cancelled")
+        }
+        found["updates"] = tuple(update.id for update in result.updates)
+        if any(found.values()):
+            counts = {name: len(keys) for name, keys in found.items()}
+            names = {name: _named(keys, grants) for name, keys in found.items() if keys}
+            log.info("resync", **counts, containers=names)
+
+    # ------------------------------------------------------------------ looking things up
+
+    async def _exit_codes(self, engine: Engine, seen: dict[str, Seen]) -> None:
+        """A list does not say how a container ended; ask for those whose end is news."""
+        news = [
+            s.id
+            for s in seen.values()
+            if s.exited
+            and (g := engine.grants.get(s.id)) is not None
+            and not (g.life is Life.HELD and g.exit_code is not None)
+        ]
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in news])
+        for container_id, got in zip(news, statuses):
+            if not isinstance(got, BaseException):
+                seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
+
+    async def _details(self, ids: tuple[str, ...], seen: dict[str, Seen]) -> dict[str, Arrival]:
+        """What containers are that we have no record of, and what they run on."""
+        if not ids:
+            return {}
+        sandboxes = await self._runtime.sandboxes()
+        # What was created and not started in a sandbox that has ended never will be.
+        ready = {s.id for s in sandboxes if s.state == cri.SANDBOX_READY}
+        ids = tuple(i for i in ids if seen[i].running or seen[i].sandbox_id in ready)
+        pods = await self._pods([s for s in sandboxes if s.id in {seen[i].sandbox_id for i in ids}])
+        statuses = await gather_limited(
+            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
+        )
+        details: dict[str, Arrival] = {}
+        for container_id, got in zip(ids, statuses):
+            pod = pods.get(seen[container_id].sandbox_id)
+            if isinstance(got, BaseException) or pod is None:
+                continue
+            try:
+                details[container_id] = self._arrival(container_id, pod, got, seen)
+            except Exception:  # of one container; the others are looked at all the same
+                self._keeper.log.error("a container cannot be understood", id=container_id, exc_info=True)
+        return details
+
+    def _arrival(
+        self,
+        container_id: str,
+        pod: Pod,
+        got: tuple[cri.ContainerStatus, dict[str, Any]],
+        seen: dict[str, Seen],
+    ) -> Arrival:
+        """One container as its verbose status has it; its cpuset is noted in ``seen``."""
+        status, info = got
+        linux = linux_resources(status, info)
+        self._remember_cgroup(container_id, info)
+        item = seen[container_id] = _with_cpusets(seen[container_id], self._look_at(container_id), linux)
+        return Arrival(
+            container_id,
+            self._container(pod, status, linux),
+            read_fence(linux),
+            uses_of(status, info),
+            item.inherited or item.cpus,
+            item.mems,
+            status.started_at if item.running else 0,
+            item.running,
+        )
+
+    def _container(
+        self, pod: Pod, status: cri.ContainerStatus, linux: cri.LinuxContainerResources
+    ) -> Container:
+        qos = read_qos(pod.cgroup_parent, linux)
+        resources = read_resources(linux, qos, self._keeper.memory_bytes)
+        name, attempt = status.metadata.name, status.metadata.attempt
+        labels, annotations = dict(status.labels), dict(status.annotations)
+        return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
+
+    async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
+        statuses = await gather_limited(AT_A_TIME, [self._runtime.sandbox_status(s.id) for s in sandboxes])
+        pods = {}
+        for sandbox, got in zip(sandboxes, statuses):
+            info = {} if isinstance(got, BaseException) else got[1]
+            try:
+                pods[sandbox.id] = _pod(sandbox, info)
+            except Exception:  # of one pod; it is known by its name, and the others by all there is
+                self._keeper.log.error("a pod cannot be understood", id=sandbox.id, exc_info=True)
+                meta = sandbox.metadata
+                pods[sandbox.id] = Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
+        return pods
+
+    async def _sandboxes(self, engine: Engine) -> None:
+        """Know the sandboxes that ran before us: a create does not say what its sandbox's runtime handler is.
+
+        Records of sandboxes that two lists in a row do not name are dropped (one list may be older than the record).
+        """
+        listed = {s.id: s for s in await self._runtime.sandboxes()}
+        news = [s for s in listed.values() if s.id not in engine.pods and s.id not in self._refused]
+        for pod in (await self._pods(news)).values():
+            if pod.id not in engine.pods:
+                engine.add_pod(pod)
+        self._refused |= {s.id for s in news if s.id not in engine.pods}
+        missing = {s for s in engine.pods if s not in listed}
+        for sandbox_id in missing & self._missing:
+            self._keeper.send(engine.end_pod(sandbox_id))
+        self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
+
+    async def _cgroups_of(self, engine: Engine, seen: dict[str, Seen]) -> None:
+        """The cpusets and resources of all containers we have records of: by their cgroups, else by the runtime."""
+        live = [s for s in seen.values() if s.id in engine.grants and not s.exited]
+        told = await self._told([s.id for s in live if s.id not in self._paths])
+        # Hundreds of small files: read outside the event loop.
+        found = await asyncio.to_thread(lambda: {s.id: self._look_at(s.id) for s in live})
+        lacking = [key for key, look in found.items() if look.sets is None or look.limits is None]
+        told.update(await self._told([key for key in lacking if key not in told]))
+        # The files tell that something is news, the runtime what was asked for: files round.
+        news = [key for key, look in found.items() if self._is_news(engine, key, look.limits)]
+        told.update(await self._told([key for key in news if key not in told]))
+        for item in live:
+            look, linux, grant = found[item.id], told.get(item.id), engine.grants.get(item.id)
+            item = seen[item.id] = _with_cpusets(item, look, linux)
+            if grant is None:
+                continue
+            resources = grant.container.resources
+            if look.limits is None:
+                resources = resources if linux is None else resources_told(grant, linux)
+            elif item.id in news:
+                resources = resources_read(grant, look.limits, linux or cri.LinuxContainerResources())
+                self._explained[item.id] = (look.limits, grant.container.resources, resources)
+            elif item.id in self._explained and has_news(grant, look.limits):
+                resources = self._explained[item.id][2]
+            quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
+            seen[item.id] = replace(item, resources=resources, has_no_quota=quota_us < 0)
+
+    async def _pod_sizes(self, engine: Engine) -> None:
+        """The sizes of pods that kubelet has changed past us, by the cgroups that it keeps for them."""
+        pods = {pod.id: pod for pod in engine.pods.values() if pod.cgroup_parent}
+        found = await asyncio.to_thread(
+            lambda: {key: self._cgroups.limits(pod_cgroup(pod.cgroup_parent)) for key, pod in pods.items()}
+        )
+        taken = {} if self._keeper.quotas is None else self._keeper.quotas.taken
+        of_pod: dict[str, list[int]] = {}
+        for grant in engine.grants.values():
+            limit = grant.container.resources.memory_limit_bytes
+            of_pod.setdefault(grant.container.pod.id, []).append(limit)
+        for key, limits in found.items():
+            pod = pods[key]
+            memory = memory_limit_read(pod.memory_limit_bytes, limits, of_pod.get(key, ()))
+            if memory != pod.memory_limit_bytes and engine.pods.get(key) is pod:
+                engine.resize_pod(key, None, memory)
+                pod = engine.pods[key]
+            # What we have taken away is the limit all the same.
+            lifted = taken.get(pod.cgroup_parent) if limits.quota_us < 0 else None
+            size = size_read(pod.size, limits if lifted is None else with_quota(limits, lifted))
+            if size != pod.size and engine.pods.get(key) is pod:
+                engine.resize_pod(key, size)
+                if pod.size is not None:  # else it is not changed but known now
+                    self._keeper.metrics.drift.labels("pod resized").inc()
+                    self._keeper.log.info(
+                        "a pod was resized past us", pod=f"{pod.namespace}/{pod.name}", id=key
+                    )
+
+    def _is_news(self, engine: Engine, container_id: str, limits: Optional[Reading]) -> bool:
+        """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""
+        grant = engine.grants.get(container_id)
+        if grant is None or limits is None or not has_news(grant, limits):
+            return False
+        explained = self._explained.get(container_id)
+        return explained is None or explained[:2] != (limits, grant.container.resources)
+
+    async def _told(self, ids: Iterable[str]) -> dict[str, cri.LinuxContainerResources]:
+        """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""
+        ids = list(ids)
+        # containerd before 1.7 tells resources, and all runtimes tell processes, among the verbose information only.
+        statuses = await gather_limited(
+            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
+        )
+        told = {}
+        for container_id, got in zip(ids, statuses):
+            if not isinstance(got, BaseException):
+                self._remember_cgroup(container_id, got[1])
+                told[container_id] = linux_resources(*got)
+        return told
+
+    async def _held(self, engine: Engine, containers: Mapping[str, Container], seen: dict[str, Seen]) -> None:
+        """What containers without a memory limit hold, from their cgroups; nothing where memory is not placed."""
+        places_memory = engine.policy.settings.places_memory
+        paths = {
+            key: path
+            for key, container in containers.items()
+            if places_memory and not container.resources.memory_limit_bytes
+            if key in seen and not seen[key].exited and (path := self._paths.get(key)) is not None
+        }
+        if paths:
+            held = await asyncio.to_thread(
+                lambda: {key: self._cgroups.held(path) for key, path in paths.items()}
+            )
+            seen.update({key: replace(seen[key], held=sizes) for key, sizes in held.items()})
+
+    def _remember_cgroup(self, container_id: str, info: dict[str, Any]) -> None:
+        pid = info.get("pid")
+        if pid == 0:
+            return  # created, not started: it has no cgroup yet
+        self._paths[container_id] = None
+        if isinstance(pid, int) and pid > 0:
+            # One without its id is of no use (and a fake runtime's pid may be anybody's).
+            self._paths[container_id] = self._cgroups.of_container(pid, container_id)
+            own = declared_cgroup(info)
+            if self._paths[container_id] is None and container_id in own:
+                self._outside[container_id] = (pid, own)
+
+    def _look_at(self, container_id: str) -> Look:
+        """What the cgroup of a container has in its files. Blocks."""
+        path = self._paths.get(container_id)
+        if path is None and container_id in self._outside:
+            pid, own = self._outside[container_id]
+            where = self._cgroups.outside(pid, own)
+            if where:
+                allowed = self._cgroups.effective(where)
+                return Look(Cpusets(NO_CPUS, NO_CPUS, allowed.cpus if allowed else NO_CPUS), where)
+            path = own if where == "" else None
+        if path is None:
+            return Look()
+        sets = self._cgroups.configured(path)
+        return Look(sets, "", None if sets is None else self._cgroups.limits(path, container_id))
+
+
+@dataclass(frozen=True)
+class Look:
+    """A container's cgroup: its cpuset, ``Seen.runs_in``, and its limits; each None if it is not known."""
+
+    sets: Optional[Cpusets] = None
+    runs_in: Optional[str] = None
+    limits: Optional[Reading] = None
+
+
+def _with_cpusets(item: Seen, look: Look, linux: Optional[cri.LinuxContainerResources]) -> Seen:
+    """With the cpuset of its cgroup, else as the runtime remembers it; as it is if that does not, or has none."""
+    found = look.sets
+    if found is not None:
+        return replace(
+            item, cpus=found.cpus, mems=found.mems, inherited=found.inherited, runs_in=look.runs_in
+        )
+    if linux is None or not linux.cpuset_cpus:
+        return item
+    with contextlib.suppress(BadCpuList):
+        cpus, mems = parse_cpus(linux.cpuset_cpus), parse_cpus(linux.cpuset_mems)
+        return replace(item, cpus=cpus, mems=mems or None)
+    return item
+
+
+def _named(keys: Sequence[str], grants: Mapping[str, Grant]) -> list[str]:
+    """What people call containers, the first of many."""
+    names = [grants[key].container.path if key in grants else key for key in keys[:NAMED]]
+    return names + ([f"and {len(keys) - NAMED} more"] if len(keys) > NAMED else [])
+
+
+def linux_resources(status: cri.ContainerStatus, info: dict[str, Any]) -> cri.LinuxContainerResources:
+    """A container's resources: from its status (runtimes since 2023), else from the OCI spec in the verbose information."""
+    if status.resources.linux.ByteSize():
+        return status.resources.linux
+    try:
+        spec = info.get("runtimeSpec") or {}
+        resources = (spec.get("linux") or {}).get("resources") or {}
+        cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
+        pages = resources.get("hugepageLimits") or ()
+        return cri.LinuxContainerResources(
+            cpu_shares=int(cpu.get("shares") or 0),
+            cpu_quota=int(cpu.get("quota") or 0),
+            cpu_period=int(cpu.get("period") or 0),
+            cpuset_cpus=str(cpu.get("cpus") or ""),
+            cpuset_mems=str(cpu.get("mems") or ""),
+            memory_limit_in_bytes=int(memory.get("limit") or 0),
+            oom_score_adj=int((spec.get("process") or {}).get("oomScoreAdj") or 0),
+            hugepage_limits=[
+                cri.HugepageLimit(page_size=str(p.get("pageSize")), limit=int(p.get("limit") or 0))
+                for p in pages
+            ],
+        )
+    except (AttributeError, TypeError, ValueError):
+        return cri.LinuxContainerResources()
+
+
+def declared_cgroup(info: Mapping[str, Any]) -> str:
+    """The cgroup that a container was to have, by the OCI spec in the verbose information; "" if that does not say.
+
+    ``SLICE:PREFIX:ID`` (systemd driver) is a scope below a slice.
+    """
+    spec = info.get("runtimeSpec")
+    linux = spec.get("linux") if isinstance(spec, dict) else None
+    path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+    if not isinstance(path, str):
+        return ""
+    parts = path.split(":")
+    return path if len(parts) != 3 else f"/{pod_cgroup(parts[0])}/{parts[1]}-{parts[2]}.scope"
+
+
+def uses_of(status: cri.ContainerStatus, info: dict[str, Any]) -> tuple[Use, ...]:
+    """Devices and mounts as the runtime shows them.
+
+    containerd tells what was asked for. Of others there is the spec, where a device has its name in the container,
+    mostly the same; that of a privileged one lists all devices of the host.
+    """
+    asked, key, devices = info.get("config"), "host_path", None
+    if isinstance(asked, dict):
+        devices = asked.get("devices")
+    elif not info.get("privileged"):
+        key, devices = "path", ((info.get("runtimeSpec") or {}).get("linux") or {}).get("devices")
+    paths = [device.get(key) for device in devices or () if isinstance(device, dict)]
+    config = cri.ContainerConfig(mounts=status.mounts)
+    config.devices.extend(cri.Device(host_path=path) for path in paths if isinstance(path, str))
+    return read_uses(config)
+
+
+def _seen(container: cri.Container, pods: Mapping[str, Pod]) -> Seen:
+    # Kubelet labels containers with their pod's uid; other clients may not, and their pods may have none.
+    known = pods.get(container.pod_sandbox_id)
+    label = container.labels.get("io.kubernetes.pod.uid", "")
+    return Seen(
+        id=container.id,
+        sandbox_id=container.pod_sandbox_id,
+        pod_uid=known.uid if known is not None else label or container.pod_sandbox_id,
+        name=container.metadata.name,
+        attempt=container.metadata.attempt,
+        running=container.state == cri.CONTAINER_RUNNING,
+        exited=container.state == cri.CONTAINER_EXITED,
+    )
+
+
+def _pod(sandbox: cri.PodSandbox, info: dict[str, Any]) -> Pod:
+    """A pod from the runtime's list and, for its cgroup, from the verbose status."""
+    linux = ((info.get("config") or {}).get("linux")) or {}
+    config = cri.PodSandboxConfig(metadata=sandbox.metadata)
+    config.linux.cgroup_parent = str(linux.get("cgroup_parent") or "")
+    for name in ("resources", "overhead"):
+        found = linux.get(name)
+        with contextlib.suppress(ParseError):
+            ParseDict(found if isinstance(found, dict) else {}, getattr(config.linux, name), True)
+    for key, value in sandbox.labels.items():
+        config.labels[key] = value
+    for key, value in sandbox.annotations.items():
+        config.annotations[key] = value
+    handler = sandbox.runtime_handler or str(info.get("runtimeHandler") or "")
+    try:
+        return read_pod(config, sandbox.id, handler)
+    except UnreadableRequest:
+        return Pod(sandbox.id, sandbox.id)

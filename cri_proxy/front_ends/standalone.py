@@ -1,0 +1,162 @@
+"""The front end without kubelet's and the runtime's help: follows what runs, and places it after it has started.
+
+For nodes where neither kubelet may be given another socket nor the runtime a plugin. What runs when the daemon first
+looks keeps what it has; who comes after is placed as if it were being created, with UpdateContainerResources. By
+then it has allocated its first memory and counted its CPUs: late by design, which the status says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import grpc
+
+from bpf.kernel.clock import boot_time_s
+from cri_proxy.bounded_files import SMALL_FILE_S, within
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.unannounced import Arrival
+from cri_proxy.front_ends.late_placement import Arrivals
+from cri_proxy.services.services import Parts
+from cri_proxy.unix_sockets import activated
+
+#: How often the runtime's list is read where its events cannot be: a start is noticed within half a second.
+POLL_S = 0.5
+#: What an operator should know before anything else.
+HOW = "standalone: containers are placed after they have started"
+#: Touched by looks: who starts while the daemon is restarted is told by it from who ran before.
+LOOKED = "standalone.looked"
+#: After a longer pause nothing is known of what has come meanwhile, and it has settled where it runs.
+LONGEST_PAUSE_S = 600.0
+_SOCKETS_GIVEN = (
+    "systemd hands over sockets, and in standalone mode nobody serves them: "
+    "systemctl mask --now cri-resource-manager.socket"
+)
+
+
+class Standalone:
+    """``Parts.reconciler`` finds the containers; a start among the runtime's events has it look at once."""
+
+    name = "standalone"
+    must_serve = False
+    exits = "the runtime's events"
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._arrivals = Arrivals(parts)
+        self._hint = asyncio.Event()
+        #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
+        self._engine: Optional[Engine] = None
+        self._ran_before: frozenset[str] = frozenset()
+        self._note_at = 0.0
+        self._looked = Path(parts.config["state.directory"]) / LOOKED
+        self._since_ns = _recent_ns(self._looked)
+        parts.reconciler.welcome = self._welcome
+        parts.keeper.on_started = self._started
+
+    # ------------------------------------------------------------------ as the daemon calls it
+
+    async def open(self) -> None:
+        given = activated(os.environ, os.getpid())
+        for listener in given:
+            listener.close()
+        self._parts.health.warn("standalone", [_SOCKETS_GIVEN] if given else [])
+        self._parts.health.doing = HOW
+
+    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
+        self._parts.log.info(HOW)
+        await work
+
+    async def run(self) -> None:
+        """Look whenever a container has started, and every so often."""
+        parts, is_settled = self._parts, False
+        while True:
+            # Where events tell, a look at each of them is enough, and one more: for who was not running yet in the
+            # list, or had started before the stream was there.
+            is_told = parts.events.own_stream and is_settled
+            poll_s = parts.config["reconcile.poll"]
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._hint.wait(), poll_s if is_told else min(POLL_S, poll_s))
+            is_settled = parts.events.own_stream and not self._hint.is_set()
+            self._hint.clear()
+            problem = ""
+            try:
+                await self._look()
+            except grpc.aio.AioRpcError as error:
+                parts.log.debug("the runtime's list could not be had", error=error.details())
+            except Exception as error:
+                parts.log.error("containers could not be looked for", exc_info=True)
+                problem = f"looking for new containers fails: {type(error).__name__}: {error}"
+            parts.health.note("standalone", problem)
+
+    def runtime_returned(self) -> None:
+        """A full comparison is made by the daemon's rounds."""
+
+    def reconfigured(self) -> None:
+        """The pauses are read anew every time."""
+
+    def status(self) -> dict[str, Any]:
+        told = self._parts.events.own_stream
+        found = "the runtime's events" if told else f"its list, read every {POLL_S * 1000:.0f} ms"
+        return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._arrivals.count}
+
+    async def close(self, drain_s: float, stops_s: float) -> None:
+        """Nobody waits for us."""
+        if self._engine is not None:
+            self._note_look()
+
+    # ------------------------------------------------------------------ finding containers
+
+    def _started(self, container_id: str) -> None:
+        engine = self._parts.keeper.engine
+        if engine is None or container_id not in engine.grants:
+            self._hint.set()
+
+    async def _look(self) -> None:
+        parts, now_s = self._parts, asyncio.get_running_loop().time()
+        engine = parts.keeper.active()
+        if engine is None:
+            self._engine = None
+            return
+        if parts.runtime.channel.get_state() is not grpc.ChannelConnectivity.READY:
+            return
+        await parts.reconciler.run(with_cpusets=False)
+        if now_s >= self._note_at:
+            self._note_at = now_s + parts.config["reconcile.interval"]
+            self._note_look()
+
+    def _note_look(self) -> None:
+        self._parts.store.later(self._touch)
+
+    def _touch(self) -> None:
+        with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
+            self._looked.touch()
+
+    async def _welcome(self, engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str, Arrival]:
+        """What ran before us stays as it is; those that were created and not started are waited for."""
+        running = {key: arrival for key, arrival in found.items() if arrival.is_running}
+        if engine is not self._engine:
+            since_ns, self._since_ns = self._since_ns, None
+            before = (key for key, a in running.items() if since_ns is None or a.started_at_ns < since_ns)
+            self._engine, self._ran_before = engine, frozenset(before)
+        adopted = {key: arrival for key, arrival in running.items() if key in self._ran_before}
+        if adopted:
+            self._parts.log.info("what ran before keeps what it has", containers=len(adopted))
+        await self._arrivals.place(engine, [a for key, a in running.items() if key not in adopted])
+        return adopted
+
+
+def _recent_ns(looked: Path) -> Optional[int]:
+    """When a daemon before this one has looked last (Unix time), if that was in this boot and not long ago."""
+    try:
+        at_ns = within(SMALL_FILE_S, looked.stat).st_mtime_ns
+    except OSError:
+        return None
+    now_ns = time.time_ns()
+    pause_s = min(LONGEST_PAUSE_S, boot_time_s())
+    return at_ns if 0 <= now_ns - at_ns <= pause_s * 1e9 else None

@@ -1,0 +1,196 @@
+"""The daemon's counters and gauges, as Prometheus text. One object of the daemon's; no global registry."""
+
+from __future__ import annotations
+
+from collections import Counter as Counted
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.report import domain_pools
+
+#: Seconds. Decisions take tens to hundreds of microseconds.
+DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+#: Seconds. Plans take a tenth of a second for 1,000 containers, and half a second more with a new worker process.
+PLAN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+
+
+class Metrics:
+    """Everything counted. Labels are few and bounded: methods we intercept, outcomes, reasons, domains."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        r = self.registry
+        self.requests = Counter(
+            "cri_resmgr_requests_total",
+            "Intercepted requests by outcome: placed, passed, untouched, refused, cancelled, in doubt, failed open",
+            ["method", "outcome"],
+            registry=r,
+        )
+        self.failed_open = Counter(
+            "cri_resmgr_failed_open_total",
+            "Requests that went through untouched because of us, by reason: bug, budget, unreadable, too large, ...",
+            ["reason"],
+            registry=r,
+        )
+        self.connections_closed = Counter(
+            "cri_resmgr_connections_closed_total",
+            "Connections closed because a frame was not understood",
+            registry=r,
+        )
+        self.connections_lost = Counter(
+            "cri_resmgr_connections_lost_total",
+            "Connections closed because all together had more than relay.memory in memory",
+            registry=r,
+        )
+        self.connections_dismissed = Counter(
+            "cri_resmgr_idle_connections_closed_total",
+            "Connections without a call closed because there were more than relay.idle_connections",
+            registry=r,
+        )
+        self.decision_seconds = Histogram(
+            "cri_resmgr_decision_seconds",
+            "Time to decide about a request",
+            buckets=DECISION_BUCKETS,
+            registry=r,
+        )
+        self.state_seconds = Histogram(
+            "cri_resmgr_state_write_seconds",
+            "Time to make a change durable",
+            buckets=DECISION_BUCKETS,
+            registry=r,
+        )
+        self.updates = Counter(
+            "cri_resmgr_updates_total",
+            "Cpusets sent to containers other than the requested one, by result: sent, failed, retried",
+            ["result"],
+            registry=r,
+        )
+        self.drift = Counter(
+            "cri_resmgr_drift_total",
+            "What a comparison found changed past us, by result: repaired, foreign (cpusets), resized, pod resized",
+            ["result"],
+            registry=r,
+        )
+        self.state_failures = Counter(
+            "cri_resmgr_state_write_failures_total",
+            "Changes that could not be made durable at once",
+            registry=r,
+        )
+        self.state_unsaved = Gauge(
+            "cri_resmgr_state_unsaved", "Changes that are not in the state file yet", registry=r
+        )
+        self.state_late = Counter(
+            "cri_resmgr_state_late_total",
+            "Waits for a record that ended before it was durable: the call went on",
+            registry=r,
+        )
+        self.state_dropped = Counter(
+            "cri_resmgr_state_records_dropped_total",
+            "Records of the state file that could not be read at the start, by kind",
+            ["kind"],
+            registry=r,
+        )
+        self.log_lines_dropped = Counter(
+            "cri_resmgr_log_lines_dropped_total",
+            "Log lines that were dropped: stderr was not read",
+            registry=r,
+        )
+        self.start_failures = Counter(
+            "cri_resmgr_start_failures_total",
+            "Starts that failed for placed containers, by what is done with the next create: placed, untouched",
+            ["next_create"],
+            registry=r,
+        )
+        self.resyncs = Counter(
+            "cri_resmgr_resyncs_total",
+            "Comparisons with the runtime's list, by result: ok, failed",
+            ["result"],
+            registry=r,
+        )
+        self.observer_up = Gauge("cri_resmgr_observer_up", "1 while the observer is heard of", registry=r)
+        self.observer_counts = Gauge(
+            "cri_resmgr_observer_count",
+            "What the observer has counted since it started, by what: resolved, missed, dropped, ...",
+            ["what"],
+            registry=r,
+        )
+        self.edges = Gauge("cri_resmgr_affinity_edges", "Edges between containers in the graph", registry=r)
+        self.plans = Counter(
+            "cri_resmgr_plans_total",
+            "Plans of who moves where, by result: accepted, rejected, failed",
+            ["result"],
+            registry=r,
+        )
+        self.moves = Counter(
+            "cri_resmgr_moves_total",
+            "Containers moved towards others, by result: made, refused, taken_back",
+            ["result"],
+            registry=r,
+        )
+        self.plan_seconds = Histogram(
+            "cri_resmgr_plan_seconds", "Time to make a plan", buckets=PLAN_BUCKETS, registry=r
+        )
+        self.mode = Gauge("cri_resmgr_mode", "1 for the mode in force", ["mode"], registry=r)
+        self.degraded = Gauge(
+            "cri_resmgr_degraded", "1 while something keeps the daemon from its full work", registry=r
+        )
+        self.build = Gauge(
+            "cri_resmgr_build_info", "Always 1; the version is the label", ["version"], registry=r
+        )
+        self.build.labels(version).set(1)
+
+    def watch(self, engine: Engine) -> Collector:
+        """Add gauges that are read from an engine when asked for; returns what to hand to ``unwatch``."""
+        collector = _EngineCollector(engine)
+        self.registry.register(collector)
+        return collector
+
+    def unwatch(self, collector: Collector) -> None:
+        self.registry.unregister(collector)
+
+    def text(self) -> str:
+        """Prometheus text format."""
+        return generate_latest(self.registry).decode()
+
+
+def engine_families() -> tuple[GaugeMetricFamily, ...]:
+    """The gauges that are read from an engine: CPUs, charges, containers, tickets in doubt. Empty."""
+    return (
+        GaugeMetricFamily(
+            "cri_resmgr_cpus",
+            "CPUs by domain and pool: usable, shared, exclusive, reserved",
+            labels=["level", "domain", "pool"],
+        ),
+        GaugeMetricFamily(
+            "cri_resmgr_charged_milli_cpus",
+            "CPU requests charged on the shared CPUs of a domain",
+            labels=["level", "domain"],
+        ),
+        GaugeMetricFamily("cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"]),
+        GaugeMetricFamily("cri_resmgr_tickets_in_doubt", "Creates nobody knows the end of", labels=()),
+    )
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return engine_families()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        engine = self.engine
+        cpus, charged, containers, in_doubt = families = engine_families()
+        for pools in domain_pools(engine.node):
+            for pool, count in pools.counts.items():
+                cpus.add_metric([pools.level, pools.name, pool], count)
+            charged.add_metric([pools.level, pools.name], pools.charged_milli)
+        stances = Counted(grant.stance.value for grant in engine.grants.values())
+        for stance, count in sorted(stances.items()):
+            containers.add_metric([stance], count)
+        in_doubt.add_metric([], sum(1 for ticket in engine.tickets.values() if ticket.in_doubt))
+        return families

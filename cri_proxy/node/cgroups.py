@@ -1,0 +1,240 @@
+"""Reads cpusets and limits from cgroupfs: v1, v2 and hybrid. Every path hangs under a root parameter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Optional
+
+from cri_proxy.bounded_files import read_beginning, read_number, read_text
+from cri_proxy.cri.resources import Reading
+from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
+
+#: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
+KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")
+
+#: cgroup v1 tells a memory limit of which there is none as all pages that can be counted: 2^63 bytes, less a page.
+NO_MEMORY_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class Cpusets:
+    """CPUs and memory nodes of one cgroup. An empty set = the file is empty: inherited on v2, and none on v1.
+
+    ``inherited``: on v2 the CPUs that a cgroup without any of its own runs on.
+    """
+
+    cpus: frozenset[int]
+    mems: frozenset[int]
+    inherited: frozenset[int] = NO_CPUS
+
+
+class Cgroups:
+    """The cgroup mounts under ``root`` (/sys/fs/cgroup) and process tables under ``proc``."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
+        self.proc = proc
+        v1 = root / "cpuset"
+        self.is_v1 = v1.is_dir()
+        #: The hierarchy that holds cpusets.
+        self.base = v1 if self.is_v1 else root
+        #: Where the controllers of CPU time and of memory may be: v1 has a mount for each, most distributions join two.
+        cpu_mounts = [root / name for name in ("cpu", "cpu,cpuacct") if (root / name).is_dir()]
+        self._cpu_v1 = cpu_mounts[0] if cpu_mounts else None
+        self._memory_v1 = root / "memory" if (root / "memory").is_dir() else None
+        self._root = root
+        # Of a hybrid machine the memory controller may be on v2, and its path is the same.
+        is_hybrid = self.is_v1 and (root / "unified").is_dir()
+        self._memory = self._memory_v1 or (root / "unified" if is_hybrid else root)
+        #: Our own cgroup from the mount; None: not looked for; "": not found.
+        self._home: Optional[str] = None
+
+    def effective(self, path: str) -> Optional[Cpusets]:
+        """What a cgroup may really use, or else its nearest ancestor that exists. None without cpusets."""
+        names: tuple[tuple[str, str], ...] = (
+            ("cpuset.effective_cpus", "cpuset.effective_mems"),
+            ("cpuset.cpus", "cpuset.mems"),
+        )
+        if not self.is_v1:
+            names = (("cpuset.cpus.effective", "cpuset.mems.effective"),)
+        folder = self.base / path.lstrip("/")
+        while True:
+            for cpus_name, mems_name in names:
+                cpus, mems = _read(folder / cpus_name), _read(folder / mems_name)
+                if cpus and mems:
+                    return Cpusets(cpus, mems)
+            if folder == self.base or self.base not in folder.parents:
+                return None
+            folder = folder.parent
+
+    def exact(self, path: str) -> Optional[Cpusets]:
+        """What this very cgroup may use; None if there is none of that name, or it has no cpuset."""
+        return self.effective(path) if (self.base / path.lstrip("/")).is_dir() else None
+
+    def kubepods(self) -> str:
+        """Kubelet's root cgroup, by looking for the usual names; "" if there is none (yet)."""
+        return next((path for path in KUBEPODS if (self.base / path.lstrip("/")).is_dir()), "")
+
+    def of_process(self, pid: int) -> Optional[str]:
+        """The cgroup of a process in the hierarchy that holds cpusets, from its mount. None if it is gone."""
+        try:
+            lines = read_text(self.proc / str(pid) / "cgroup").splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            _, controllers, path = [*line.split(":", 2), "", ""][:3]
+            if path and ("cpuset" in controllers.split(",")) if self.is_v1 else controllers == "":
+                return self._from_mount(path) if path.startswith("/..") else path
+        return None
+
+    def _from_mount(self, path: str) -> Optional[str]:
+        """A path that the kernel tells from the root of our cgroup namespace (cgroup_namespaces(7)), from the mount.
+
+        In a pod on v2 the namespace is the pod's own, and the mount is the host's. None if our own cgroup is not found.
+        """
+        if self._home is None:
+            own = str(os.getpid()).encode()
+            found = (file for file in self.base.rglob("cgroup.procs") if own in _lines(file))
+            home = next(found, None)
+            self._home = "" if home is None else f"/{home.parent.relative_to(self.base)}"
+        return os.path.normpath(f"{self._home}{path}") if self._home else None
+
+    def of_container(self, pid: int, container_id: str) -> Optional[str]:
+        """The cgroup that belongs to a container, from its first process. None if that is in none with its id.
+
+        A container may move its processes into children of its cgroup, and their cpusets say nothing: the path ends
+        with the component that has the id. crun before 1.11 writes under systemd to a child of that alone.
+        """
+        path = self.of_process(pid) or ""
+        parts = path.split("/")
+        end = next((i for i, part in enumerate(parts, 1) if container_id in part), 0)
+        if not end:
+            return None
+        own, child = "/".join(parts[:end]), "/".join(parts[: end + 1])
+        found, of_child = self.configured(own), self.configured(child)
+        is_childs = found is not None and not found.cpus and of_child is not None and of_child.cpus
+        return child if is_childs else own
+
+    def is_populated(self, path: str) -> bool:
+        """Whether a process runs in a cgroup or in any below it."""
+        folder = self.base / path.lstrip("/")
+        try:
+            if not self.is_v1:
+                return "populated 1" in read_text(folder / "cgroup.events").splitlines()
+            return any(read_beginning(procs, 64).strip() for procs in folder.rglob("cgroup.procs"))
+        except OSError:  # it is gone, or what was below it
+            return False
+
+    def outside(self, pid: int, own: str) -> Optional[str]:
+        """The cgroup of a container's first process if nothing runs in ``own``, the container's; "" if something does.
+
+        A sandboxed runtime runs all containers of a pod in one process, and their own cgroups are empty or not there.
+        None if nothing can be said: the process is gone, or no cgroups of this pod are here.
+        """
+        if self.is_populated(own):
+            return ""
+        return self.of_process(pid) if (self.base / own.lstrip("/")).parent.is_dir() else None
+
+    def configured(self, path: str) -> Optional[Cpusets]:
+        """What was written to a cgroup's cpuset files. None if it is gone or has no cpuset controller."""
+        folder = self.base / path.lstrip("/")
+        cpus, mems = _read(folder / "cpuset.cpus"), _read(folder / "cpuset.mems")
+        if cpus is None or mems is None:
+            return None
+        inherited = None if cpus or self.is_v1 else _read(folder / "cpuset.cpus.effective")
+        return Cpusets(cpus, mems, inherited or NO_CPUS)
+
+    def limits(self, path: str, container_id: str = "") -> Reading:
+        """What a cgroup's files say of CPU shares, quota and memory limit; 0 where there are none.
+
+        ``container_id``: the path may go on behind the cgroup of that name, as ``of_container`` has it; one of the two
+        has the limits.
+        """
+        own = path
+        if container_id and container_id not in path.rpartition("/")[2]:
+            own = path.rpartition("/")[0]
+        found = self._limits(own)
+        return found if own == path else found.completed_by(self._limits(path))
+
+    def _limits(self, path: str) -> Reading:
+        relative = path.lstrip("/")
+        folder = (self._cpu_v1 or self._root) / relative
+        if self._cpu_v1 is not None:
+            quota, period = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
+            cpu = Reading(_numbers(folder / "cpu.shares")[0], 0, quota[0], period[0])
+        else:
+            quota = _numbers(folder / "cpu.max")
+            cpu = Reading(0, _numbers(folder / "cpu.weight")[0], quota[0], quota[-1])
+        name = "memory.max" if self._memory_v1 is None else "memory.limit_in_bytes"
+        memory_bytes = _numbers(self._memory / relative / name)[0]
+        return replace(cpu, memory_limit_bytes=-1 if memory_bytes >= NO_MEMORY_LIMIT else memory_bytes)
+
+    def held(self, path: str) -> Optional[tuple[tuple[int, int], ...]]:
+        """What a cgroup and those below it hold and cannot give back, in bytes by NUMA node; None if it does not tell.
+
+        Page cache is not counted. Of v1 this is anonymous and shared memory, and what is locked: kernel memory it does
+        not tell by node.
+        """
+        try:
+            text = read_text(self._memory / path.lstrip("/") / "memory.numa_stat")
+            rows = {name: nodes for name, nodes in map(_numa_row, text.splitlines()) if nodes}
+        except (OSError, ValueError):
+            return None
+        page_bytes, names = 1, HELD
+        if (
+            "total" in rows
+        ):  # v1, in pages: what it counts as anonymous is all that has no file, tmpfs included
+            page_bytes = os.sysconf("SC_PAGE_SIZE")
+            names = HELD_V1 if "hierarchical_total" in rows else tuple(n.split("_")[1] for n in HELD_V1)
+        held: dict[int, int] = {}
+        for name in names:
+            for node, count in rows.get(name, {}).items():
+                held[node] = held.get(node, 0) + count * page_bytes
+        return tuple(sorted((node, size) for node, size in held.items() if size)) if rows else None
+
+
+#: Rows of memory.numa_stat, v2: what is anonymous, what is in tmpfs, and kernel memory that nothing can reclaim.
+HELD: tuple[str, ...] = (
+    "anon",
+    "shmem",
+    "kernel_stack",
+    "pagetables",
+    "sec_pagetables",
+    "slab_unreclaimable",
+)
+#: Of v1, where pages are counted by the list they are on.
+HELD_V1 = ("hierarchical_anon", "hierarchical_unevictable")
+
+
+def _numa_row(line: str) -> tuple[str, dict[int, int]]:
+    """``anon N0=4096 N1=0`` of v2, ``anon=1 N0=1 N1=0`` of v1: the name and the numbers by node.
+
+    :raises ValueError: it is neither.
+    """
+    name, *nodes = line.split()
+    numbers = dict(part[1:].split("=", 1) for part in nodes if part.startswith("N"))
+    return name.split("=")[0], {read_number(node): read_number(count) for node, count in numbers.items()}
+
+
+def _read(path: Path) -> Optional[frozenset[int]]:
+    try:
+        return parse_cpus(read_text(path))
+    except (OSError, BadCpuList):
+        return None
+
+
+def _numbers(path: Path) -> list[int]:
+    """The numbers in a file; -1 for "max", and one 0 if there are none to be read."""
+    try:
+        words = read_text(path).split()
+        return [-1 if word == "max" else read_number(word) for word in words] or [0]
+    except (OSError, ValueError):
+        return [0]
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().split()
+    except OSError:  # it is gone, or of a threaded cgroup
+        return []

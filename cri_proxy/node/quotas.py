@@ -1,0 +1,175 @@
+"""Takes the CPU quota off pods' cgroups and gives it back: cgroup v1 and v2, both of kubelet's drivers.
+
+What was there is remembered before it goes (``keep`` makes it durable), for what kubelet has written is more
+than the sum of the limits we see: it counts init containers and overhead. Kubelet may write it anew any time;
+what it wrote last is then what is given back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from cri_proxy.bounded_files import read_text
+from cri_proxy.engine.quota import is_unlimited, pod_cgroup
+from cri_proxy.engine.records import Grant, Life, Stance, Update
+from policies.model import UNTOUCHED, Pod
+
+V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
+#: Where the hierarchy with CPU quotas may be mounted, below the cgroup root: v1, v1 as most distributions
+#: mount it, v2, and v2 beside v1.
+MOUNTS = ("cpu", "cpu,cpuacct", "", "unified")
+HINT = "let the daemon write there, or set cfs_quota: keep"
+
+
+class Quotas:
+    """The pods of one node, by their ``cgroup_parent``. ``taken``: the limits that we have taken away."""
+
+    def __init__(self, root: Path, log: Any, keep: Callable[[str], object] = lambda text: None) -> None:
+        self.taken: dict[str, str] = {}
+        #: What could not be done, a sentence a pod.
+        self.problems: dict[str, str] = {}
+        self._root = root
+        self._log = log
+        self._keep = keep
+        #: Why the quotas of containers in a pod are kept.
+        self._refused: dict[str, str] = {}
+        #: Pods whose limit is known to be gone, or never was.
+        self._settled: set[str] = set()
+
+    def recall(self, text: str) -> None:
+        """Take over what ``keep`` was given last by the daemon before this one; "" = nothing."""
+        try:
+            self.taken = {str(pod): str(limit) for pod, limit in json.loads(text or "{}").items()}
+        except (ValueError, AttributeError):
+            self._log.error("the limits of pods that were lifted are not known any more", text=text[:200])
+
+    def refusal(self, cgroup_parent: str) -> str:
+        """Why a pod's limit cannot be lifted; "" if it can, or there is none. A few system calls."""
+        sentence = self._refusal(cgroup_parent) if cgroup_parent else ""
+        self._refused.pop(cgroup_parent, None)
+        if sentence:
+            self._refused[cgroup_parent] = sentence
+        return sentence
+
+    def _refusal(self, cgroup_parent: str) -> str:
+        file = self._file(cgroup_parent)
+        if file is None:
+            return f"the pod's cgroup {pod_cgroup(cgroup_parent)} is not below {self._root}; {HINT}"
+        try:
+            if is_unlimited(_read(file)):
+                return ""
+            os.close(os.open(file, os.O_WRONLY))
+        except OSError as error:
+            return f"{file} cannot be written ({error.strerror}); {HINT}"
+        return ""
+
+    def follow(self, unlimited: Iterable[str], changed: Optional[Iterable[str]] = None) -> None:
+        """Lift the limits of these pods, and give back those of all others.
+
+        ``changed``: the pods that have to be looked at again; None = all.
+        """
+        wanted = frozenset(unlimited)
+        self._settled = self._settled & wanted if changed is not None else set()
+        self._settled.difference_update(changed or ())
+        for pod in sorted(wanted - self._settled):
+            self._attempt(pod, self._lift)
+        self.give_back(self.taken.keys() - wanted)
+        for pod in [p for p in self.problems if p not in wanted and p not in self.taken]:
+            del self.problems[pod]
+
+    def give_back(self, pods: Iterable[str]) -> None:
+        """Give back the limits that were taken away from these pods."""
+        for pod in sorted(self.taken.keys() & frozenset(pods)):
+            self._attempt(pod, self._give_back)
+
+    def drifted(self, grants: Iterable[Grant], cgroup_of: Callable[[str], Optional[str]]) -> list[Update]:
+        """Updates for containers whose own cgroup does not say what it should.
+
+        That is: lifted ones that have a limit, and released ones whose limit has not come back (the daemon ended).
+        """
+        updates = []
+        for grant in grants:
+            was_lifted = grant.placement.lift_quota and grant.stance is Stance.RELEASED
+            owed = grant.quota if was_lifted else None
+            path = cgroup_of(grant.key) if grant.lifted or owed else None
+            file = None if path is None or grant.life is not Life.RUNNING else self._file(path)
+            if file is None:
+                continue
+            try:
+                unlimited = is_unlimited(_read(file))
+            except OSError:
+                continue  # it has ended meanwhile
+            if grant.lifted and not unlimited:
+                updates.append(Update(grant.key, grant.placement, False, "its CPU quota had been set again"))
+            elif owed and unlimited:
+                updates.append(Update(grant.key, UNTOUCHED, False, "its CPU quota had not come back", owed))
+        return updates
+
+    def sentences(self, pods: Iterable[Pod]) -> tuple[str, ...]:
+        """What an operator should know of the pods there are: what could not be done, and what was refused."""
+        live = {pod.cgroup_parent for pod in pods}
+        self._refused = {pod: sentence for pod, sentence in self._refused.items() if pod in live}
+        refused = (f"a CPU quota is not lifted: {sentence}" for sentence in self._refused.values())
+        return (*self.problems.values(), *refused)
+
+    # ------------------------------------------------------------------ one pod
+
+    def _attempt(self, pod: str, step: Callable[[str, Path], None]) -> None:
+        file = self._file(pod)
+        if file is None:  # the pod is gone, and its limit with it
+            self._forget(pod)
+            return
+        try:
+            step(pod, file)
+        except OSError as error:
+            sentence = f"{file} cannot be written ({error.strerror}); {HINT}"
+            if self.problems.get(pod) != sentence:
+                self._log.warning("a pod's CPU quota could not be changed", problem=sentence)
+            self.problems[pod] = sentence
+        else:
+            self.problems.pop(pod, None)
+
+    def _lift(self, pod: str, file: Path) -> None:
+        limit = _read(file)
+        if not is_unlimited(limit):
+            if self.taken.get(pod) != limit:
+                self.taken[pod] = limit
+                self._keep(json.dumps(self.taken))
+            file.write_text("-1" if file.name == V1_QUOTA else "max")
+            self._log.info("pod's CPU quota lifted", file=str(file), was=limit)
+        self._settled.add(pod)
+
+    def _give_back(self, pod: str, file: Path) -> None:
+        # One that is limited again was given another limit by kubelet.
+        if is_unlimited(_read(file)):
+            limit = self.taken[pod]
+            file.write_text(limit.split()[0] if file.name == V1_QUOTA else limit)
+            self._log.info("pod's CPU quota given back", file=str(file), now=limit)
+        self._forget(pod)
+
+    def _forget(self, pod: str) -> None:
+        if self.taken.pop(pod, None) is not None:
+            self._keep(json.dumps(self.taken))
+
+    def _file(self, cgroup_parent: str) -> Optional[Path]:
+        """The file with the quota of a cgroup, which may be v1's or v2's."""
+        path = pod_cgroup(cgroup_parent)
+        for mount in MOUNTS:
+            for name in (V1_QUOTA, V2_LIMIT):
+                file = self._root / mount / path / name
+                if file.exists():
+                    return file
+        return None
+
+
+def _read(file: Path) -> str:
+    """``QUOTA PERIOD``, as cpu.max of cgroup v2 has it.
+
+    :raises OSError: it is gone, or cannot be read.
+    """
+    text = read_text(file).strip()
+    return f"{text} {read_text(file.with_name(V1_PERIOD)).strip()}" if file.name == V1_QUOTA else text

@@ -1,0 +1,227 @@
+"""Calls of our own to the container runtime: typed, with deadlines, in the CRI version the runtime speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Optional
+
+import grpc
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.messages import linux_delta
+from cri_proxy.engine.records import Update
+from cri_proxy.relay.io.grpc_server import open_channel
+
+#: Where runtimes listen, in the order they are tried when the configuration names none.
+WELL_KNOWN = (
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/var/run/isulad.sock",
+)
+VERSIONS = ("runtime.v1", "runtime.v1alpha2")
+CALL_TIMEOUT_S = 10.0
+#: Lists that may come in parts (cri-api 0.36), each of which reads as a short list: a runtime sends no message of more
+#: than 16 MB, some 11,000 containers.
+STREAMED = {"ListContainers": "StreamContainers", "ListPodSandbox": "StreamPodSandboxes"}
+
+
+class NoRuntime(Exception):
+    """No runtime socket was found. The message says what was looked for and what to configure."""
+
+
+def discover(endpoint: str, candidates: tuple[str, ...] = WELL_KNOWN) -> str:
+    """The path of the runtime's socket: the configured one, else the first well-known one that exists.
+
+    :raises NoRuntime: none is configured and none exists.
+    """
+    if endpoint:
+        return endpoint
+    for candidate in candidates:
+        if _is_socket(candidate):
+            return candidate
+    raise NoRuntime(
+        f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint"
+    )
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:  # also what may not be looked at
+        return False
+
+
+class Runtime:
+    """One runtime. Shares its channel with the relay: one connection, one view of whether it is there.
+
+    ``is_guess``: no runtime was found; the path is where most have it.
+    """
+
+    def __init__(self, path: str, is_guess: bool = False) -> None:
+        self.path = path
+        self.is_guess = is_guess
+        self.channel = open_channel(path)
+        self.api = ""
+        self.name = ""
+        self.version = ""
+        #: Of the streamed lists those that it does not have.
+        self._lacking: set[str] = set()
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def call(self, method: str, request: Any, reply: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """One unary call, a list streamed where it can be; finds out the CRI version first where it is not known.
+
+        :raises grpc.aio.AioRpcError: the runtime's error, or its absence.
+        """
+        if not self.api:
+            await self.identify()
+        streamed = STREAMED.get(method, "")
+        if streamed and streamed not in self._lacking:
+            try:
+                return await self._collected(streamed, request, reply, timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                self._lacking.add(streamed)
+        return await self._unary(f"/{self.api}.RuntimeService/{method}", request, reply, timeout_s)
+
+    async def identify(self) -> None:
+        """Ask for the runtime's name and version, trying the CRI versions in turn."""
+        error: Optional[grpc.aio.AioRpcError] = None
+        for api in VERSIONS:
+            try:
+                request = cri.VersionRequest(version="v1")
+                got = await self._unary(
+                    f"/{api}.RuntimeService/Version", request, cri.VersionResponse, CALL_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as failure:
+                error = failure
+                if failure.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                continue
+            self.api, self.name, self.version = api, got.runtime_name, got.runtime_version
+            self._lacking.clear()
+            return
+        assert error is not None
+        raise error
+
+    async def _unary(self, path: str, request: Any, reply: Any, timeout_s: float) -> Any:
+        call = self.channel.unary_unary(
+            path, request_serializer=_serialize, response_deserializer=reply.FromString
+        )
+        return await call(request, timeout=timeout_s)
+
+    async def _collected(self, method: str, request: Any, reply: Any, timeout_s: float) -> Any:
+        """All parts of a streamed list as one reply; a list that ends too early is none."""
+        stream = self.channel.unary_stream(
+            f"/{self.api}.RuntimeService/{method}",
+            request_serializer=_serialize,
+            response_deserializer=reply.FromString,
+        )
+        whole = reply()
+        async for part in stream(request, timeout=timeout_s):
+            whole.MergeFrom(part)
+        return whole
+
+    # ------------------------------------------------------------------ questions
+
+    async def containers(self) -> list[cri.Container]:
+        got = await self.call("ListContainers", cri.ListContainersRequest(), cri.ListContainersResponse)
+        return list(got.containers)
+
+    async def sandboxes(self) -> list[cri.PodSandbox]:
+        got = await self.call("ListPodSandbox", cri.ListPodSandboxRequest(), cri.ListPodSandboxResponse)
+        return list(got.items)
+
+    async def container_status(
+        self, container_id: str, verbose: bool = False
+    ) -> tuple[cri.ContainerStatus, dict[str, Any]]:
+        """Status and, if verbose, the runtime's own JSON information (empty where it gives none)."""
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=verbose)
+        got = await self.call("ContainerStatus", request, cri.ContainerStatusResponse)
+        return got.status, _info(got.info)
+
+    async def sandbox_status(self, sandbox_id: str) -> tuple[cri.PodSandboxStatus, dict[str, Any]]:
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        got = await self.call("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
+        return got.status, _info(got.info)
+
+    def events_can_be_shared(self) -> bool:
+        """Whether a second subscriber to GetContainerEvents takes nothing from the first.
+
+        containerd before 2.0 has one queue for all subscribers (seen); of other runtimes it is not known.
+        """
+        major = self.version.lstrip("v").split(".", 1)[0]
+        return self.name == "containerd" and major.isdigit() and int(major) >= 2
+
+    async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
+        """Container events until the stream ends or fails."""
+        path = f"/{self.api}.RuntimeService/GetContainerEvents"
+        deserialize = cri.ContainerEventResponse.FromString
+        stream = self.channel.unary_stream(
+            path, request_serializer=_serialize, response_deserializer=deserialize
+        )
+        call = stream(cri.GetEventsRequest())
+        try:
+            async for event in call:
+                yield event
+        finally:
+            call.cancel()
+
+    # ------------------------------------------------------------------ actions
+
+    async def update(self, update: Update) -> None:
+        """Give a container its cpuset, mems and CPU quota; what is empty is left as it is."""
+        linux = linux_delta(update.placement, update.give_back)
+        request = cri.UpdateContainerResourcesRequest(container_id=update.id, linux=linux)
+        await self.call("UpdateContainerResources", request, cri.UpdateContainerResourcesResponse)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel is."""
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def wait_ready(self) -> None:
+        """Return when the channel is connected; keeps it trying."""
+        while (state := self.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            await self.channel.wait_for_state_change(state)
+
+    async def wait_lost(self) -> None:
+        """Return when the channel is not connected any more."""
+        while (state := self.channel.get_state()) is grpc.ChannelConnectivity.READY:
+            await self.channel.wait_for_state_change(state)
+
+
+def _serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def _info(info: Mapping[str, str]) -> dict[str, Any]:
+    """containerd and CRI-O put one JSON document under "info"; others may put nothing."""
+    try:
+        document = json.loads(info.get("info", "{}"))
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+async def gather_limited(limit: int, jobs: list[Any]) -> list[Any]:
+    """Await coroutines, at most ``limit`` at a time; results and exceptions in their order."""
+    gate = asyncio.Semaphore(limit)
+
+    async def one(job: Any) -> Any:
+        async with gate:
+            return await job
+
+    try:
+        return await asyncio.gather(*[one(job) for job in jobs], return_exceptions=True)
+    finally:
+        for job in jobs:  # those that were cancelled before their turn
+            job.close()

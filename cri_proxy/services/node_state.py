@@ -1,0 +1,127 @@
+"""Keeps engine, state file and runtime in step: what the engine journals is written down, what it wants is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Optional
+
+from bpf.kernel.clock import boot_time_s
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.orders import NO_ORDERS, Orders
+from cri_proxy.engine.quota import unlimited_pods
+from cri_proxy.engine.records import Grant, Update
+from cri_proxy.metrics import Metrics
+from cri_proxy.node.devices import Devices
+from cri_proxy.node.quotas import Quotas
+from cri_proxy.services.updates import Updates
+from cri_proxy.state.writer import StateWriter
+from policies.model import Pod
+
+ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
+MODES = (ENFORCE, OBSERVE, OFF)
+
+
+async def _nothing(pod: Pod) -> None:
+    pass
+
+
+@dataclass
+class Keeper:
+    """The live state of the daemon. ``engine`` None: degraded, everything passes as bytes."""
+
+    store: StateWriter
+    updates: Updates
+    metrics: Metrics
+    log: Any
+    engine: Optional[Engine] = None
+    mode: str = ENFORCE
+    shrink_wait_s: float = 2.0
+    fail_closed: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    clock: Callable[[], float] = boot_time_s
+    devices: Devices = field(default_factory=lambda: Devices(None))
+    #: None where pods' cgroups are nobody's business.
+    quotas: Optional[Quotas] = None
+    #: What people ask of this node besides its configuration.
+    orders: Orders = NO_ORDERS
+    #: Called when a create was left in doubt, so that somebody looks soon.
+    on_doubt: Callable[[], None] = lambda: None
+    #: Called with the id of every container that an event says has started.
+    on_started: Callable[[str], None] = lambda container_id: None
+    #: Called with every new pod before the client hears of it; waited for.
+    on_pod: Callable[[Pod], Awaitable[None]] = _nothing
+
+    @property
+    def enforcing(self) -> bool:
+        return self.mode == ENFORCE
+
+    def switch(self, mode: str) -> None:
+        """Change the mode. While it is not enforce nothing is written to the runtime and the cgroups."""
+        self.mode = mode
+        self.updates.park(not self.enforcing)
+
+    def set_orders(self, orders: Orders) -> None:
+        """Have containers placed and moved by these orders from now on. None is moved by it."""
+        self.orders = orders
+        if self.engine is not None:
+            self.engine.set_orders(orders)
+
+    def active(self) -> Optional[Engine]:
+        """The engine, if it is to be asked: not degraded and not in mode off."""
+        return None if self.mode == OFF else self.engine
+
+    def fails_closed(self, namespace: str) -> bool:
+        """Whether requests of a namespace are refused rather than passed when we cannot decide."""
+        return any(fnmatchcase(namespace, glob) for glob in self.fail_closed)
+
+    def failed_open(self, method: str, reason: str, error: Optional[Exception] = None) -> None:
+        """A request goes through untouched because of us: it is counted, and the first of its kind is logged."""
+        self.metrics.failed_open.labels(reason).inc()
+        # An error that was foreseen says all there is to say; of a bug the traceback is wanted.
+        self.log.error(
+            "failed open",
+            method=method,
+            reason=reason,
+            error=str(error or ""),
+            exc_info=error if reason == "bug" else None,
+            kind=f"{method} {reason}",
+        )
+
+    def save(self) -> None:
+        """Have the engine's changes written. A failure is counted and shown in the status; the service goes on."""
+        if self.engine is None:
+            return
+        changes = self.engine.drain()
+        self.store.write(changes)
+        if changes:
+            self.follow_quotas(
+                {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
+            )
+
+    async def saved(self) -> None:
+        """The same, and wait until they are durable; not longer than a call may wait for that."""
+        self.save()
+        await self.store.settled()
+
+    def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
+        """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
+        if self.engine is not None and self.quotas is not None and self.enforcing:
+            self.quotas.follow(unlimited_pods(self.engine.around_lifted()), changed)
+
+    def give_back_quotas(self, pods: Iterable[str]) -> None:
+        """Give the quotas of these pods' cgroups back where no container needs them lifted, in every mode."""
+        if self.engine is not None and self.quotas is not None:
+            self.quotas.give_back(frozenset(pods) - unlimited_pods(self.engine.around_lifted()))
+
+    def send(self, updates: Iterable[Update]) -> None:
+        """Give other containers their new cpusets, in the background."""
+        if self.enforcing:
+            self.updates.send(updates)
+
+    async def make_room(self, updates: Iterable[Update]) -> None:
+        """Shrink others before a create, once that is written down; waits for both, but not for ever."""
+        listed = list(updates) if self.enforcing else []
+        self.updates.send(listed)
+        await self.updates.wait(listed, self.shrink_wait_s)

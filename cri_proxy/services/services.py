@@ -1,0 +1,73 @@
+"""The parts of one daemon that its other parts work with. ``daemon.py`` has them made; nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+from cri_proxy.config.config import Config
+from cri_proxy.front_ends.events import EventCount
+from cri_proxy.front_ends.reconciler import Reconciler
+from cri_proxy.metrics import Metrics
+from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.machine import MachineReader
+from cri_proxy.runtime import Runtime
+from cri_proxy.services.health import Health
+from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.updates import Updates
+from cri_proxy.state.store import Store
+from cri_proxy.state.writer import StateWriter
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Parts:
+    """``config`` is replaced by a reload. ``look`` is set when the runtime's list should be looked at now.
+
+    ``reload``: read the configuration again, as SIGHUP has it done.
+    """
+
+    config: Config
+    log: Any
+    metrics: Metrics
+    health: Health
+    runtime: Runtime
+    store: StateWriter
+    keeper: Keeper
+    cgroups: Cgroups
+    machine: MachineReader
+    reconciler: Reconciler
+    events: EventCount
+    look: asyncio.Event
+    reload: Callable[[], Awaitable[None]] = _nothing
+
+
+def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: Runtime) -> Parts:
+    """The parts as a configuration has them, with nothing read yet."""
+    store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
+    updates = Updates(runtime, metrics, log)
+    updates.written = store.settled
+    keeper = Keeper(store, updates, metrics, log)
+    keeper.switch(config["relay.mode"])
+    cgroups = Cgroups(Path(config["topology.cgroup_root"]))
+    look = asyncio.Event()
+    return Parts(
+        config=config,
+        log=log,
+        metrics=metrics,
+        health=health,
+        runtime=runtime,
+        store=store,
+        keeper=keeper,
+        cgroups=cgroups,
+        machine=MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"])),
+        reconciler=Reconciler(runtime, cgroups, keeper),
+        events=EventCount(look.set),
+        look=look,
+    )

@@ -1,0 +1,349 @@
+"""What the daemon's shell does around the engine, done on a simulated node: one method for each kind of call.
+
+The reader, the engine, the writer, resync and the records of the state file are the daemon's own; sockets,
+files and the clock are values. As in the shell, nothing in here decides about a placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Optional
+
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.config.config import Config, engine_options, placement_settings
+from cri_proxy.cri.device_hints import counted, hints_by_address
+from cri_proxy.cri.messages import (
+    linux_delta,
+    parse,
+    read_create,
+    read_pod,
+    read_update,
+    update_resources,
+    write_create_delta,
+    write_update_delta,
+)
+from cri_proxy.cri.resources import resources_told
+from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.host import Host
+from cri_proxy.engine.invariants import unmet
+from cri_proxy.engine.ledger import HISTORY, JournalKey
+from cri_proxy.engine.records import Admission, Grant, Seen, Stance, Update
+from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
+from cri_proxy.engine.snapshot import read_records, write_record
+from cri_proxy.simulator.node import Process, Runtime
+from cri_proxy.simulator.observer import SimulatedObserver, rebalance
+from cri_proxy.simulator.scenario import Edge
+from policies.machine.topology import Topology, TopologyData
+from policies.model import BudgetSpent, PlacementRefused, Pod
+
+#: What runc says of a cpuset the kernel does not take, and the exit code containerd gives such a container.
+START_ERROR, START_ERROR_CODE = "failed to write cpuset.cpus: invalid argument", 128
+REFUSED = "refused by the runtime"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a call went: the fields we added to the request, and why. ``error``: nothing has changed."""
+
+    why: str = ""
+    sent: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class SimulatedShell:
+    """One node with a daemon. ``touched``: ids whose record or cpuset may have changed, until cleared."""
+
+    def __init__(self, topology: TopologyData, config: Config) -> None:
+        self.config = config
+        self.machine = Machine(Topology(topology))
+        self.runtime = Runtime()
+        self.observer = SimulatedObserver(config)
+        self.engine = make_engine(config, self._host())
+        self.now_s = 0.0
+        self.touched: set[str] = set()
+        #: The state file: a text for every record.
+        self._store: dict[JournalKey, str] = {}
+
+    @property
+    def mode(self) -> str:
+        mode: str = self.config["relay.mode"]
+        return mode
+
+    @property
+    def active(self) -> bool:
+        """Whether the engine is told of what happens."""
+        return self.mode != "off"
+
+    @property
+    def enforcing(self) -> bool:
+        return self.mode == "enforce"
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the machine; 0 = some of it is not known."""
+        topology = self.machine.topology
+        sizes = [topology.memory_bytes(node) for node in topology.memory_nodes]
+        return 0 if None in sizes else sum(size or 0 for size in sizes)
+
+    def grant(self, process: Process) -> Optional[Grant]:
+        """The record of a container; while its create is in doubt, that of its ticket."""
+        return self.engine.grants.get(process.id) or self.engine.grants.get(process.ticket)
+
+    # ------------------------------------------------------------------ calls of kubelet
+
+    def run_sandbox(self, pod_id: str, message: bytes) -> Pod:
+        """RunPodSandbox."""
+        request = parse(cri.RunPodSandboxRequest, message)
+        self.runtime.run_sandbox(pod_id, request)
+        pod = read_pod(request.config, pod_id, request.runtime_handler)
+        if self.active:
+            self.engine.add_pod(pod)
+        return pod
+
+    def create(self, container_id: str, message: bytes, result: str) -> Answer:
+        """CreateContainer, and StartContainer where it comes to that. ``result``: what the runtime does."""
+        # 1. What we make of the request.
+        try:
+            admission, why = self._admit(message)
+        except PlacementRefused as error:
+            return Answer(error=str(error))
+        if admission is None:
+            return self._create_untouched(container_id, message, result, why)
+        delta = write_create_delta(admission.placement)
+        sent = _fields(parse(cri.CreateContainerRequest, delta).config.linux.resources)
+        self.send(admission.before)
+        # 2. What the runtime makes of it.
+        if result == "refused":
+            self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
+            return Answer(why, sent, REFUSED)
+        process = self.runtime.create(container_id, message, delta, admission.ticket)
+        if result == "doubt":
+            self.send(self.engine.doubt(admission.ticket))
+            return Answer(f"{why}; in doubt: no answer came back, its place stays reserved", sent)
+        self.send(self.engine.bind(admission.ticket, container_id, self.now_s))
+        # 3. How it starts.
+        if result == "start-fails":
+            return Answer(f"{why}; {self._fail_start(process)}", sent)
+        process.state = "running"
+        self.engine.started(container_id)
+        return Answer(why, sent)
+
+    def _admit(self, message: bytes) -> tuple[Optional[Admission], str]:
+        if not self.active:
+            return None, "mode off: requests pass as they are"
+        read = read_create(message, self.engine.pods, self.memory_bytes)
+        uses = counted(read.uses, read.container, placement_settings(self.config))
+        hints = hints_by_address(uses, self.machine.topology.data.devices)
+        container = replace(read.container, hints=hints)
+        try:
+            admission = self.engine.admit(container, read.fence, self.now_s, self.enforcing)
+        except BudgetSpent as error:
+            namespace = read.container.pod.namespace
+            if any(fnmatchcase(namespace, glob) for glob in self.config["placement.fail_closed_namespaces"]):
+                raise PlacementRefused(f"{error}, and {namespace} fails closed") from None
+            return None, f"failed open: {error}"
+        note = f"mode {self.mode}, nothing is sent: " if admission.stance is Stance.OBSERVED else ""
+        return admission, note + admission.decision.why
+
+    def _create_untouched(self, container_id: str, message: bytes, result: str, why: str) -> Answer:
+        if result == "refused":
+            return Answer(why, error=REFUSED)
+        process = self.runtime.create(container_id, message)
+        if result == "start-fails":
+            process.state, process.exit_code = "exited", START_ERROR_CODE
+        elif result == "ok":
+            process.state = "running"
+        return Answer(why)
+
+    def _fail_start(self, process: Process) -> str:
+        process.state, process.exit_code = "exited", START_ERROR_CODE
+        distrusted = self.engine.start_failed(process.id, START_ERROR, self.now_s)
+        self.send(self.engine.exited(process.id, START_ERROR_CODE, self.now_s))
+        note = ": its next attempts go through untouched for a while" if distrusted else ""
+        return f"its start failed ({START_ERROR}){note}"
+
+    def update(self, process: Process, message: bytes, result: str) -> Answer:
+        """UpdateContainerResources."""
+        try:
+            admission, why = self._resize(process, message)
+        except PlacementRefused as error:
+            return Answer(error=str(error))
+        if admission is None:
+            if result == "refused":
+                return Answer(why, error=REFUSED)
+            process.ask(message, b"")
+            return Answer(why)
+        delta = write_update_delta(admission.placement, admission.give_back)
+        sent = _fields(parse(cri.UpdateContainerResourcesRequest, delta).linux)
+        self.send(admission.before)
+        if result == "refused":
+            self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
+            return Answer(why, sent, REFUSED)
+        process.ask(message, delta)
+        self.send(self.engine.commit(admission.ticket, self.now_s))
+        return Answer(why, sent)
+
+    def _resize(self, process: Process, message: bytes) -> tuple[Optional[Admission], str]:
+        request = read_update(message)
+        grant = self.engine.grants.get(request.container_id)
+        if not self.active or (grant is not None and grant.stance is Stance.PLACED and not self.enforcing):
+            return None, f"mode {self.mode}: requests pass as they are"
+        if grant is None:
+            return None, "it has no record under this id: the request passes as it is"
+        resources = update_resources(grant.container.resources, request.linux, grant.container.qos)
+        try:
+            admission = self.engine.resize(request.container_id, resources, request.fence, self.now_s)
+        except BudgetSpent as error:
+            return None, f"failed open: {error}"
+        return admission, "" if admission is None else admission.decision.why
+
+    def exit(self, process: Process, code: int) -> None:
+        """The container ended."""
+        process.state, process.exit_code = "exited", code
+        if self.active:
+            self.send(self.engine.exited(process.id, code, self.now_s))
+        self._reread()
+
+    def remove(self, process: Process) -> None:
+        """RemoveContainer."""
+        del self.runtime.containers[process.id]
+        if self.active:
+            self.send(self.engine.remove(process.id))
+        self._reread()
+
+    def remove_sandbox(self, pod_id: str) -> list[str]:
+        """StopPodSandbox and RemovePodSandbox; returns the ids of the containers that went with it."""
+        gone = self.runtime.remove_sandbox(pod_id)
+        if self.active:
+            self.send(self.engine.end_pod(pod_id))
+        self._reread()
+        return gone
+
+    # ------------------------------------------------------------------ the daemon's own work
+
+    def send(self, updates: Iterable[Update]) -> None:
+        """Give containers their new cpusets."""
+        for update in updates if self.enforcing else ():
+            process = self.runtime.containers.get(update.id)
+            if process is not None:
+                process.give(update)
+                self.touched.add(process.id)
+
+    def look(self) -> Resync:
+        """A resync with everything the runtime has."""
+        if not self.active:
+            return Resync()
+        self._reread()
+        seen = [self._seen(process) for process in self.runtime.containers.values()]
+        wanted = unknown_ids(self.engine, seen)
+        details = {key: self.runtime.containers[key].details(self.memory_bytes) for key in wanted}
+        listing = Listing({s.id: s for s in seen}, self.now_s, details, enforce=self.enforcing)
+        found = resync(self.engine, listing, self.now_s)
+        self.send(found.updates)
+        if self.enforcing:
+            self.send(self.engine.mend(self.now_s).updates)
+        return found
+
+    def broken(self) -> list[str]:
+        """What must not be, in sentences."""
+        return unmet(self.engine)
+
+    def _seen(self, process: Process) -> Seen:
+        """What a look at the list and at the container's cgroup shows."""
+        seen, grant = process.seen(), self.engine.grants.get(process.id)
+        if grant is None or process.exited:
+            return seen
+        return replace(
+            seen, resources=resources_told(grant, process.linux), has_no_quota=process.linux.cpu_quota < 0
+        )
+
+    def pass_time(self, seconds: float, edges: Iterable[Edge] = ()) -> Resync:
+        """Let time pass, in which containers have talked, and look what has become of everything."""
+        self.now_s += seconds
+        found = self.look()
+        if self.active:
+            self.send(self.engine.tick(self.now_s))
+        self.observer.observe(seconds, edges, self.runtime.containers)
+        self.observer.tell(self.engine)
+        return found
+
+    def rebalance(self) -> str:
+        """Plan, and carry it out; returns what came of it in words."""
+        if not self.enforcing:
+            return f"mode {self.mode}: nothing is moved"
+        updates, why = rebalance(self.engine, self.config, self.now_s)
+        self.send(updates)
+        return why
+
+    def rehost(self, config: Config, topology: Topology) -> None:
+        """The configuration or the machine has changed."""
+        self.config, self.machine = config, replace(self.machine, topology=topology)
+        self.observer.configure(config)
+        self.observer.tell(self.engine)
+        self.send(self.engine.rehost(self._host(), make_policy(config, topology), engine_options(config)))
+
+    def _host(self) -> Host:
+        machine = replace(self.machine, kubelet_exclusive=self.runtime.kubelet_exclusive())
+        return make_host(self.config, machine)[0]
+
+    def _reread(self) -> None:
+        """Let the engine know what kubelet has written down about CPUs of its own, if that is news."""
+        if self.active and self.runtime.kubelet_exclusive() != self.engine.host.kubelet_exclusive:
+            self.send(self.engine.rehost(self._host()))
+
+    # ------------------------------------------------------------------ the state file
+
+    def save(self) -> None:
+        """Write down what the engine has changed, one text a record."""
+        for (kind, key), value in self.engine.drain().items():
+            if kind == "grant":
+                self.touched.add(key)
+            if kind == "record":
+                self._store.pop((kind, str(int(key) - HISTORY)), None)
+            if value is None:
+                self._store.pop((kind, key), None)
+            else:
+                self._store[kind, key] = write_record(value)
+
+    def restart(self, state: str) -> tuple[str, Resync]:
+        """End the daemon and start one with the state file as it was ``kept``, ``lost`` or ``corrupt``.
+
+        Returns what became of the file, and what the first look found.
+        """
+        if state != "kept":
+            self._store.clear()
+        self.engine = make_engine(self.config, self._host())
+        self.observer.tell(self.engine)
+        told = "the state was set aside: it was corrupt" if state == "corrupt" else f"the state was {state}"
+        self.send(self._restore(self.engine))
+        # The numbers of tickets begin anew.
+        for process in self.runtime.containers.values():
+            process.ticket = process.ticket if process.ticket in self.engine.tickets else ""
+        return told, self.look()
+
+    def _restore(self, engine: Engine) -> tuple[Update, ...]:
+        """Put the records into an engine, in the daemon's order."""
+        found = read_records((kind, key, text) for (kind, key), text in self._store.items()).records
+        distrusted: dict[tuple[str, str], float] = {}
+        for key, until_s in found.get("distrust", {}).items():
+            uid, _, name = key.partition("\n")
+            distrusted[uid, name] = until_s
+        return engine.restore(
+            sorted(found.get("grant", {}).values(), key=lambda g: (g.since_s, g.key)),
+            found.get("ticket", {}).values(),
+            found.get("pod", {}).values(),
+            sorted(found.get("record", {}).values(), key=lambda r: r.number),
+            distrusted,
+        )
+
+
+def sent_with(update: Update) -> dict[str, Any]:
+    """The fields of an update of ours, as JSON."""
+    return _fields(linux_delta(update.placement, update.give_back))
+
+
+def _fields(linux: cri.LinuxContainerResources) -> dict[str, Any]:
+    return {descriptor.name: value for descriptor, value in linux.ListFields()}

@@ -1,0 +1,314 @@
+"""``cri-resmgr simulate``: replays a scenario through the daemon's own reader, engine and writer.
+
+A step is one method here: it says to the simulated node what happens, and one line tells what came of it.
+The clock is a number that ``wait`` and ``traffic`` move on. The same input gives the same output, to the
+byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Callable
+
+from cri_proxy.config.config import BadConfig, Config
+from cri_proxy.engine.records import Life, Stance
+from cri_proxy.engine.report import domain_pools
+from cri_proxy.engine.resync import Resync
+from cri_proxy.simulator.daemon import Answer, SimulatedShell, sent_with
+from cri_proxy.simulator.node import Process, create_request, sandbox_request, update_request
+from cri_proxy.simulator.scenario import BadScenario, Step, read_scenario
+from policies.machine.cpus import format_cpus
+from policies.machine.topology import BadTopology, Topology, TopologyData
+
+__all__ = ["BadScenario", "read_scenario", "run_simulation", "simulate"]
+
+#: One sample of the observer.
+TRAFFIC_S = 10.0
+
+Line = dict[str, Any]
+LoadConfig = Callable[[str], Config]
+
+
+def simulate(topology: TopologyData, config: Config, steps: Any, load_config: LoadConfig) -> Iterator[Line]:
+    """Run the steps (parsed JSON): one output object for each, made when it is asked for.
+
+    ``load_config`` reads the file of a ``config`` step; it may raise ``BadConfig`` or ``OSError``.
+
+    :raises BadScenario: at once for what is wrong with the steps themselves, in its turn for an unknown id.
+    :raises BadTopology: the machine contradicts itself.
+    """
+    scenario = read_scenario(steps)
+    simulation = Simulation(topology, config, load_config)
+    return (simulation.run(step) for step in scenario)
+
+
+def run_simulation(
+    topology: TopologyData, config: Config, steps: Any, load_config: LoadConfig
+) -> Iterator[str]:
+    """``simulate`` as lines of compact JSON, without their ends."""
+    lines = simulate(topology, config, steps, load_config)
+    return (json.dumps(line, separators=(",", ":")) for line in lines)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a container runs, as texts; "" = not set."""
+
+    cpus: str = ""
+    mems: str = ""
+    exclusive: str = ""
+    level: str = "none"
+
+    @property
+    def sets(self) -> tuple[str, str, str]:
+        """What it is to be elsewhere; the level is but a name for it."""
+        return self.cpus, self.mems, self.exclusive
+
+
+class Simulation:
+    """One simulated node, and what was last told of it."""
+
+    def __init__(self, topology: TopologyData, config: Config, load_config: LoadConfig) -> None:
+        self._shell = SimulatedShell(topology, config)
+        self._load_config = load_config
+        #: Where each container was after the step before.
+        self._places: dict[str, Place] = {}
+
+    def run(self, step: Step) -> Line:
+        """Carry out one step; returns its line."""
+        answer = _OPS[step.op](self, step)
+        self._shell.save()
+        own = self._containers.get(step["id"]) if step.op in _OF_CONTAINERS else None
+        moved = self._moved(own)
+        place = Place() if own is None else self._remember(own)
+        shown = Place() if answer.error else place
+        line: Line = {
+            "step": step.number,
+            "op": step.op,
+            "id": step.values.get("id", ""),
+            "cpus": shown.cpus,
+            "mems": shown.mems,
+            "exclusive": shown.exclusive,
+            "cpu_quota": 0 if own is None else own.linux.cpu_quota,
+            "cpu_shares": 0 if own is None else own.linux.cpu_shares,
+            "level": shown.level,
+            "sent": answer.sent,
+            "why": answer.why,
+            "moved": moved,
+            "error": answer.error,
+        }
+        if step.op == "state":
+            line.update(self._state())
+        return line
+
+    def _moved(self, own: Any) -> list[Line]:
+        """Other containers that run, and elsewhere than before; in the order they were created."""
+        others = [self._containers[key] for key in self._shell.touched if key in self._containers]
+        self._shell.touched.clear()
+        rows = []
+        for process in sorted(others, key=lambda p: p.number):
+            if process is own:
+                continue
+            before = self._places.get(process.id)
+            place = self._remember(process)
+            if before is not None and before.sets != place.sets and not process.exited:
+                rows.append({"id": process.id, **vars(place)})
+        return rows
+
+    def _remember(self, process: Process) -> Place:
+        place = self._places[process.id] = self._place(process)
+        return place
+
+    # ------------------------------------------------------------------ pods and containers
+
+    def _pod(self, step: Step) -> Answer:
+        if step["id"] in self._shell.runtime.sandboxes:
+            raise step.bad("id", f"there is a pod {step['id']!r} already")
+        pod = self._shell.run_sandbox(step["id"], sandbox_request(step))
+        size = "its size is not known" if pod.size is None else f"{pod.size.milli_request}m requested in all"
+        return Answer(f"pod {pod.namespace}/{pod.name}, {size}")
+
+    def _create(self, step: Step) -> Answer:
+        old = self._containers.get(step["id"])
+        if old is not None and not old.exited:
+            raise step.bad("id", f"there is a container {step['id']!r} already")
+        sandboxes = self._shell.runtime.sandboxes
+        if step["pod"] not in sandboxes:
+            self._shell.run_sandbox(step["pod"], sandbox_request(step))
+        name = self._shell.runtime.default_name(step["pod"], step["id"])
+        message = create_request(step, sandboxes[step["pod"]].config, self._shell.memory_bytes, name)
+        return self._shell.create(step["id"], message, step["result"])
+
+    def _update(self, step: Step) -> Answer:
+        process = self._known(step, "id", step["id"])
+        return self._shell.update(process, update_request(step), step.values.get("result", "ok"))
+
+    def _exit(self, step: Step) -> Answer:
+        process = self._known(step, "id", step["id"])
+        if process.exited:
+            return Answer("it had ended before")
+        self._shell.exit(process, step["code"])
+        grant = self._shell.engine.grants.get(process.id)
+        if grant is None or grant.life is not Life.HELD:
+            return Answer("no place is held for it")
+        return Answer(f"its place is held for {grant.hold_until_s - self._shell.now_s:g} s")
+
+    def _remove(self, step: Step) -> Answer:
+        self._shell.remove(self._known(step, "id", step["id"]))
+        return Answer("it is gone, and its place is free")
+
+    def _remove_pod(self, step: Step) -> Answer:
+        if step["id"] not in self._shell.runtime.sandboxes:
+            raise step.bad("id", f"there is no pod {step['id']!r}")
+        gone = self._shell.remove_sandbox(step["id"])
+        return Answer("the pod is gone" + (f", with {', '.join(gone)}" if gone else ""))
+
+    # ------------------------------------------------------------------ the node
+
+    def _wait(self, step: Step) -> Answer:
+        found = self._shell.pass_time(step["seconds"])
+        return Answer(_join(f"{step['seconds']:g} s have passed", _told(found)))
+
+    def _traffic(self, step: Step) -> Answer:
+        for edge in step["edges"]:
+            self._known(step, "edges", edge.a)
+            self._known(step, "edges", edge.b)
+        found = self._shell.pass_time(TRAFFIC_S, step["edges"])
+        return Answer(_join(f"{TRAFFIC_S:g} s of traffic were seen", _told(found)))
+
+    def _rebalance(self, step: Step) -> Answer:
+        return Answer(self._shell.rebalance())
+
+    def _restart(self, step: Step) -> Answer:
+        told, found = self._shell.restart(step["state"])
+        return Answer(_join(told, _told(found)))
+
+    def _config(self, step: Step) -> Answer:
+        try:
+            config = self._load_config(step["file"])
+        except BadConfig as error:
+            return Answer(error=f"the configuration before it stays: {error.errors[0]}")
+        except OSError as error:
+            raise step.bad("file", str(error)) from None
+        mode = self._shell.mode
+        self._shell.rehost(config, self._shell.machine.topology)
+        # As the daemon: what went on while the engine was not asked is found out when it is asked again.
+        found = Resync() if mode == self._shell.mode else self._shell.look()
+        in_force = f"mode {self._shell.mode}, policy {self._shell.engine.policy.name}"
+        return Answer(_join(in_force, _told(found)))
+
+    def _cpus(self, step: Step) -> Answer:
+        topology = self._shell.machine.topology
+        for field in ("offline", "online"):
+            unknown = step[field] - topology.cpus.keys()
+            if unknown:
+                raise step.bad(field, f"the machine has no CPUs {format_cpus(unknown)}")
+        both = step["offline"] & step["online"]
+        if both:
+            raise step.bad("online", f"CPUs {format_cpus(both)} are to go offline as well")
+        offline = (topology.data.offline | step["offline"]) - step["online"]
+        try:
+            changed = Topology(replace(topology.data, offline=offline))
+        except BadTopology as error:
+            return Answer(error=str(error))
+        self._shell.rehost(self._shell.config, changed)
+        return Answer(f"online: {format_cpus(changed.online)}")
+
+    def _drift(self, step: Step) -> Answer:
+        process = self._known(step, "id", step["id"])
+        if process.exited:
+            return Answer("it has ended: there is no cpuset to change")
+        process.linux.cpuset_cpus = format_cpus(step["cpus"])
+        found = self._shell.look()
+        repairs = [u for u in found.updates if u.id == process.id and self._shell.enforcing]
+        if repairs:
+            return Answer(f"repaired: {repairs[0].why}", sent_with(repairs[-1]))
+        grant = self._shell.engine.grants.get(process.id)
+        if process.id in found.foreign and grant is not None:
+            return Answer(f"left alone from now on: {grant.why}")
+        return Answer("nothing to repair" + ("" if grant is None else f": it is {grant.stance.value}"))
+
+    def _tell(self, step: Step) -> Answer:
+        return Answer()
+
+    # ------------------------------------------------------------------ telling
+
+    @property
+    def _containers(self) -> dict[str, Process]:
+        return self._shell.runtime.containers
+
+    def _known(self, step: Step, field: str, container_id: str) -> Process:
+        process = self._containers.get(container_id)
+        if process is None:
+            raise step.bad(field, f"there is no container {container_id!r}")
+        return process
+
+    def _place(self, process: Process) -> Place:
+        grant = self._shell.grant(process)
+        if process.exited and grant is None:
+            return Place()
+        fence = process.fence
+        cpus, mems = format_cpus(fence.cpus or ()), format_cpus(fence.mems or ())
+        if grant is None:
+            return Place(cpus, mems)
+        level = grant.placement.level if grant.stance is Stance.PLACED else "none"
+        return Place(cpus, mems, format_cpus(grant.exclusive), level)
+
+    def _state(self) -> Line:
+        node = self._shell.engine.node
+        return {
+            "containers": [
+                {
+                    "id": process.id,
+                    "pod": process.sandbox.id,
+                    "name": process.request.config.metadata.name,
+                    **vars(self._place(process)),
+                    "state": self._state_of(process),
+                }
+                for process in self._containers.values()
+            ],
+            "free": {
+                pools.name: {"cpus": format_cpus(pools.cpus & node.shared), "free_milli": pools.free_milli}
+                for pools in domain_pools(node)
+            },
+            "invariants": "; ".join(self._shell.broken()) or "ok",
+        }
+
+    def _state_of(self, process: Process) -> str:
+        grant = self._shell.grant(process)
+        if grant is not None and grant.life is Life.HELD:
+            return "held"
+        return "in doubt" if grant is not None and grant.life is Life.CREATING else process.state
+
+
+def _told(found: Resync) -> str:
+    """What a look at the runtime has found, in words."""
+    topics = ("bound", "adopted", "removed", "drifted", "resized", "foreign", "cancelled")
+    news = {topic: getattr(found, topic) for topic in topics}
+    return _join(*[f"{topic}: {', '.join(ids)}" for topic, ids in news.items() if ids])
+
+
+def _join(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)
+
+
+_OPS: dict[str, Callable[[Simulation, Step], Answer]] = {
+    "pod": Simulation._pod,
+    "create": Simulation._create,
+    "resize": Simulation._update,
+    "update": Simulation._update,
+    "exit": Simulation._exit,
+    "remove": Simulation._remove,
+    "remove-pod": Simulation._remove_pod,
+    "traffic": Simulation._traffic,
+    "rebalance": Simulation._rebalance,
+    "wait": Simulation._wait,
+    "restart": Simulation._restart,
+    "config": Simulation._config,
+    "cpus": Simulation._cpus,
+    "drift": Simulation._drift,
+    "state": Simulation._tell,
+}
+_OF_CONTAINERS = frozenset(["create", "resize", "update", "exit", "remove", "drift"])

@@ -1,0 +1,320 @@
+"""Keeps the state file from the event loop: one thread has all that waits for the disk, in the order it was asked for.
+
+Changes are handed over at once and written in the order of decisions, as many together as have come meanwhile. A
+call waits until its changes are durable, at most ``wait_s``: past that it goes on, its records are unsaved, and
+``problem`` says so until they are written. No call waits while that lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Optional, TypeVar
+
+from cri_proxy.engine.ledger import JournalKey
+from cri_proxy.event_loop import THREADS
+from cri_proxy.metrics import Metrics
+from cri_proxy.state.file import Loaded
+from cri_proxy.state.store import Journal, Store
+
+Result = TypeVar("Result")
+
+#: How long a call waits for its records where no other time is configured, seconds.
+WAIT_S = 1.0
+#: How long the end of the service waits for the last changes, seconds.
+END_S = 2.0
+#: How much may wait to be done with other files: each is small, and done again sooner or later.
+MOST_WORKS = 1000
+
+
+class StateWriter:
+    """All of it belongs to one event loop, which is the one that runs when it is first used; the rest to its thread."""
+
+    def __init__(self, store: Store, metrics: Metrics, log: Any) -> None:
+        self.store = store
+        self.wait_s = WAIT_S
+        #: Called when ``problem`` may be another one.
+        self.on_change: Callable[[], object] = lambda: None
+        self._metrics = metrics
+        self._log = log
+        self._jobs: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
+        #: What is to be done with other files there, before the changes that come after it.
+        self._works: deque[Callable[[], object]] = deque()
+        self._thread: Optional[threading.Thread] = None
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        #: The number of the last changes that were handed over, and up to which all were written or tried.
+        self._newest = self._tried = 0
+        #: Whether the thread will look for changes that it has not seen yet.
+        self._is_asked = False
+        #: Whether it will be asked to by the end of the loop's turn.
+        self._is_due = False
+        #: What waits: for what number, until when, and how it is told.
+        self._waiting: deque[tuple[int, float, asyncio.Future[None]]] = deque()
+        self._timer: Optional[asyncio.TimerHandle] = None
+        #: The last number that a call has not waited for; 0: none.
+        self._late_for = 0
+        #: Jobs under way that have taken longer than that.
+        self._overdue: set[asyncio.Future[Any]] = set()
+        self._is_loading = False
+        self._told = ""
+        self._checkpoint: Optional[asyncio.Future[None]] = None
+        metrics.state_unsaved.set_function(lambda: store.waiting)
+
+    @property
+    def problem(self) -> str:
+        """ "" while changes are durable, else one sentence."""
+        if not self.is_late:
+            return self.store.problem
+        disk = f"the disk with {self.store.path} does not answer"
+        if self._is_loading:
+            return f"no container is placed until the state can be read: {disk}"
+        return f"{disk}: what is decided is kept in memory, a restart would find it at the runtime"
+
+    @property
+    def is_late(self) -> bool:
+        """Whether calls go on without waiting for their records."""
+        return bool(self._late_for or self._overdue)
+
+    @property
+    def waiting(self) -> int:
+        """How many changes are not written yet."""
+        return self.store.waiting
+
+    @property
+    def unsaved(self) -> frozenset[JournalKey]:
+        """The records that are not in the file as they are."""
+        return self.store.unsaved
+
+    # ------------------------------------------------------------------ changes
+
+    def write(self, journal: Journal, meta: Optional[dict[str, str]] = None) -> None:
+        """Have changes written after all that were handed over before. Does not wait; nothing: try again what failed."""
+        if journal or meta:
+            self.store.add(journal, meta)
+            self._newest += 1
+        elif not self.store.waiting:
+            return
+        self._ask_soon()
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Have something done with another file on that disk, in its turn. ``settled`` waits for it, too.
+
+        What it raises is logged. While the disk does not answer it is left out if as much waits already.
+        """
+        if len(self._works) < MOST_WORKS:
+            self._works.append(work)
+            self._newest += 1
+            self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        """When the loop has done what it is at: a reply is sent before the thread competes with it."""
+        if not self._is_asked and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._ask_if_due)
+
+    def _ask_if_due(self) -> None:
+        if self._is_due:  # else a wait has asked by now
+            self._ask()
+
+    def _ask(self) -> None:
+        self._is_due = False
+        if not self._is_asked:
+            self._is_asked = True
+            self._put(self._flush)
+
+    async def settled(self) -> None:
+        """Wait until all changes so far are durable, or could not be written, or the time is over."""
+        if self._tried >= self._newest:
+            return
+        if self.is_late:
+            self._metrics.state_late.inc()
+            self._late_for = self._newest
+            await asyncio.sleep(0)  # whose waiting has just ended comes first
+            return
+        self._ask()
+        loop = asyncio.get_running_loop()
+        deadline_s, told = loop.time() + self.wait_s, loop.create_future()
+        self._waiting.append((self._newest, deadline_s, told))
+        if self._timer is None:
+            self._timer = loop.call_at(deadline_s, self._run_out)
+        await told
+
+    def _flush(self) -> None:
+        """In the thread."""
+        self._is_asked = False  # before anything is taken: what comes from here on asks again
+        newest, started_s = self._newest, time.perf_counter()
+        while self._works:
+            try:
+                self._works.popleft()()
+            except Exception:
+                self._log.error("a file could not be kept", exc_info=True)
+        try:
+            is_kept = self.store.flush()
+        except Exception as error:  # a bug, which must not end the thread
+            self.store.problem = f"state is not being kept: {type(error).__name__}: {error}"
+            is_kept = False
+        self._tell(self._flushed, newest, is_kept, time.perf_counter() - started_s)
+
+    def _flushed(self, newest: int, is_kept: bool, seconds: float) -> None:
+        self._tried = newest
+        self._metrics.state_seconds.observe(seconds)
+        if not is_kept:
+            self._metrics.state_failures.inc()
+        while self._waiting and self._waiting[0][0] <= newest:
+            _release(self._waiting.popleft()[2])
+        if newest >= self._late_for:
+            self._late_for = 0
+        self._set_timer()
+        self._tell_change()
+
+    def _run_out(self) -> None:
+        """The first that waits has waited long enough: none waits any more."""
+        self._timer = None
+        self._late_for = self._newest
+        self._metrics.state_late.inc(len(self._waiting))
+        while self._waiting:
+            _release(self._waiting.popleft()[2])
+        self._tell_change()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_at(self._waiting[0][1], self._run_out)
+
+    def _tell_change(self) -> None:
+        before, self._told = self._told, self.problem
+        if before == self._told:
+            return
+        if self._told:
+            self._log.error("state is not durable", problem=self._told)
+        else:
+            self._log.info("state is durable again")
+        self.on_change()
+
+    # ------------------------------------------------------------------ the file as a whole
+
+    async def load(self) -> Loaded:
+        """As ``Store.load``. While it takes long ``problem`` says so."""
+        self._is_loading = True
+        try:
+            return await self.run(self.store.load)
+        finally:
+            self._is_loading = False
+
+    async def start_over(self) -> Loaded:
+        """As ``Store.start_over``."""
+        return await self.run(self.store.start_over)
+
+    def set_aside(self) -> asyncio.Future[str]:
+        """Have the file set aside, now or before anything is written: what was handed over until here goes with it.
+
+        The result: a phrase that says where to, or why not yet; there before the disk answers, if that takes long.
+        """
+        self.store.forget()
+        return asyncio.ensure_future(self._moved(self._begin(self.store.move_away)))
+
+    async def _moved(self, moving: asyncio.Future[str]) -> str:
+        try:
+            return await asyncio.wait_for(asyncio.shield(moving), self.wait_s)
+        except asyncio.TimeoutError:
+            return "set aside as soon as the disk answers"
+        except OSError as error:
+            return f"set aside as soon as that works: {error.strerror or error}"
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Have something else done with the disk, in its turn; what it returns or raises."""
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+        self._put(lambda: self._work(work, done))
+        alarm = loop.call_later(self.wait_s, self._note_overdue, done)
+        done.add_done_callback(lambda _: self._note_done(done, alarm))
+        return done
+
+    def _note_overdue(self, done: asyncio.Future[Any]) -> None:
+        self._overdue.add(done)
+        self._tell_change()
+
+    def _note_done(self, done: asyncio.Future[Any], alarm: asyncio.TimerHandle) -> None:
+        alarm.cancel()
+        self._overdue.discard(done)
+        if not done.cancelled():
+            done.exception()  # it may be that nothing waits for it any more
+        self._tell_change()
+
+    def _work(self, work: Callable[[], Result], done: asyncio.Future[Result]) -> None:
+        """In the thread."""
+        try:
+            result = work()
+        except Exception as error:
+            self._tell(_fail, done, error)
+        else:
+            self._tell(_answer, done, result)
+
+    async def checkpoint(self) -> None:
+        """Move the log into the file, beside the writing. Returns when that is done, or takes long."""
+        if self._checkpoint is None or self._checkpoint.done():
+            self._checkpoint = asyncio.ensure_future(asyncio.to_thread(self.store.checkpoint))
+        await asyncio.wait({self._checkpoint}, timeout=self.wait_s)
+
+    async def close(self) -> None:
+        """Write what still waits and let go of the file, if the disk answers in time."""
+        try:
+            await asyncio.wait_for(self.run(self._close), END_S)
+        except asyncio.TimeoutError:
+            self._log.error("the disk has not answered before the end", unsaved=self.store.waiting)
+        self.let_go()
+
+    def _close(self) -> None:
+        self.store.flush(is_last=True)
+        self.store.checkpoint()
+        self.store.close()
+
+    def let_go(self) -> None:
+        """Nothing more will come: the thread ends when it has done what it has."""
+        self._put(None)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _put(self, job: Optional[Callable[[], None]]) -> None:
+        if self._thread is None:
+            if job is None:
+                return
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._serve, name=f"{THREADS}-state", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
+        """From the thread: call something in the loop, if it is still there."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # it is closed: nothing waits
+            pass
+
+
+def _release(told: asyncio.Future[None]) -> None:
+    if not told.done():
+        told.set_result(None)
+
+
+def _answer(done: asyncio.Future[Result], result: Result) -> None:
+    if not done.done():
+        done.set_result(result)
+
+
+def _fail(done: asyncio.Future[Any], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
