@@ -64,7 +64,7 @@ e2e: setup ## Only the tests on a real containerd (root)
 
 e2e-kubelet: setup ## A real kubelet with static pods on a real containerd; builds it (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) util-linux dpkg
-	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet
+	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet/real
 
 e2e-cluster: setup ## A real kube-apiserver, nodes, agents and the operator; builds it (KUBE_APISERVER, ETCD, KUBELET: others) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) mmdebstrap

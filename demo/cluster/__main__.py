@@ -32,8 +32,8 @@ from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import ONE_NODE, REAL_CGROUPS, until
 from tests.e2e.traffic_images import TRAFFIC, make_traffic_image, missing_for_traffic
-from tests.kubelet.host import RealKubeletHost
-from tests.kubelet.machine import make_cgroup
+from tests.kubelet.real.host import RealKubeletHost
+from tests.kubelet.real.machine import make_cgroup
 
 HERE = Path(__file__).parent
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"

@@ -30,12 +30,12 @@ from tests.cluster.real.parts import (
 from tests.cluster.real.programs import programs_of_a_cluster
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
-from tests.kubelet.conftest import LINES, LOGS, SAID_ALWAYS
-from tests.kubelet.conftest import containerd as containerd  # fixtures, of these tests too
-from tests.kubelet.conftest import described as described
-from tests.kubelet.conftest import direct as direct
-from tests.kubelet.host import RealKubeletHost
-from tests.kubelet.machine import MACHINE
+from tests.kubelet.real.conftest import LINES, LOGS, SAID_ALWAYS
+from tests.kubelet.real.conftest import containerd as containerd  # fixtures, of these tests too
+from tests.kubelet.real.conftest import described as described
+from tests.kubelet.real.conftest import direct as direct
+from tests.kubelet.real.host import RealKubeletHost
+from tests.kubelet.real.machine import MACHINE
 from tests.machines import EPYC_NPS4_1S, HYGON_7285_2S, machine
 
 PACKAGING = Path(__file__).parents[3] / "packaging" / "cluster"

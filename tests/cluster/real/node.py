@@ -12,8 +12,8 @@ from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
-from tests.kubelet.host import RealKubeletHost
-from tests.kubelet.node import CREATED, RUNNING, TIMEOUT_S, KubeletNode, static_pod
+from tests.kubelet.real.host import RealKubeletHost
+from tests.kubelet.real.node import CREATED, RUNNING, TIMEOUT_S, KubeletNode, static_pod
 
 PODS = "/api/v1/namespaces/default/pods"
 #: With it a pod is gone at once, whatever its kubelet does.

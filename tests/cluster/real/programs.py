@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.e2e.packages import etcd, kubectl
-from tests.kubelet.build import CACHE, programs
+from tests.kubelet.real.build import CACHE, programs
 
 #: The variable of the environment that names another program of this kind.
 VARIABLES = {

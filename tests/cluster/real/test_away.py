@@ -35,7 +35,7 @@ from tests.cluster.real.parts import (
     until_ready,
 )
 from tests.e2e.node import until
-from tests.kubelet.node import static_pod
+from tests.kubelet.real.node import static_pod
 from tests.machines import EPYC_NPS4_1S
 
 pytestmark = pytest.mark.cluster

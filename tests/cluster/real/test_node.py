@@ -6,7 +6,7 @@ import pytest
 
 from policies.machine.cpus import parse_cpus
 from tests.cluster.real.node import RegisteredNode
-from tests.kubelet.test_placement import SIZES
+from tests.kubelet.real.test_placement import SIZES
 
 pytestmark = pytest.mark.cluster
 

@@ -32,10 +32,10 @@ from tests.cluster.real.parts import PLACEMENTS, condition
 from tests.e2e.containerd import Containerd
 from tests.e2e.image import NAME as IMAGE
 from tests.e2e.node import ONE_NODE
-from tests.kubelet.conftest import LINES, LOGS, SAID_ALWAYS
-from tests.kubelet.host import RealKubeletHost
-from tests.kubelet.machine import make_cgroup
-from tests.kubelet.node import static_pod
+from tests.kubelet.real.conftest import LINES, LOGS, SAID_ALWAYS
+from tests.kubelet.real.host import RealKubeletHost
+from tests.kubelet.real.machine import make_cgroup
+from tests.kubelet.real.node import static_pod
 
 NODE = "whole-node"
 PODS = "/api/v1/namespaces/{}/pods"

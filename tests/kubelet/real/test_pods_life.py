@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.gate import Gate
-from tests.kubelet.node import EXITED, KubeletNode, exec_probe
+from tests.kubelet.real.gate import Gate
+from tests.kubelet.real.node import EXITED, KubeletNode, exec_probe
 
 pytestmark = pytest.mark.kubelet
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import pytest
 
 from tests.e2e.node import until
-from tests.kubelet.node import TIMEOUT_S, KubeletNode
+from tests.kubelet.real.node import TIMEOUT_S, KubeletNode
 
 pytestmark = pytest.mark.kubelet
 

@@ -17,11 +17,11 @@ from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import remove_all_pods
-from tests.kubelet.build import kubelet
-from tests.kubelet.gate import Gate
-from tests.kubelet.host import RealKubeletHost
-from tests.kubelet.machine import MACHINE, make_cgroup, write_machine, write_runtime
-from tests.kubelet.node import KubeletNode
+from tests.kubelet.real.build import kubelet
+from tests.kubelet.real.gate import Gate
+from tests.kubelet.real.host import RealKubeletHost
+from tests.kubelet.real.machine import MACHINE, make_cgroup, write_machine, write_runtime
+from tests.kubelet.real.node import KubeletNode
 from tests.machines import machine
 
 #: How long pods have to go, seconds; they take one or two.

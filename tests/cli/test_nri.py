@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from cri_proxy.cli.main import cli
 from cri_proxy.cli.nri import _descriptor, _overrides, nri
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "packaging" / "files" / "10-cri-resmgr"
 FLAGS: dict[str, Optional[str]] = {"name": None, "index": None, "socket": None}
 

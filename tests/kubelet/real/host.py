@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tests.e2e.containerd import mounts_below
-from tests.kubelet.build import version_of
+from tests.kubelet.real.build import version_of
 from tests.kubelet_host import KubeletHost
 from tests.kubelet_trees import CONFIG, KUBEADM
 

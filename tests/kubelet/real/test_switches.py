@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.node import until
-from tests.kubelet.node import KubeletNode
+from tests.kubelet.real.node import KubeletNode
 
 pytestmark = pytest.mark.kubelet
 

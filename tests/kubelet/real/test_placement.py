@@ -7,7 +7,7 @@ import pytest
 from policies.machine.cpus import parse_cpus
 from tests.cri_client import CPU_PERIOD_US, CriClient
 from tests.e2e.node import until
-from tests.kubelet.node import KubeletNode
+from tests.kubelet.real.node import KubeletNode
 
 pytestmark = pytest.mark.kubelet
 

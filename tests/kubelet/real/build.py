@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.e2e.packages import Apt, run, unpack
 
-CACHE = Path(__file__).parents[2] / ".cache" / "kubernetes"
+CACHE = Path(__file__).parents[3] / ".cache" / "kubernetes"
 SUITE = "bullseye"
 VERSION = "v1.20.2"
 #: Of kubernetes_1.20.5+really1.20.2.orig.tar.gz: the release as it was published, its dependencies in it.

@@ -19,7 +19,7 @@ from tests.agent import Agent
 from tests.cri_client import IMAGE, CriClient
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import Node, until
-from tests.kubelet.host import RealKubeletHost
+from tests.kubelet.real.host import RealKubeletHost
 
 #: kubelet's own pauses are of 10 s, once or twice a step.
 TIMEOUT_S = 120.0

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.kubelet.node import KubeletNode
+from tests.kubelet.real.node import KubeletNode
 
 pytestmark = pytest.mark.kubelet
 

@@ -9,8 +9,8 @@ import pytest
 
 from policies.machine.cpus import parse_cpus
 from tests.e2e.node import until
-from tests.kubelet.gate import Gate
-from tests.kubelet.node import KubeletNode, static_pod
+from tests.kubelet.real.gate import Gate
+from tests.kubelet.real.node import KubeletNode, static_pod
 
 pytestmark = pytest.mark.kubelet
 
