@@ -1,1 +1,0 @@
-"""The HTTP/2 relay, pure: bytes in, bytes and events out."""

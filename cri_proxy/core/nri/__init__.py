@@ -1,1 +1,0 @@
-"""NRI, pure: what is asked of containers by plugins, and what our plugin asks."""

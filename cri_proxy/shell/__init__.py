@@ -1,1 +1,0 @@
-"""The acting half of the daemon: sockets, files, clocks. Decides nothing."""
