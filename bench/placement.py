@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from random import Random
 
 from bench.placement_search import fewest, search
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.engine.host import Host
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import NO_FENCE, Container, PlacementRefused, Pod, Qos, Resources, Wishes

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy import control
-from cri_proxy.affinity.text import affinity_text, rebalance_text
+from cri_proxy.affinity.report import affinity_text, rebalance_text
 from demo.affinity_scene import Service, coloured, flows, heading, picture, services
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Topology

@@ -280,3 +280,11 @@ def wanted_milli(container: Container) -> int:
     """``n`` of the ladder: the CPU limit, or the request of a container without one; in milli-CPUs."""
     limit = container.resources.milli_limit
     return container.resources.milli_request if limit is None else limit
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A CPU quota: ``quota_us`` microseconds of CPU time in every ``period_us``."""
+
+    quota_us: int
+    period_us: int

@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Optional, Union
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.engine.host import Host
 from cri_proxy.engine.records import Grant
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from cri_proxy.affinity.text import affinity_text, rebalance_text
+from cri_proxy.affinity.report import affinity_text, rebalance_text
 from cri_proxy.cli.answers import ask_daemon, json_option, show_document
 
 #: A plan may take 30 s, and the runtime's updates as long again.

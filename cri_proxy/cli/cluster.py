@@ -7,7 +7,7 @@ from typing import Any, Optional
 import click
 
 from cri_proxy.cli.answers import ask_daemon, json_option, show_document
-from cri_proxy.engine.cluster_text import freeze_text, overrides_text, policy_text
+from cri_proxy.cli.cluster_text import freeze_text, overrides_text, policy_text
 
 
 @click.command("freeze")

@@ -18,11 +18,11 @@ from cri_proxy.cli.answers import ask_daemon, control_socket, fail, json_option,
 from cri_proxy.cli.arguments import RunByDefault, configured
 from cri_proxy.cli.cluster import cluster_policy
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
+from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
 from cri_proxy.cli.topology_drawing import draw_topology
 from cri_proxy.config.config import BadConfig, Config, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
-from cri_proxy.engine.report import explain_text, placements_text, status_text
 from cri_proxy.node.sysfs import SysfsError, read_sysfs
 from cri_proxy.simulator.preview import diff_text
 from cri_proxy.unix_sockets import is_served

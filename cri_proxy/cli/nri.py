@@ -12,9 +12,9 @@ import click
 
 from cri_proxy.cli.answers import ask_daemon, fail, json_option, show_document
 from cri_proxy.cli.arguments import configured
+from cri_proxy.cli.nri_text import nri_text
 from cri_proxy.config.io import files as settings
 from cri_proxy.nri.io.plugin.launched import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE, told_config
-from cri_proxy.nri.text import nri_text
 
 
 @click.group()
@@ -44,8 +44,8 @@ def run(
     launches it as /opt/nri/plugins/10-cri-resmgr tells it its name, its place and its connection.
     """
     from cri_proxy.daemon.daemon import RunOptions, main
-    from cri_proxy.daemon.journal import log_to_journal
     from cri_proxy.nri.io.plugin.plugin import NriPlugin, PluginOptions, ToldConfig
+    from cri_proxy.services.journal import log_to_journal
 
     log_to_journal("cri-resmgr")
     told = ToldConfig("the runtime's configuration of this plugin", told_config())

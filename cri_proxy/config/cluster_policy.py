@@ -16,9 +16,9 @@ from typing import Any
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
 from cri_proxy.config.options.affinity import OBSERVERS
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.engine.host import Host
 from cri_proxy.text.sources import BadText, Source, read_entries, show_key
 from policies.machine.cpus import format_cpus
+from policies.machine.topology import Topology
 
 #: How its name and its hash may look: as names of Kubernetes objects do, at most.
 NAME_CHARS = 253
@@ -123,25 +123,34 @@ def set_keys(config: Config, policy: ClusterPolicy) -> tuple[str, ...]:
     return tuple(o.key for o in OPTIONS if config.origins[o.key].partition(" (via ")[0] == policy.title)
 
 
-def misfit(config: Config, policy: ClusterPolicy, host: Host) -> str:
-    """Why what a policy sets does not fit this node; "" if it does. ``host``: the node by that configuration."""
+def misfit(
+    config: Config,
+    policy: ClusterPolicy,
+    topology: Topology,
+    usable: frozenset[int],
+    reserved: frozenset[int],
+) -> str:
+    """Why what a policy sets does not fit this node; "" if it does.
+
+    ``usable``, ``reserved``: the node's CPUs by that configuration.
+    """
     keys = set_keys(config, policy)
-    online = host.topology.online
+    online = topology.online
     for key in _CPU_KEYS:
         if key in keys:
             wrong = _misfit_of_cpus(config[key], online)
             if wrong:
                 return f"{policy.title}: {key} is {BY_KEY[key].check.write(config[key])}, {wrong}"
     key = "policy.ReservedResources.CPU"
-    if any(key in keys for key in _CPU_KEYS) and host.usable and not host.usable - host.reserved:
+    if any(key in keys for key in _CPU_KEYS) and usable and not usable - reserved:
         return (
             f"{policy.title}: {key} is {BY_KEY[key].check.write(config[key])}, which leaves none of the usable CPUs"
-            f" ({format_cpus(host.usable)}) to containers"
+            f" ({format_cpus(usable)}) to containers"
         )
     key = "placement.memory_only_nodes"
-    missing = config[key] - frozenset(host.topology.node_ids) if key in keys else None
+    missing = config[key] - frozenset(topology.node_ids) if key in keys else None
     if missing:
-        there = format_cpus(host.topology.node_ids)
+        there = format_cpus(topology.node_ids)
         return f"{policy.title}: {key} names NUMA node {format_cpus(missing)}, and this node has {there}"
     return ""
 

@@ -17,8 +17,8 @@ import voluptuous as vol
 from cri_proxy.config import compatibility as config_intel
 from cri_proxy.config.balloons import BalloonSpec, read_types
 from cri_proxy.config.checks import CpuConstraint
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.text.sources import (
     BadText,
     Entry,

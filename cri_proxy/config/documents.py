@@ -15,7 +15,7 @@ from cri_proxy.config.balloons import FIELDS, MEANINGLESS
 from cri_proxy.config.checks import Option
 from cri_proxy.config.options.affinity import OBSERVERS
 from cri_proxy.config.options.table import OPTIONS
-from cri_proxy.doctor.findings import DOCUMENTS
+from cri_proxy.version import DOCUMENTS
 
 COMMAND = "python -m cri_proxy.config.documents > docs/configuration.md"
 _WIDTH = 100

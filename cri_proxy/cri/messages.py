@@ -17,11 +17,10 @@ from google.protobuf.message import DecodeError
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
-from cri_proxy.engine.records import Quota
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
-from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
+from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Quota, Resources
 
 # Kubernetes' cpu.shares: 1024 a CPU, at least 2, at most 262144 (kubelet, cm/helpers_linux.go MilliCPUToShares).
 MIN_SHARES, MAX_SHARES, SHARES_PER_CPU = 2, 262144, 1024

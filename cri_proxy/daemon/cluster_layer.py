@@ -125,7 +125,7 @@ class ClusterLayer:
         except NoMachine as error:
             raise BadPolicy(f"the machine could not be read: {error}") from None
         host, _ = self._daemon.assembly.host_by(config, machine)
-        if wrong := misfit(config, policy, host):
+        if wrong := misfit(config, policy, host.topology, host.usable, host.reserved):
             raise BadPolicy(wrong)
 
     async def _follow(self, loaded: settings.Settings) -> dict[str, Any]:

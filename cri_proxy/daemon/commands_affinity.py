@@ -8,7 +8,7 @@ from typing import Any
 
 from cri_api.control import ControlError
 from cri_proxy.affinity.io.rebalancer import AffinityController, CannotRebalance
-from cri_proxy.affinity.text import edge_rows, endpoint_name, nearness_rows, owner_rows
+from cri_proxy.affinity.report import edge_rows, endpoint_name, nearness_rows, owner_rows
 from cri_proxy.control import Command
 from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.groups import groups_of

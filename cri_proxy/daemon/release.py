@@ -15,13 +15,13 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.quota import unlimited_pods
 from cri_proxy.engine.records import Life, Stance, Update
 from cri_proxy.engine.report import find_one, path_of
-from cri_proxy.front_ends.reconciler import Reconciler
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.runtime import Runtime, discover, gather_limited
 from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.reconciler import Reconciler
 from cri_proxy.services.updates import AT_A_TIME, Updates
 from cri_proxy.state.file import Loaded, StateLocked
 from cri_proxy.state.store import Store

@@ -8,8 +8,6 @@ from typing import Any
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 VERDICTS = (OK, NOTE, WARNING, PROBLEM)
-#: Where a package puts the pages that hints name.
-DOCUMENTS = "/usr/share/doc/cri-resmgr/docs"
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,6 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def duration_text(seconds: float) -> str:
-    """A length of time as a person says it, in one unit."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def findings_document(findings: Sequence[Finding]) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Callable, Optional, TypeVar, cast
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import commands as interventions
 from cri_proxy.engine import mend, moves, pins
 from cri_proxy.engine import tickets as requests
 from cri_proxy.engine.changes import note_changes
-from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.engine.host import Host
 from cri_proxy.engine.ledger import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
 from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
 from cri_proxy.engine.orders import Orders

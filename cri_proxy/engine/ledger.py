@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
-from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.config.engine_options import EngineOptions
+from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
 from cri_proxy.engine.records import Change, Grant, Life, Record, Stance, Ticket

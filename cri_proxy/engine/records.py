@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple, Optional
 
 from policies.machine.cpus import NO_CPUS
-from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Resources
+from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Quota, Resources
 
 
 class Stance(str, Enum):
@@ -34,14 +34,6 @@ class Life(str, Enum):
     CREATED = "created"
     RUNNING = "running"
     HELD = "held"
-
-
-@dataclass(frozen=True)
-class Quota:
-    """A CPU quota: ``quota_us`` microseconds of CPU time in every ``period_us``."""
-
-    quota_us: int
-    period_us: int
 
 
 @dataclass(frozen=True)

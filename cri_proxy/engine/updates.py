@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Optional
 
-from cri_proxy.engine.records import Grant, Quota, Stance, Update
-from policies.model import UNTOUCHED, Placement
+from cri_proxy.engine.records import Grant, Stance, Update
+from policies.model import UNTOUCHED, Placement, Quota
 
 
 def has_changed(was: Grant, now: Grant) -> bool:

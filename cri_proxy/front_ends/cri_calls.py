@@ -25,8 +25,8 @@ from cri_proxy.cri.messages import (
 )
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import MESSAGE_CHARS
-from cri_proxy.engine.records import Admission, Quota, Stance, Update
-from cri_proxy.front_ends.events import EventCount, EventStream
+from cri_proxy.engine.records import Admission, Stance, Update
+from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.restores import Restores
 from cri_proxy.relay.interception import (
@@ -42,8 +42,9 @@ from cri_proxy.relay.interception import (
     intercepted,
 )
 from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.services import EventCount
 from policies.machine.cpus import format_cpus
-from policies.model import BudgetSpent, PlacementRefused
+from policies.model import BudgetSpent, PlacementRefused, Quota
 
 
 class CriInterceptor:

@@ -9,20 +9,7 @@ from cri_proxy.cri.messages import parse
 from cri_proxy.engine.engine import Engine
 from cri_proxy.relay.interception import End, Forward, Outcome
 from cri_proxy.services.node_state import Keeper
-
-
-class EventCount:
-    """How many clients read the runtime's event stream through us; tells who waits when that changes."""
-
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
-        self.streams = 0
-        #: Whether we read an event stream of our own.
-        self.own_stream = False
-        self.changed = changed
-
-    def add(self, number: int) -> None:
-        self.streams += number
-        self.changed()
+from cri_proxy.services.services import EventCount
 
 
 class EventStream:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
-from cri_proxy.cri.resources import Reading
+from cri_proxy.engine.resources import Reading
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.

@@ -22,9 +22,9 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
-from cri_proxy.engine.records import Grant, Life, Quota, Seen, Update
+from cri_proxy.engine.records import Grant, Life, Seen, Update
 from policies.machine.cpus import BadCpuList, parse_cpus
-from policies.model import Container, Fence, Placement, Pod, PodSize
+from policies.model import Container, Fence, Placement, Pod, PodSize, Quota
 
 #: Kubelet's count of restarts, which it also makes the attempt of the container (kuberuntime/labels.go).
 RESTART_COUNT = "io.kubernetes.container.restartCount"

@@ -9,17 +9,30 @@ from pathlib import Path
 from typing import Any, Callable
 
 from cri_proxy.config.config import Config
-from cri_proxy.front_ends.events import EventCount
-from cri_proxy.front_ends.reconciler import Reconciler
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.runtime import Runtime
 from cri_proxy.services.health import Health
 from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.reconciler import Reconciler
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
+
+
+class EventCount:
+    """How many clients read the runtime's event stream through us; tells who waits when that changes."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.streams = 0
+        #: Whether we read an event stream of our own.
+        self.own_stream = False
+        self.changed = changed
+
+    def add(self, number: int) -> None:
+        self.streams += number
+        self.changed()
 
 
 async def _nothing() -> None:

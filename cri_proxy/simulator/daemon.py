@@ -24,13 +24,13 @@ from cri_proxy.cri.messages import (
     write_create_delta,
     write_update_delta,
 )
-from cri_proxy.cri.resources import resources_told
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import unmet
 from cri_proxy.engine.ledger import HISTORY, JournalKey
 from cri_proxy.engine.records import Admission, Grant, Seen, Stance, Update
+from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
 from cri_proxy.simulator.node import Process, Runtime

@@ -152,7 +152,7 @@ def test_what_a_node_has_not_got_is_said_with_the_key(
     policy = policy_of(nested(key, value))
     config = read_config([policy.source]).config
     host, _ = make_host(config, Machine(topology(where)))
-    said = misfit(config, policy, host)
+    said = misfit(config, policy, host.topology, host.usable, host.reserved)
     if sentence:
         assert said.startswith(f"cluster policy gold (generation 3): {key} ") and sentence in said
     else:
@@ -164,7 +164,7 @@ def test_what_the_nodes_own_file_has_is_not_held_against_a_policy() -> None:
     policy = policy_of({"placement": {"ladder": "fine"}})
     config = read_config([own, policy.source]).config
     host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))
-    assert misfit(config, policy, host) == ""
+    assert misfit(config, policy, host.topology, host.usable, host.reserved) == ""
 
 
 def test_what_a_restart_applies_is_waited_for_and_what_the_observer_watches_is_not() -> None:

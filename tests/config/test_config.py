@@ -19,8 +19,8 @@ from cri_proxy.config.config import (
     read_config,
     reservation,
 )
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
-from cri_proxy.engine.host import EngineOptions
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.registry import POLICIES
 from policies.reserved import Reservation

@@ -29,7 +29,6 @@ from cri_proxy.doctor.facts import (
     UnitFacts,
 )
 from cri_proxy.doctor.findings import (
-    DOCUMENTS,
     NOTE,
     OK,
     PROBLEM,
@@ -42,6 +41,7 @@ from cri_proxy.doctor.findings import (
     worst,
 )
 from cri_proxy.kubelet.status import KubeletStatus
+from cri_proxy.version import DOCUMENTS
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Cpu, TopologyData
 from tests.config.configs import RESERVED, read

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from cri_proxy.cli.placement_text import explain_text
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.report import explain, explain_text
+from cri_proxy.engine.report import explain
 from cri_proxy.simulator.preview import records_of, what_would_move
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import format_cpus

@@ -8,8 +8,8 @@ from typing import Optional
 
 import pytest
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
 from cri_proxy.engine.records import Grant, Life, Seen, Stance, Update
 from cri_proxy.engine.resync import Listing, resync

@@ -20,8 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions, Host
+from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, Life, Move, Plan, Seen, Stance, Update
 from cri_proxy.engine.resync import Listing, resync, unknown_ids

@@ -8,8 +8,8 @@ from typing import Callable, Optional
 
 import pytest
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.ledger import Books, JournalValue
 from cri_proxy.engine.records import Admission, Life, Move, Plan, Seen, Stance

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Update
 from policies.machine.cpus import format_cpus

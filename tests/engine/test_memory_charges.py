@@ -7,10 +7,11 @@ from typing import Optional
 
 import pytest
 
+from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import SAME_BYTES, is_other_amount
 from cri_proxy.engine.records import Seen, Stance
-from cri_proxy.engine.report import explain, explain_text, placement_row
+from cri_proxy.engine.report import explain, placement_row
 from cri_proxy.engine.resync import Listing, resync
 from cri_proxy.engine.snapshot import everything, read_record, write_record
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus

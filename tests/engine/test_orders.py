@@ -8,8 +8,8 @@ from typing import Any, Optional
 
 import pytest
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.notable import KEPT, LARGER_RUNG, MESSAGE_CHARS, NotableEvents
 from cri_proxy.engine.orders import (
     MOST,

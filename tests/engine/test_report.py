@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.engine.report import (
@@ -15,13 +16,10 @@ from cri_proxy.engine.report import (
     domain_pools,
     domain_rows,
     explain,
-    explain_text,
     find,
     find_one,
     level_of,
     placement_rows,
-    placements_text,
-    status_text,
 )
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_FENCE, Placement, Qos

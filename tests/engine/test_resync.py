@@ -9,8 +9,8 @@ from typing import Optional
 
 import pytest
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Grant, Life, Seen, Stance
 from cri_proxy.engine.resync import (

@@ -11,10 +11,10 @@ import pytest
 import structlog
 
 from cri_proxy.engine.quota import pod_cgroup
-from cri_proxy.engine.records import Grant, Life, Quota, Stance
+from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.node.quotas import HINT, Quotas
 from policies.machine.cpus import parse_cpus
-from policies.model import UNTOUCHED, Placement
+from policies.model import UNTOUCHED, Placement, Quota
 from tests.scenes import make_container, make_pod
 
 POD, OTHER = "/kubepods/podp", "kubepods-burstable-podq.slice"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, read_create
-from cri_proxy.engine.records import Grant, Life, Quota, Stance, Update
+from cri_proxy.engine.records import Grant, Life, Stance, Update
 from cri_proxy.nri.containers import (
     cri_resources,
     next_attempt,
@@ -25,7 +25,7 @@ from cri_proxy.nri.containers import (
     write_update,
 )
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_FENCE, Fence, Placement, Qos
+from policies.model import NO_FENCE, Fence, Placement, Qos, Quota
 from tests.cri_client import Pod as ClientPod
 from tests.cri_client import container_config, create_request, pod_config
 from tests.scenes import make_container, make_pod

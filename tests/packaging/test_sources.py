@@ -14,7 +14,7 @@ import pytest
 
 from cri_proxy.cli.main import cli
 from cri_proxy.config.documents import sample_config
-from cri_proxy.doctor.findings import DOCUMENTS
+from cri_proxy.version import DOCUMENTS
 from tests.packaging.roots import REPOSITORY
 
 FOLDER = REPOSITORY / "packaging"

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cri_proxy.doctor.facts import Facts, FileFacts, StateFacts
-from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, duration_text
+from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.text.terminal import duration_text
 from policies.machine.cpus import format_cpus, parse_cpus
 
 _JOURNAL = "journalctl -u cri-resource-manager -n 50"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cri_proxy.doctor.facts import Facts, MachineFacts
-from cri_proxy.doctor.findings import DOCUMENTS, NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.version import DOCUMENTS
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import BadTopology, Topology
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from cri_proxy.doctor.checks.machine import threads_per_core
 from cri_proxy.doctor.facts import Facts, MachineFacts
-from cri_proxy.doctor.findings import DOCUMENTS, NOTE, OK, WARNING, Finding
+from cri_proxy.doctor.findings import NOTE, OK, WARNING, Finding
+from cri_proxy.version import DOCUMENTS
 from policies.machine.topology import BadTopology, Topology
 
 TOPIC = "virtual machine"

@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 
 from cri_proxy.config.config import Source, read_config
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.build import make_policy
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import EngineOptions
 from cri_proxy.engine.snapshot import everything
 from cri_proxy.state.store import Store
 from policies.machine.cpus import format_cpus

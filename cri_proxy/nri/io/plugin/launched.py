@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping
 from typing import Callable, NamedTuple, Optional
 
-from cri_proxy.daemon.journal import log_to_journal
 from cri_proxy.nri import ttrpc_frames
 from cri_proxy.nri.subscription import NRI_VERSION, subscription
 from cri_proxy.nri.ttrpc_frames import (
@@ -31,6 +30,7 @@ from cri_proxy.nri.ttrpc_frames import (
     Message,
     write_message,
 )
+from cri_proxy.services.journal import log_to_journal
 from cri_proxy.text.protobuf_bytes import NotProtobuf, fields, read_varint, write_varint
 
 #: What tells a launched plugin of its connection (NRI, pkg/api/plugin.go).

@@ -17,13 +17,13 @@ from google.protobuf.message import Message
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.cri.messages import read_fence, update_resources
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Admission, Quota, Stance, Update
+from cri_proxy.engine.records import Admission, Stance, Update
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
 from cri_proxy.services.node_state import Keeper
 from policies.machine.cpus import format_cpus
-from policies.model import Pod, PodSize
+from policies.model import Pod, PodSize, Quota
 
 #: How long a create or an update may take at the runtime before the runtime is asked what became of it, seconds.
 LATE_S = 30.0

@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.engine.records import Quota, Update
+from cri_proxy.engine.records import Update
 from cri_proxy.nri.io.plugin.sender import NriSender
 from policies.machine.cpus import parse_cpus
-from policies.model import Placement
+from policies.model import Placement, Quota
 
 
 class SlowRuntime:

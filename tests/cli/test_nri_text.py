@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cri_proxy.nri.text import nri_text
+from cri_proxy.cli.nri_text import nri_text
 
 FOO: dict[str, Any] = {
     "name": "foo",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.affinity.text import (
+from cri_proxy.affinity.report import (
     SHOWN,
     affinity_text,
     edge_rows,

@@ -10,6 +10,7 @@ from typing import Any
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.peer_text import APART, WHERE, bytes_text, where_both
+from cri_proxy.text.terminal import table
 from policies.affinity.graph.traffic import Edge, Traffic
 
 #: As many edges are shown unless all are asked for.
@@ -146,7 +147,9 @@ def _provider_text(observer: Mapping[str, Any]) -> str:
 
 
 def _nearness_text(row: Mapping[str, Any]) -> str:
-    return f"{row['where']:<{_widest(NEARNESS)}}  {row['share']:>4.0%}  {bytes_text(row['bytes_per_s'])}"
+    return (
+        f"{row['where']:<{max(map(len, NEARNESS))}}  {row['share']:>4.0%}  {bytes_text(row['bytes_per_s'])}"
+    )
 
 
 def _edge_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -241,23 +244,6 @@ def _last_plan_text(last: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------- tables
-
-
-def table(titles: Sequence[str], lines: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Columns as wide as they must be; those of ``right`` are aligned to the right."""
-    rows = [tuple(titles), *map(tuple, lines)]
-    widths = [_widest(column) for column in zip(*rows)]
-    return [
-        "  ".join(
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _widest(texts: Iterable[str]) -> int:
-    return max(map(len, texts))
 
 
 def _count(number: int, thing: str) -> str:

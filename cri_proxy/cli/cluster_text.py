@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cri_proxy.affinity.text import table
+from cri_proxy.text.terminal import table
 
 
 def policy_text(document: Mapping[str, Any]) -> str:

@@ -14,7 +14,10 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.cri.messages import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
-from cri_proxy.cri.resources import (
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.quota import pod_cgroup
+from cri_proxy.engine.records import Grant, Life, Seen
+from cri_proxy.engine.resources import (
     Reading,
     has_news,
     memory_limit_read,
@@ -23,9 +26,6 @@ from cri_proxy.cri.resources import (
     size_read,
     with_quota,
 )
-from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.quota import pod_cgroup
-from cri_proxy.engine.records import Grant, Life, Seen
 from cri_proxy.engine.resync import Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.engine.unannounced import Arrival
 from cri_proxy.node.cgroups import Cgroups, Cpusets

@@ -11,8 +11,8 @@ from typing import Callable
 
 import pytest
 
-from cri_proxy.daemon.journal import LINE_BYTES, JournalStream, log_to_journal
 from cri_proxy.services import logs
+from cri_proxy.services.journal import LINE_BYTES, JournalStream, log_to_journal
 
 Read = Callable[[], dict[str, str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cri_proxy.affinity.text import table
+from cri_proxy.text.terminal import table
 
 _TITLES = ("PLUGIN", "STATE", "ORIGIN", "PID", "CALLS", "FAILED", "MEAN", "MOST", "EVENTS")
 #: What a plugin that asks for everything gets.

@@ -14,15 +14,15 @@ import structlog
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.config import read_config
-from cri_proxy.cri.resources import Reading
 from cri_proxy.daemon.commands import engine_status
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.report import placement_row
-from cri_proxy.front_ends.reconciler import Reconciler, declared_cgroup, uses_of
+from cri_proxy.engine.resources import Reading
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.runtime import Runtime
 from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.reconciler import Reconciler, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
