@@ -13,7 +13,7 @@ from tests.agent import ROOT
 #: A daemon that comes to its end as argv says, while a thread of it hangs or does not.
 PROGRAM = """
 import asyncio, sys, threading
-from cri_proxy.shell import event_loop
+from cri_proxy import event_loop
 
 how, thread = sys.argv[1:]
 

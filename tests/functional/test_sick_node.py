@@ -29,15 +29,15 @@ from tests.machines import HYGON_7285_2S, machine
 #: A daemon that waits for a FIFO where it reads kubelet's files, as for a disk; argv is that, and then the command's.
 HANGING = """
 import os, sys
-from cri_proxy import cli
-from cri_proxy.shell import kubelet
-disk, read = sys.argv.pop(1), kubelet.read_bytes
+from cri_proxy.cli import main
+from cri_proxy.kubelet.io import cpu_manager
+disk, read = sys.argv.pop(1), cpu_manager.read_bytes
 def read_bytes(path, limit):
     if os.path.exists(disk):
         open(disk, "rb").read()
     return read(path, limit)
-kubelet.read_bytes = read_bytes
-cli.cli()
+cpu_manager.read_bytes = read_bytes
+main.cli()
 """
 
 

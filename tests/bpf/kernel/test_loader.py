@@ -78,7 +78,7 @@ def test_closing_takes_everything_out_of_the_kernel(source: Path) -> None:
 def test_a_killed_process_leaves_no_program_behind(source: Path) -> None:
     cgroup = "/sys/fs/cgroup/unified"
     code = (
-        "import sys, time; from pathlib import Path; from bpf import syscalls; from bpf.kernel.loader import *\n"
+        "import sys, time; from pathlib import Path; from bpf.kernel import syscalls; from bpf.kernel.loader import *\n"
         f"loaded = load(Path({str(source)!r}), [Attachment('cgroup_egress', 'crm_aff_t_eg', {cgroup!r}), "
         "Attachment('raw_tracepoint', 'crm_aff_t_raw', 'sched_waking'), "
         "Attachment('tracepoint', 'crm_aff_t_tp', 'sock:inet_sock_set_state')])\n"

@@ -98,7 +98,7 @@ def test_edges_that_found_no_room_are_counted(stage: Stage) -> None:
 @needs_bcc
 def test_a_killed_observer_leaves_nothing_in_the_kernel(stage: Stage) -> None:
     code = (
-        "import sys; from bpf import syscalls; from bpf.sources.ebpf import EbpfProvider\n"
+        "import sys; from bpf.kernel import syscalls; from bpf.sources.ebpf import EbpfProvider\n"
         "loaded = EbpfProvider(lambda number: '').loaded\n"
         "print(*(syscalls.program_info(fd).id for fd in loaded.programs.values()), flush=True)\n"
         "sys.stdin.read()"
