@@ -126,23 +126,21 @@ class Feed:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._readers: dict[int, _Reader] = {}
+        #: By stream; without any there is nothing to ``flush``.
+        self.readers: dict[int, _Reader] = {}
         self._behind: deque[_Reader] = deque()
         #: Those that wait for credit of their stream's, or until the runtime has nothing more to say of it.
         self._stalled: dict[int, _Reader] = {}
         self._partial: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._readers)
-
     def read_along(self, stream: int, source: Source, at: int) -> None:
         """From place ``at`` of a source on."""
-        reader = self._readers[stream] = _Reader(stream, source, at)
+        reader = self.readers[stream] = _Reader(stream, source, at)
         self._queue(reader)
 
     def leave(self, stream: int) -> None:
         """A stream reads along no more: it is over."""
-        reader = self._readers.get(stream)
+        reader = self.readers.get(stream)
         if reader is not None:
             if reader.is_behind:
                 self._behind.remove(reader)
@@ -151,7 +149,7 @@ class Feed:
     def said(self, source: Source) -> None:
         """A source has said more; ``flush`` sends it."""
         behind = self._behind
-        for reader in self._readers.values():
+        for reader in self.readers.values():
             if reader.source is source and not reader.is_behind:
                 self._stalled.pop(reader.stream, None)
                 reader.is_behind = True
@@ -162,7 +160,7 @@ class Feed:
         if not source.is_filling:
             return False
         middle = source.middle
-        return any(source.base <= r.at < middle for r in self._readers.values() if r.source is source)
+        return any(source.base <= r.at < middle for r in self.readers.values() if r.source is source)
 
     def retry(self) -> None:
         """Time has passed: look again at those that wait for credit."""
@@ -255,7 +253,7 @@ class Feed:
             self._behind.append(reader)
 
     def _forget(self, reader: _Reader) -> None:
-        self._readers.pop(reader.stream, None)
+        self.readers.pop(reader.stream, None)
         self._stalled.pop(reader.stream, None)
         self._partial.discard(reader.stream)
 

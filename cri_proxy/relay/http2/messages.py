@@ -101,19 +101,15 @@ class ReplyHold:
 
     def __init__(self) -> None:
         self.encoding = b""
-        self._data = bytearray()
-
-    @property
-    def kept_bytes(self) -> int:
-        """How much has come of a message that is not whole."""
-        return len(self._data)
+        #: What has come of a message that is not whole.
+        self.data = bytearray()
 
     @property
     def wanted(self) -> int:
         """How many bytes the message at the front has, as far as is known, with its prefix."""
-        if len(self._data) < PREFIX_BYTES:
+        if len(self.data) < PREFIX_BYTES:
             return PREFIX_BYTES
-        return PREFIX_BYTES + int.from_bytes(self._data[1:PREFIX_BYTES], "big")
+        return PREFIX_BYTES + int.from_bytes(self.data[1:PREFIX_BYTES], "big")
 
     @property
     def is_too_large(self) -> bool:
@@ -122,17 +118,17 @@ class ReplyHold:
 
     def add(self, payload: Buffer) -> list[bytes]:
         """The messages that end in the next piece, with their prefixes."""
-        self._data += payload
+        self.data += payload
         found: list[bytes] = []
-        while len(self._data) >= (wanted := self.wanted):
-            found.append(bytes(self._data[:wanted]))
-            del self._data[:wanted]
+        while len(self.data) >= (wanted := self.wanted):
+            found.append(bytes(self.data[:wanted]))
+            del self.data[:wanted]
         return found
 
     def give_up(self) -> bytes:
         """What was kept back."""
-        data = bytes(self._data)
-        self._data.clear()
+        data = bytes(self.data)
+        self.data.clear()
         return data
 
     def read(self, prefixed: bytes) -> Optional[bytes]:

@@ -6,7 +6,7 @@ anywhere.
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Callable, NamedTuple, Optional
 
 from cri_proxy.relay.http2.frames import (
     CONTINUATION,
@@ -29,26 +29,20 @@ from cri_proxy.relay.http2.frames import (
 _WHOLE = END_HEADERS | PADDED | HAS_PRIORITY
 
 
-class Frame:
-    """A whole frame in ``data[at:end]``; of a HEADERS frame all of its block. Valid while it is handled."""
+class Frame(NamedTuple):
+    """A whole frame in ``data[at:end]``; of a HEADERS frame all of its block. Valid while it is handled.
 
-    __slots__ = ("at", "block", "data", "end", "flags", "kind", "stream")
+    ``size``: the length of the payload, which is what flow control counts.
+    """
 
-    def __init__(
-        self, kind: int, flags: int, stream: int, data: bytes, at: int, end: int, block: bytes
-    ) -> None:
-        self.kind = kind
-        self.flags = flags
-        self.stream = stream
-        self.data = data
-        self.at = at
-        self.end = end
-        self.block = block
-
-    @property
-    def size(self) -> int:
-        """The length of the payload, which is what flow control counts."""
-        return self.end - self.at - HEAD_BYTES
+    kind: int
+    flags: int
+    stream: int
+    data: bytes
+    at: int
+    end: int
+    size: int
+    block: bytes
 
     @property
     def payload(self) -> bytes:
@@ -83,14 +77,10 @@ class Pipe:
         self._out = out
         #: What came and was not handled, and how many bytes of it are needed for anything to happen.
         self._pieces: list[bytes] = []
-        self._have = 0
+        self.unhandled_bytes = 0
         self._wanted = HEAD_BYTES
         #: Where in the bytes at hand those begin that pass and were not passed on yet.
         self._start = 0
-
-    @property
-    def unhandled_bytes(self) -> int:
-        return self._have
 
     def read(self, data: bytes) -> None:
         """The next bytes.
@@ -98,26 +88,26 @@ class Pipe:
         :raises Doubt: they are not what HTTP/2 allows.
         """
         at = 0
-        while self._have and not self.is_paused:
+        while self.unhandled_bytes and not self.is_paused:
             # Only what is not whole is put together: what is behind it is not copied.
-            piece = data[at : at + self._wanted - self._have]
+            piece = data[at : at + self._wanted - self.unhandled_bytes]
             at += len(piece)
             self._pieces.append(piece)
-            self._have += len(piece)
-            if self._have < self._wanted:
+            self.unhandled_bytes += len(piece)
+            if self.unhandled_bytes < self._wanted:
                 return
             self._run(b"".join(self._pieces))
         rest = data[at:]
         if rest and self.is_paused:
             self._pieces.append(rest)
-            self._have += len(rest)
+            self.unhandled_bytes += len(rest)
         elif rest:
             self._run(rest)
 
     def resume(self) -> None:
         """Go on with the frame that waited."""
         self.is_paused = False
-        if self._have >= self._wanted:
+        if self.unhandled_bytes >= self._wanted:
             self._run(b"".join(self._pieces))
 
     def flush(self, frame: Frame) -> None:
@@ -161,7 +151,7 @@ class Pipe:
             elif kind == CONTINUATION:
                 raise Doubt(Error.PROTOCOL_ERROR, f"CONTINUATION on stream {stream} without HEADERS")
             try:
-                instead = handle(Frame(kind, flags, stream, data, at, end, block))
+                instead = handle(Frame(kind, flags, stream, data, at, end, end - at - HEAD_BYTES, block))
             except Paused:
                 self.is_paused = True
                 break
@@ -182,4 +172,4 @@ class Pipe:
 
     def _keep(self, rest: bytes, wanted: int) -> None:
         self._pieces = [rest] if rest else []
-        self._have, self._wanted = len(rest), wanted
+        self.unhandled_bytes, self._wanted = len(rest), wanted

@@ -46,6 +46,10 @@ class RelayedConnection:
         self._requests = Requests(self._wire, open_call, own_settings)
         self._replies = Replies(self._wire)
         self._requests.other, self._replies.other = self._replies, self._requests
+        #: What is to be written to the runtime; emptied by who has done it.
+        self.to_runtime = self._wire.to_runtime
+        #: What has happened; taken with ``take_events``.
+        self.events = self._wire.events
         #: Streams that were taken over and get what a stream elsewhere says.
         self.feed = Feed(self._wire)
         self._preface = b""
@@ -59,17 +63,10 @@ class RelayedConnection:
         """What is to be written to the client; emptied by who has done it."""
         return self._wire.to_client if self._wire.is_greeted else []
 
-    @property
-    def to_runtime(self) -> list[Buffer]:
-        return self._wire.to_runtime
-
     def take_events(self) -> list[Event]:
         """What has happened since the last time."""
-        events = self._wire.events
-        if not events:
-            return []
-        taken = events[:]
-        events.clear()
+        taken = self.events[:]
+        self.events.clear()
         return taken
 
     def take_work(self) -> int:
@@ -167,7 +164,7 @@ class RelayedConnection:
         self._guarded(self._requests.expire)
         self.feed.retry()
         for stream in list(self._wire.streams.values()):
-            if stream.is_taken and not stream.is_clear and now_s >= stream.taken_s + CLEAR_S:
+            if stream.stage is Stage.TAKEN and not stream.is_clear and now_s >= stream.taken_s + CLEAR_S:
                 self._clear(stream)
 
     def runtime_lost(self) -> None:
@@ -180,7 +177,7 @@ class RelayedConnection:
         self._is_over = True
         wire = self._wire
         for stream in list(wire.streams.values()):
-            if stream.is_taken:
+            if stream.stage is Stage.TAKEN:
                 self._clear(stream)  # what the client was to get of it, it gets
             wire.end(stream, UNAVAILABLE, RUNTIME_GONE)
             if not stream.is_answered:
@@ -222,7 +219,7 @@ class RelayedConnection:
     def take_over(self, stream_id: int) -> None:
         """End a call at the runtime; what the client gets of it comes from ``answer`` and ``finish``."""
         wire, stream = self._wire, self._wire.streams.get(stream_id)
-        if stream is None or stream.is_taken:
+        if stream is None or stream.stage is Stage.TAKEN:
             return
         wire.drop_hold(stream)
         wire.watched.add(stream_id)

@@ -142,14 +142,14 @@ class Replies:
         stream = self._wire.streams.get(frame.stream)
         if self._is_ended:  # and its block was read
             return None if stream is None else self._over(stream, frame)
-        if stream is not None and not stream.is_taken:
+        if stream is not None and stream.stage is not Stage.TAKEN:
             self._wait_for_data(stream, frame)
         headers = self.reader.read(frame.block)
         self._wire.has_replied = True
         if stream is None:
             return None
         is_end = bool(frame.flags & END_STREAM)
-        if stream.is_taken:
+        if stream.stage is Stage.TAKEN:
             return self._late_headers(stream, is_end)
         if not is_end:
             stream.has_reply = True
@@ -185,7 +185,7 @@ class Replies:
 
     def _wait_for_data(self, stream: Stream, frame: Frame) -> None:
         """:raises Paused: DATA of the stream is to be sent before its headers can be."""
-        if stream.reader is not None and stream.reader.kept_bytes:
+        if stream.reader is not None and stream.reader.data:
             self.pipe.flush(frame)
             self._give_up(stream, stream.reader)
         if self._wire.replies.is_waiting(stream.id):
@@ -207,7 +207,7 @@ class Replies:
         stream = self._wire.streams.get(frame.stream)
         if stream is None:
             return None
-        if stream.is_taken:
+        if stream.stage is Stage.TAKEN:
             return b""
         error = int.from_bytes(frame.payload, "big")
         # REFUSED_STREAM: nothing was done (RFC 9113, 8.7).
@@ -235,10 +235,14 @@ class Replies:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         wire.has_replied = True
         is_end = bool(frame.flags & END_STREAM)
-        if self._front is not None and self._front.is_kept and (stream is None or stream.is_taken):
+        if (
+            self._front is not None
+            and self._front.is_kept
+            and (stream is None or stream.stage is Stage.TAKEN)
+        ):
             return b""  # it was paid for, and the call has ended while it waited
         if stream is not None:
-            if stream.is_taken:
+            if stream.stage is Stage.TAKEN:
                 wire.replies.drop(frame.size)
                 return b""
             kept = self._show(stream, frame)
@@ -267,11 +271,11 @@ class Replies:
             return None
         front = self._front
         if front is None:
-            began_before = reader.kept_bytes
+            began_before = len(reader.data)
             whole = reader.add(unpadded(frame.payload, frame.flags))
-            passes = not began_before and not reader.kept_bytes
+            passes = not began_before and not reader.data
             front = self._front = _Front(whole, reader, passes)
-            wire.held_bytes += reader.kept_bytes - began_before
+            wire.held_bytes += len(reader.data) - began_before
             if front.is_kept:
                 self._keep(stream, frame)
             if front.shown:
@@ -285,7 +289,7 @@ class Replies:
         kept = b"".join(front.whole)
         if reader.is_too_large or wire.is_full:
             wire.events.append(FailedOpen(stream.method, "too large"))
-            wire.held_bytes -= reader.kept_bytes
+            wire.held_bytes -= len(reader.data)
             kept += reader.give_up()
             stream.reader = None
         return kept
@@ -298,7 +302,7 @@ class Replies:
 
     def _give_up(self, stream: Stream, reader: ReplyHold) -> None:
         """Send what is kept of a message that never became whole."""
-        self._wire.held_bytes -= reader.kept_bytes
+        self._wire.held_bytes -= len(reader.data)
         self._wire.replies.put(stream.id, reader.give_up())
 
     # ------------------------------------------------------------------ the connection
@@ -333,7 +337,7 @@ class Replies:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         credit = read_credit(frame)
         left = wire.requests.credit(frame.stream, credit)
-        if stream is not None and stream.is_taken:
+        if stream is not None and stream.stage is Stage.TAKEN:
             return b""
         return None if left == credit else write_credit(frame.stream, left)
 

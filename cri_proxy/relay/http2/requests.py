@@ -92,7 +92,7 @@ class Requests:
         self.pipe.work += len(headers)
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         if stream is not None:
-            if stream.is_taken or stream.hold is not None or wire.requests.is_waiting(stream.id):
+            if stream.stage is Stage.TAKEN or stream.hold is not None or wire.requests.is_waiting(stream.id):
                 # gRPC knows no trailers of clients; these could not be sent in time with the others' blocks.
                 raise Doubt(
                     Error.INTERNAL_ERROR, f"trailers behind a request that is held, on stream {stream.id}"
@@ -130,7 +130,7 @@ class Requests:
         if stream is not None:
             if frame.flags & END_STREAM:
                 stream.client_done = True
-            if stream.is_taken:
+            if stream.stage is Stage.TAKEN:
                 wire.requests.drop(frame.size)
                 return b""
             if stream.hold is not None:
@@ -153,7 +153,7 @@ class Requests:
         # What the runtime has yet to say of it passes: the client knows that it is over, and its table needs all.
         wire.forget(stream)
         self.other.client_takes_more()
-        return b"" if stream.is_taken else None  # then it was reset at the runtime, too
+        return b"" if stream.stage is Stage.TAKEN else None  # then it was reset at the runtime, too
 
     # ------------------------------------------------------------------ holding
 
@@ -251,7 +251,7 @@ class Requests:
         credit = read_credit(frame)
         left = wire.replies.credit(frame.stream, credit)
         self.other.client_takes_more()
-        if stream is not None and stream.is_taken:
+        if stream is not None and stream.stage is Stage.TAKEN:
             wire.credited.add(stream.id)
             return b""
         return None if left == credit else write_credit(frame.stream, left)

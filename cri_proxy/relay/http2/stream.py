@@ -62,10 +62,6 @@ class Stream:
         self.answer: list[Callable[[], None]] = []
         self.is_answered = False
 
-    @property
-    def is_taken(self) -> bool:
-        return self.stage is Stage.TAKEN
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -70,6 +70,7 @@ class Wire:
         if self.streams.pop(stream.id, None) is stream:
             self.asked_bytes -= stream.asked_bytes
         self.watched.discard(stream.id)
+        self.credited.discard(stream.id)
         self.drop_hold(stream)
         self.requests.close(stream.id)
         self.replies.close(stream.id)
@@ -79,7 +80,7 @@ class Wire:
             self.held_bytes -= len(stream.hold.data) + stream.hold.inflated_bytes
             stream.hold = None
         if stream.reader is not None:
-            self.held_bytes -= stream.reader.kept_bytes
+            self.held_bytes -= len(stream.reader.data)
             stream.reader = None
 
     def end(

@@ -63,7 +63,7 @@ class End:
         self._socket: Optional[socket.socket] = None
         self._pieces: deque[memoryview] = deque()
         #: Whether the loop tells when there is something to read, and room to write.
-        self._is_reading = self._is_writing = False
+        self.is_reading = self._is_writing = False
         self._read_bytes = min(READ_BYTES, most_bytes)
         #: No read is larger (``pace``); how much the last brought.
         self._most_bytes = most_bytes
@@ -84,9 +84,9 @@ class End:
 
     def read(self, wanted: bool) -> None:
         """Read on, or not."""
-        if wanted is self._is_reading or self._socket is None or self._is_closing:
+        if wanted is self.is_reading or self._socket is None or self._is_closing:
             return
-        self._is_reading = wanted
+        self.is_reading = wanted
         # By its number: to find that a socket is not known yet, asyncio describes it, which takes six calls of the kernel.
         if wanted:
             self._loop.add_reader(self._socket.fileno(), self._readable, self._socket)
@@ -209,7 +209,7 @@ class End:
         self.unwritten = self.queued_bytes = 0
         self._pieces.clear()
         if self._socket is not None:
-            if self._is_reading:
+            if self.is_reading:
                 self._loop.remove_reader(self._socket.fileno())
             if self._is_writing:
                 self._loop.remove_writer(self._socket.fileno())

@@ -86,6 +86,8 @@ class Link:
         self._early: Optional[bytes] = None
         #: Notes that the runtime's direction has waited for so far.
         self._notes = 0
+        #: ``kept_bytes``, as the owner was told last.
+        self._accounted = 0
         self._owner = owner
         self._is_closing = False
         self._is_farewell_said = False
@@ -194,25 +196,30 @@ class Link:
                 if self.local.is_over:
                     self.close()
             return
-        self._move(self.connection)
-        while not (self.client.is_full or self._is_silent) and self.connection.feed.flush(FEED_BYTES):
-            self._move(self.connection)
+        connection, feed = self.connection, self.connection.feed
+        self._move(connection)
+        while feed.readers and not (self.client.is_full or self._is_silent) and feed.flush(FEED_BYTES):
+            self._move(connection)
         self._regulate()
-        self._place(Kind.BUSY if self.connection.has_calls else self._resting_kind)
+        kind = Kind.BUSY if connection.has_calls else self._resting_kind
+        if kind is not self.kind:
+            self._place(kind)
 
     def _move(self, connection: RelayedConnection) -> None:
-        while events := connection.take_events():
-            for event in events:
+        while connection.events:
+            for event in connection.take_events():
                 self._handle(event)
-        self.runtime.write(connection.to_runtime)
+        if connection.to_runtime:
+            self.runtime.write(connection.to_runtime)
         if self._is_silent:
             self.runtime.close()
-        else:
-            self.client.write(connection.to_client)
+        elif pieces := connection.to_client:
+            self.client.write(pieces)
 
     def _account(self) -> None:
-        if self.client.is_open:
-            self._owner.keeps(self, self.kept_bytes)
+        if self.client.is_open and (size := self.kept_bytes) != self._accounted:
+            self._accounted = size
+            self._owner.keeps(self, size)
 
     @property
     def kept_bytes(self) -> int:
@@ -255,15 +262,18 @@ class Link:
     def _regulate(self) -> None:
         """Nobody is read from faster than the other side takes it."""
         is_paused = self.connection is not None and self.connection.is_paused
-        self.runtime.read(not (self.client.is_full or is_paused))
+        if (reads := not (self.client.is_full or is_paused)) is not self.runtime.is_reading:
+            self.runtime.read(reads)
         # A client is answered here, too: pings always, everything while there is no runtime.
         is_waiting = self._is_silent or self._early is not None
-        self.client.read(not (self.client.is_full or self.runtime.is_full or is_waiting))
+        reads = not (self.client.is_full or self.runtime.is_full or is_waiting)
+        if reads is not self.client.is_reading:
+            self.client.read(reads)
 
     def _client_takes(self) -> None:
         """More than is wanted in memory waits for the client, or no more."""
         self._regulate()
-        if not self.client.is_full and self.connection is not None and len(self.connection.feed):
+        if not self.client.is_full and self.connection is not None and self.connection.feed.readers:
             self._loop.call_soon(self._pump)
 
     def _client_lost(self) -> None:

@@ -62,7 +62,7 @@ def test_all_get_the_head_the_messages_and_the_end_as_they_came() -> None:
         assert pair.got(stream) == write_message(b"one") + write_message(b"two")
         assert pair.has_ended(stream, "client") and pair.was_reset(stream)
     assert [event.code for event in pair.ended()] == [7, 7, 7]
-    assert pair.relay.methods == {} and not len(pair.relay.feed) and pair.books_are_right()
+    assert pair.relay.methods == {} and not len(pair.relay.feed.readers) and pair.books_are_right()
 
 
 def test_who_comes_later_gets_what_comes_later() -> None:
@@ -103,7 +103,7 @@ def test_a_client_that_gives_no_credit_is_ended_and_the_others_get_all() -> None
     assert pair.got(quick) == write_message(message) * count
     assert 0 < len(pair.got(slow)) <= 65_535
     assert pair.headers(slow)[-1]["grpc-status"] == "8" and pair.headers(slow)[-1]["grpc-message"] == TOO_SLOW
-    assert len(pair.relay.feed) == 1 and pair.books_are_right()
+    assert len(pair.relay.feed.readers) == 1 and pair.books_are_right()
 
 
 def test_a_connection_that_gives_no_credit_grows_nothing_and_is_told_when_it_does() -> None:
@@ -137,7 +137,7 @@ def test_one_that_has_part_of_a_message_is_reset_when_it_is_too_slow() -> None:
         pair.say(b"more")
     pair.client.increment_flow_control_window(1 << 20)
     pair.pump()
-    assert pair.was_reset(stream, "client") and not len(pair.relay.feed)
+    assert pair.was_reset(stream, "client") and not len(pair.relay.feed.readers)
 
 
 def test_small_windows_hold_up_the_stream_alone() -> None:
@@ -161,7 +161,7 @@ def test_a_client_that_leaves_is_forgotten() -> None:
     assert (ended.stream, ended.code) == (gone, 1)
     pair.relay.feed.leave(gone)
     pair.say(b"one")
-    assert len(pair.relay.feed) == 1 and pair.got(other) == write_message(b"one")
+    assert len(pair.relay.feed.readers) == 1 and pair.got(other) == write_message(b"one")
 
 
 def test_looks_at_readers_cost_nothing_while_none_waits() -> None:

@@ -43,7 +43,9 @@ class Subscriber:
 
 async def joined(relay: FrameRelay, count: int) -> None:
     """So many streams read along."""
-    await until(lambda: sum(len(link.connection.feed) for link in relay._links if link.connection) == count)
+    await until(
+        lambda: sum(len(link.connection.feed.readers) for link in relay._links if link.connection) == count
+    )
 
 
 def emit(runtime: FakeRuntime, name: str) -> None:

@@ -39,7 +39,7 @@ async def test_a_client_that_does_not_read_does_not_grow_our_memory(
     runtime.script("Version", reply=tuple(bytes(1 << 20) for _ in range(64)))
     raw = await Raw.connect(relay, write_window_update(0, 2**31 - 70_000), request(VERSION, 1))
     [link] = await links_of(relay, 1)
-    await until(lambda: link.client.is_full and not link.runtime._is_reading)
+    await until(lambda: link.client.is_full and not link.runtime.is_reading)
     for _ in range(20):
         await asyncio.sleep(0)
     assert link.client.unwritten < 2 << 20
@@ -89,7 +89,7 @@ async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(
         [link] = await links_of(relay, 1)
         writing = asyncio.ensure_future(_writes_without_end(client, ping(bytes(8), is_answer=True) * 10_000))
         await until(lambda: link.runtime.is_full)
-        assert link.runtime.unwritten <= FULL_BYTES + READ_BYTES and not link.client._is_reading
+        assert link.runtime.unwritten <= FULL_BYTES + READ_BYTES and not link.client.is_reading
         other = await Raw.connect(relay, ping(b"are you?"))
         assert (await other.frame(PING)).payload == b"are you?"
         writing.cancel()
@@ -106,10 +106,10 @@ async def test_a_client_that_does_not_read_answers_of_our_own_is_not_read_from(
         [link] = await links_of(relay, 1)
         client.write(*(headers(number, b"") for number in range(1, 60_000, 2)))
         await until(lambda: link.client.is_full)
-        assert not link.client._is_reading
+        assert not link.client.is_reading
         # What came with one read is answered, 20 bytes for each.
         assert link.client.unwritten <= FULL_BYTES + 20 * READ_BYTES
-        while not link.client._is_reading:
+        while not link.client.is_reading:
             assert await soon(client.reader.read(1 << 20))
         await client.close()
         await links_of(relay, 0)
