@@ -20,7 +20,7 @@ node (interleaved memory) have theirs below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
@@ -153,7 +153,7 @@ class Ladder:
             looked += len(sites)
             if looked > BUDGET:
                 raise BudgetSpent(f"more than {BUDGET} places to look at")
-            fitting = [s for s in sites if _holds(survey, s.leaves, want.milli_wanted)]
+            fitting = [s for s in sites if _holds(survey.caps, s.leaves, want.milli_wanted)]
             # Pairs across sockets count only where no pair inside one holds n.
             near = [s for s in fitting if s.near]
             if fitting:
@@ -190,7 +190,8 @@ class Ladder:
 
     def _pick(self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str) -> Choice:
         # The number of containers is costly to know and seldom decides: it is looked up among equals only.
-        keyed = [(self._key(survey, want, s), s) for s in sites]
+        shares = survey.shares_nano([s.leaves for s in sites])
+        keyed = [(self._key(survey, want, s, share), s) for s, share in zip(sites, shares)]
         best_key = min(key for key, _ in keyed)
         equals = [s for key, s in keyed if key == best_key]
         counts = (
@@ -206,7 +207,7 @@ class Ladder:
         )
         return Choice(best, cpus, not note, why, is_full=False)
 
-    def _key(self, survey: Survey, want: Climb, site: Site) -> Key:
+    def _key(self, survey: Survey, want: Climb, site: Site, share_nano: int) -> Key:
         pod = want.pod_leaves
         leaves = frozenset(site.leaves) if pod is not None else frozenset()
         outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
@@ -214,8 +215,8 @@ class Ladder:
             # Placed anew: of the other domains those near its memory come first.
             outside = max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
         cost = want.affinity(survey.allowed(site.leaves)) if want.affinity is not None else 0.0
-        hints = missed_hints(want.hinted, site.nodes)
-        return (outside, cost, hints, site.spread, survey.share_nano(site.leaves))
+        hints = missed_hints(want.hinted, site.nodes) if want.hinted else 0
+        return (outside, cost, hints, site.spread, share_nano)
 
 
 def _decided_by(
@@ -266,8 +267,8 @@ def _take_leaves(survey: Survey, leaves: tuple[int, ...], count: int, want: Clim
     return tuple(sorted(chosen))
 
 
-def _holds(survey: Survey, leaves: Iterable[int], milli_wanted: int) -> bool:
-    cap = survey.cap(leaves)
+def _holds(caps: Sequence[int], leaves: Iterable[int], milli_wanted: int) -> bool:
+    cap = sum([caps[i] for i in leaves])
     return cap > 0 and cap * 1000 >= milli_wanted
 
 

@@ -403,6 +403,10 @@ class Survey:
         total = sum([caps[i] for i in leaves])
         return sum([order[i] for i in leaves]) // total if total else 0
 
+    def shares_nano(self, places: Iterable[Iterable[int]]) -> list[int]:
+        """``share_nano`` of the leaves of each place."""
+        return [self.share_nano(leaves) for leaves in places]
+
     def allowed(self, leaves: Iterable[int]) -> frozenset[int]:
         """The CPUs of these leaves that may be used."""
         return frozenset().union(*[self.cpus[i] for i in leaves])
