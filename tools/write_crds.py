@@ -61,7 +61,7 @@ def _of_python(match: re.Match[str]) -> str:
 
 
 def _described(option: Any) -> str:
-    unit = f" Unit: {option.unit}." if option.unit else ""
+    unit = f" Unit: {option.check.unit}." if option.check.unit else ""
     default = f" Default: {option.check.write(option.default)}."
     quoted = ' "off" is written in quotes.' if "off" in option.check.schema.get("enum", ()) else ""
     return option.help + unit + default + quoted

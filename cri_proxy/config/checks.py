@@ -48,7 +48,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._:-]*[A-Za-z0-9]|[A-Za-z0-9/]")
 
 @dataclass(frozen=True)
 class Check:
-    """One kind of value. ``expected`` in words; ``read`` takes what was written, ``write`` gives it.
+    """One kind of value. ``expected`` in words; ``read`` takes what was written, ``write`` gives it; ``unit``, if any.
 
     ``schema``: the same in terms of Kubernetes' structural schemas, for options that a policy of the cluster may set.
     It may refuse more than ``read`` does (a number in quotes), never less than what is safe.
@@ -58,26 +58,10 @@ class Check:
     read: Callable[[Raw], Any]
     write: Callable[[Any], str]
     schema: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    unit: str = ""
 
     def __call__(self, raw: Raw) -> Any:
         return self.read(raw)
-
-
-@dataclass(frozen=True)
-class Option:
-    """One setting. ``default`` is the typed value; ``live``: a reload applies it, else a restart does.
-
-    ``cluster``: a policy of the cluster may set it. Never an option that names a path, a socket or a program of the
-    node, or that keeps pods from starting: a policy reaches every node at once.
-    """
-
-    key: str
-    check: Check
-    default: Any
-    help: str
-    unit: str = ""
-    live: bool = True
-    cluster: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +129,7 @@ def flag() -> Check:
     return Check("true or false", read, lambda value: "true" if value else "false", {"type": "boolean"})
 
 
-def whole(least: int, most: int) -> Check:
+def whole(least: int, most: int, unit: str = "") -> Check:
     """An int in a range, both ends included."""
 
     def read(raw: Raw) -> int:
@@ -155,10 +139,10 @@ def whole(least: int, most: int) -> Check:
         return int(text)
 
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Check(f"a whole number from {least} to {most}", read, str, schema)
+    return Check(f"a whole number from {least} to {most}", read, str, schema, unit)
 
 
-def decimal(least: float, most: float) -> Check:
+def decimal(least: float, most: float, unit: str = "") -> Check:
     """A float in a range, both ends included; plain or with an exponent."""
 
     def read(raw: Raw) -> float:
@@ -168,7 +152,7 @@ def decimal(least: float, most: float) -> Check:
         return float(text)
 
     schema = {"type": "number", "minimum": least, "maximum": most}
-    return Check(f"a number from {least:g} to {most:g}", read, lambda value: f"{value:g}", schema)
+    return Check(f"a number from {least:g} to {most:g}", read, lambda value: f"{value:g}", schema, unit)
 
 
 def subset(*values: str) -> Check:
@@ -189,7 +173,7 @@ def duration() -> Check:
     """Seconds as a float, from 300, "250ms", "5m" or "1h30m"."""
     expected = "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
     schema = int_or_text(rf"^({_PART}|({_PART}h)?({_PART}m)?({_PART}s)?({_PART}ms)?)$", 1, 86_400)
-    return Check(expected, _read_duration, _write_duration, {**schema, "minLength": 1})
+    return Check(expected, _read_duration, _write_duration, {**schema, "minLength": 1}, "seconds")
 
 
 def matching(expected: str, pattern: str) -> Check:
@@ -286,7 +270,7 @@ def nodes() -> Check:
     """A frozenset of NUMA nodes, from a list in the kernel's format."""
     schema = int_or_text(rf"^({_RANGES})?$", 0, MAX_ID)
     expected = 'NUMA nodes such as 2 or 2-3,5, or "" for none'
-    return Check(expected, lambda raw: _cpus(_text(raw)), _write_nodes, schema)
+    return Check(expected, lambda raw: _cpus(_text(raw)), _write_nodes, schema, "NUMA nodes")
 
 
 def cpus(none_is: str, may_be_zero: bool) -> Check:
@@ -307,7 +291,7 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
     schema = int_or_text(
         rf"^([0-9]{{1,9}}(\.[0-9]{{1,9}})?m?|((exclude-)?cpuset:)?{_RANGES})?$", 0, MAX_ID + 1
     )
-    return Check(f'{forms}, or "" for {none_is}', read, _write_constraint, schema)
+    return Check(f'{forms}, or "" for {none_is}', read, _write_constraint, schema, "CPUs")
 
 
 def _text(raw: Raw) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
-from cri_proxy.config.options.affinity import OBSERVERS
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.text.sources import BadText, Source, read_entries, show_key
 from policies.machine.cpus import format_cpus
@@ -170,5 +169,5 @@ def waits_for(keys: Iterable[str], restart: Iterable[str]) -> list[str]:
 
     What the observer applies by a reload it has with its next sample: it watches the policy's file.
     """
-    waiting = {*restart, *(key for key, by_reload in OBSERVERS.items() if not by_reload)}
+    waiting = {*restart, *(option.key for option in OPTIONS if option.observer == "restart")}
     return [key for key in keys if key in waiting]

@@ -12,9 +12,7 @@ from itertools import groupby
 
 from cri_proxy.config import compatibility as config_intel
 from cri_proxy.config.balloons import FIELDS, MEANINGLESS
-from cri_proxy.config.checks import Option
-from cri_proxy.config.options.affinity import OBSERVERS
-from cri_proxy.config.options.table import OPTIONS
+from cri_proxy.config.options.table import OPTIONS, Option
 from cri_proxy.version import DOCUMENTS
 
 COMMAND = "python -m cri_proxy.config.documents > docs/configuration.md"
@@ -204,15 +202,15 @@ def _section(option: Option) -> str:
 
 
 def _terms(option: Option) -> str:
-    unit = f" Unit: {option.unit}." if option.unit else ""
+    unit = f" Unit: {option.check.unit}." if option.check.unit else ""
     cluster = " A cluster's policy may set it." if option.cluster else ""
     return f"Value: {option.check.expected}.{unit} {_when(option)}.{cluster}"
 
 
 def _when(option: Option) -> str:
     """When a change counts."""
-    if option.key in OBSERVERS:
-        return "The observer's, live" if OBSERVERS[option.key] else "The observer's, needs its restart"
+    if option.observer:
+        return "The observer's, live" if option.observer == "reload" else "The observer's, needs its restart"
     return "Live" if option.live else "Needs a restart"
 
 

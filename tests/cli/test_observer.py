@@ -19,7 +19,7 @@ from cri_proxy.cli.observer import observer, observer_options
 from cri_proxy.config.cluster_policy import read_policy
 from cri_proxy.config.config import Source, read_config
 from cri_proxy.config.io.cluster_policy_file import Kept, write_kept
-from cri_proxy.config.options.affinity import AFFINITY_OPTIONS, OBSERVERS
+from cri_proxy.config.options.table import BY_KEY, OPTIONS
 from tests.bpf.observer import ObserverProcess, watch, write_recording
 
 
@@ -39,6 +39,10 @@ OTHER = {
 }  # fmt: skip
 
 
+#: What only the observer reads.
+OBSERVERS = [option.key for option in OPTIONS if option.observer]
+
+
 def _told(text: str) -> Options:
     return Options(**observer_options(read_config([Source("c.yaml", text)]).config))
 
@@ -47,12 +51,12 @@ def _told(text: str) -> Options:
 def test_what_is_documented_as_the_observers_is_told_to_it_and_live_where_that_is_said(key: str) -> None:
     default, changed = _told(""), _told(f"{key}: {OTHER[key]}")
     assert changed != default
-    assert (default.live_part_of(changed) == changed) == OBSERVERS[key]
+    assert (default.live_part_of(changed) == changed) == (BY_KEY[key].observer == "reload")
 
 
 def test_everything_else_of_affinity_is_the_daemons() -> None:
     told = {f"affinity.{re.sub('_s$', '', field.name)}" for field in fields(Options)}
-    assert told & {option.key for option in AFFINITY_OPTIONS} == {*OBSERVERS, "affinity.socket"}
+    assert told & {o.key for o in OPTIONS if o.key.startswith("affinity.")} == {*OBSERVERS, "affinity.socket"}
 
 
 def test_a_configuration_that_is_wrong_is_a_sentence(folder: Path) -> None:

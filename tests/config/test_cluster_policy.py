@@ -9,7 +9,6 @@ import pytest
 
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, read_policy, set_keys, waits_for
 from cri_proxy.config.config import Source, read_config
-from cri_proxy.config.options.affinity import OBSERVERS
 from cri_proxy.config.options.table import OPTIONS
 from cri_proxy.engine.build import Machine, make_host
 from tests.machines import HYGON_7285_2S, ONE_CPU, VM_NO_CACHE_INFO
@@ -170,7 +169,7 @@ def test_what_the_nodes_own_file_has_is_not_held_against_a_policy() -> None:
 def test_what_a_restart_applies_is_waited_for_and_what_the_observer_watches_is_not() -> None:
     keys = ("placement.ladder", "affinity.half_life", "affinity.listen", "relay.socket")
     assert waits_for(keys, ("relay.socket",)) == ["affinity.listen", "relay.socket"]
-    assert {key for key in OBSERVERS if next(o for o in OPTIONS if o.key == key).cluster} == {
+    assert {o.key for o in OPTIONS if o.observer and o.cluster} == {
         "affinity.half_life",
         "affinity.message_lines",
         "affinity.least_weight",

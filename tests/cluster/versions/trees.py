@@ -22,11 +22,11 @@ Changes = Mapping[str, tuple[tuple[str, str], ...]]
 
 AFTER: Changes = {
     "cri_proxy/version.py": (('VERSION = "', 'VERSION = "9.'),),
-    "cri_proxy/config/options/placement.py": (
+    "cri_proxy/config/options/table.py": (
         (
-            '    Option(\n        "placement.max_moves",',
+            '    Option("placement.max_moves",',
             f'    Option("{NEW_OPTION}", flag(), False, "Whether thoughts place.", cluster=True),\n'
-            '    Option(\n        "placement.max_moves",',
+            '    Option("placement.max_moves",',
         ),
     ),
     "cluster/api/allowed_options.py": (
