@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Callable
 
 from cri_proxy.doctor.checks.daemon import (
@@ -52,7 +53,7 @@ def diagnose(facts: Facts, checks: Iterable[tuple[str, Check]] = CHECKS) -> list
     for topic, check in checks:
         topics.append(topic)
         try:
-            found += check(facts)
+            found.extend(replace(one, topic=topic) for one in check(facts))
         except Exception as error:
             sentence = f"this could not be judged: {type(error).__name__}: {error}"
             found.append(Finding(topic, "doctor", WARNING, sentence, _REPORT))

@@ -21,6 +21,27 @@ class Finding:
     hint: str = ""
 
 
+def finding(check: str, verdict: str, sentence: str, hint: str = "") -> Finding:
+    """What a check yields; its topic is that of the check in the table of checks (``diagnose``)."""
+    return Finding("", check, verdict, sentence, hint)
+
+
+def ok(check: str, sentence: str, hint: str = "") -> Finding:
+    return finding(check, OK, sentence, hint)
+
+
+def note(check: str, sentence: str, hint: str = "") -> Finding:
+    return finding(check, NOTE, sentence, hint)
+
+
+def warning(check: str, sentence: str, hint: str = "") -> Finding:
+    return finding(check, WARNING, sentence, hint)
+
+
+def problem(check: str, sentence: str, hint: str = "") -> Finding:
+    return finding(check, PROBLEM, sentence, hint)
+
+
 def worst(findings: Iterable[Finding]) -> str:
     """The worst verdict; "ok" of none."""
     return max((finding.verdict for finding in findings), key=VERDICTS.index, default=OK)

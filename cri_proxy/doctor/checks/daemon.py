@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cri_proxy.doctor.facts import Facts, FileFacts, StateFacts
-from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.doctor.findings import NOTE, PROBLEM, WARNING, Finding, finding, note, ok, problem, warning
 from cri_proxy.text.terminal import duration_text
 from policies.machine.cpus import format_cpus, parse_cpus
 
@@ -31,22 +31,18 @@ def check_config(facts: Facts) -> Iterator[Finding]:
     if config is None:
         return
     for sentence in config.errors:
-        yield Finding("configuration", "config", PROBLEM, sentence, "cri-resmgr config check FILE")
+        yield problem("config", sentence, "cri-resmgr config check FILE")
     for sentence in config.warnings:
-        yield Finding("configuration", "config-warning", WARNING, sentence)
+        yield warning("config-warning", sentence)
     if not config.errors:
         where = ", ".join(config.files) or "no file: the defaults are in force"
-        yield Finding("configuration", "config", OK, f"valid; from {where}")
+        yield ok("config", f"valid; from {where}")
     if config.others:
         sentence = f"the daemon reads other files than these: {', '.join(config.others)}"
-        yield Finding(
-            "configuration", "config-others", NOTE, sentence, f"cri-resmgr doctor --config {config.others[0]}"
-        )
+        yield note("config-others", sentence, f"cri-resmgr doctor --config {config.others[0]}")
     if config.changed:
         sentence = f"the files have changed since the daemon read them: {', '.join(config.changed)}"
-        yield Finding(
-            "configuration", "config-changed", WARNING, sentence, "systemctl reload cri-resource-manager"
-        )
+        yield warning("config-changed", sentence, "systemctl reload cri-resource-manager")
 
 
 # ---------------------------------------------------------------------- daemon
@@ -59,17 +55,17 @@ def check_daemon(facts: Facts) -> Iterator[Finding]:
         return
     status = daemon.status
     if status is None:
-        yield Finding("daemon", "daemon", PROBLEM, daemon.problem, daemon.hint)
+        yield problem("daemon", daemon.problem, daemon.hint)
     else:
         yield from _mode(status)
         for topic, reason in status.get("degraded", {}).items():
-            yield Finding("daemon", f"degraded-{topic}", PROBLEM, f"degraded: {reason}", _JOURNAL)
+            yield problem(f"degraded-{topic}", f"degraded: {reason}", _JOURNAL)
         for sentence in status.get("warnings", ()):
-            yield Finding("daemon", "warning", WARNING, str(sentence))
+            yield warning("warning", str(sentence))
         if not status["runtime"]["connected"]:
             path = status["runtime"]["socket"]
             sentence = f"the daemon has no connection to the runtime at {path}"
-            yield Finding("daemon", "connection", PROBLEM, sentence, "systemctl status containerd")
+            yield problem("connection", sentence, "systemctl status containerd")
         yield from _failures(status.get("counters", {}))
     yield from _control(daemon.control, status is not None)
     yield from _sockets(facts)
@@ -82,25 +78,19 @@ def _mode(status: Mapping[str, Any]) -> Iterator[Finding]:
         f"version {status['version']} runs, {ready}, mode {mode}, for {duration_text(status['uptime_s'])}"
     )
     if mode == "enforce":
-        yield Finding("daemon", "daemon", OK, sentence)
+        yield ok("daemon", sentence)
     elif mode == wanted:
         what = "containers are decided upon and not placed" if mode == "observe" else "no container is placed"
-        yield Finding("daemon", "daemon", WARNING, f"{sentence}: {what}", "cri-resmgr mode enforce")
+        yield warning("daemon", f"{sentence}: {what}", "cri-resmgr mode enforce")
     else:
-        yield Finding("daemon", "daemon", WARNING, f"{sentence}, and should be in {wanted}", _STATUS)
+        yield warning("daemon", f"{sentence}, and should be in {wanted}", _STATUS)
 
 
 def _failures(counters: Mapping[str, float]) -> Iterator[Finding]:
     opened = sum(n for name, n in counters.items() if name.startswith("cri_resmgr_failed_open_total"))
     if opened:
         sentence = f"{opened:.0f} requests went through unplaced because of a failure of ours"
-        yield Finding(
-            "daemon",
-            "failed-open",
-            WARNING,
-            sentence,
-            "journalctl -u cri-resource-manager | grep 'failed open'",
-        )
+        yield warning("failed-open", sentence, "journalctl -u cri-resource-manager | grep 'failed open'")
 
 
 def _control(file: FileFacts, is_up: bool) -> Iterator[Finding]:
@@ -108,12 +98,10 @@ def _control(file: FileFacts, is_up: bool) -> Iterator[Finding]:
         sentence = (
             f"{file.path} has mode {file.mode:04o} and owner {file.uid}: only root should command the daemon"
         )
-        yield Finding(
-            "daemon", "control-socket", PROBLEM, sentence, f"chown root {file.path}; chmod 0600 {file.path}"
-        )
+        yield problem("control-socket", sentence, f"chown root {file.path}; chmod 0600 {file.path}")
     elif file.kind not in ("socket", "") and not is_up:
         sentence = f"{file.path} is no socket but a {file.kind}: the daemon cannot serve it"
-        yield Finding("daemon", "control-socket", PROBLEM, sentence, f"rm {file.path}")
+        yield problem("control-socket", sentence, f"rm {file.path}")
 
 
 def _sockets(facts: Facts) -> Iterator[Finding]:
@@ -122,35 +110,27 @@ def _sockets(facts: Facts) -> Iterator[Finding]:
     for file, is_served in daemon.sockets:
         if file.kind not in ("socket", ""):
             sentence = f"{file.path} is no socket but a {file.kind}: kubelet cannot be served there"
-            yield Finding(
-                "daemon",
-                "socket",
-                PROBLEM,
-                sentence,
-                f"rm {file.path}; systemctl restart cri-resource-manager",
-            )
+            yield problem("socket", sentence, f"rm {file.path}; systemctl restart cri-resource-manager")
         elif not file.kind or not is_served:
             what = "is not there" if not file.kind else "is there, and nobody listens on it"
             hint = "systemctl restart cri-resource-manager.socket cri-resource-manager.service"
-            yield Finding("daemon", "socket", PROBLEM, f"{file.path} {what}: kubelet would be refused", hint)
+            yield problem("socket", f"{file.path} {what}: kubelet would be refused", hint)
         elif file.mode & 0o002:  # to connect is to write
             sentence = (
                 f"{file.path} has mode {file.mode:04o}: everybody on this host may use the runtime through it"
             )
-            yield Finding("daemon", "socket", PROBLEM, sentence, f"chmod 0660 {file.path}")
+            yield problem("socket", sentence, f"chmod 0660 {file.path}")
         elif runtime and runtime.socket.kind == "socket" and _access(file) != _access(runtime.socket):
             sentence = (
                 f"{file.path} has {_shown(file)}, the runtime's socket {_shown(runtime.socket)}: "
                 "who may use one may not use the other"
             )
-            yield Finding(
-                "daemon", "socket", NOTE, sentence, "systemctl restart cri-resource-manager, or SocketMode="
-            )
+            yield note("socket", sentence, "systemctl restart cri-resource-manager, or SocketMode=")
         elif daemon.status is None:
             sentence = f"{file.path} is listened on all the same: calls wait for the daemon, or pass unplaced"
-            yield Finding("daemon", "socket", NOTE, sentence)
+            yield note("socket", sentence)
         else:
-            yield Finding("daemon", "socket", OK, f"{file.path} is listened on, {_shown(file)}")
+            yield ok("socket", f"{file.path} is listened on, {_shown(file)}")
 
 
 def _access(file: FileFacts) -> tuple[int, int, int]:
@@ -172,13 +152,11 @@ def check_state(facts: Facts) -> Iterator[Finding]:
     folder = state.directory
     if not folder.kind:
         verdict = NOTE if facts.status is None else PROBLEM
-        yield Finding("state", "state", verdict, f"{folder.path} is not there: nothing has been kept yet")
+        yield finding("state", verdict, f"{folder.path} is not there: nothing has been kept yet")
         return
     if folder.kind != "directory":
         sentence = f"{folder.path} is no directory but a {folder.kind}: no state can be kept"
-        yield Finding(
-            "state", "state", PROBLEM, sentence, f"rm {folder.path}; systemctl restart cri-resource-manager"
-        )
+        yield problem("state", sentence, f"rm {folder.path}; systemctl restart cri-resource-manager")
         return
     yield from _folder(state)
     yield from _clock(facts, state)
@@ -186,9 +164,9 @@ def check_state(facts: Facts) -> Iterator[Finding]:
     yield from problems
     if state.writable and state.check == "ok" and not problems:
         size, free = state.size_bytes / 1024, state.free_bytes / 2**30
-        yield Finding("state", "state", OK, f"{folder.path}: sound, {size:.0f} KiB, {free:.1f} GiB free")
+        yield ok("state", f"{folder.path}: sound, {size:.0f} KiB, {free:.1f} GiB free")
     elif not state.file.kind:
-        yield Finding("state", "state", NOTE, f"{folder.path} holds no state yet")
+        yield note("state", f"{folder.path} holds no state yet")
 
 
 def _file(state: StateFacts) -> Iterator[Finding]:
@@ -196,42 +174,40 @@ def _file(state: StateFacts) -> Iterator[Finding]:
     path = state.file.path
     if state.file.kind and state.file.uid != 0:
         sentence = f"{path} has owner {state.file.uid}, expected root: the daemon would set it aside"
-        yield Finding("state", "state-owner", PROBLEM, sentence, f"chown root {path}")
+        yield problem("state-owner", sentence, f"chown root {path}")
     if state.unchecked:
         sentence = f"{path} could not be checked: {state.unchecked}"
-        yield Finding("state", "state-file", WARNING, sentence, "df -h /tmp /dev/shm /run")
+        yield warning("state-file", sentence, "df -h /tmp /dev/shm /run")
     elif state.check not in ("", "ok"):
-        yield Finding("state", "state-file", PROBLEM, f"{path}: {state.check}", "cri-resmgr reset-policy")
+        yield problem("state-file", f"{path}: {state.check}", "cri-resmgr reset-policy")
     if state.size_bytes > _MUCH_STATE_BYTES:
         sentence = f"{path} has {state.size_bytes / 2**20:.0f} MiB, it should be small"
-        yield Finding("state", "state-size", WARNING, sentence, "cri-resmgr reset-policy moves nothing")
+        yield warning("state-size", sentence, "cri-resmgr reset-policy moves nothing")
 
 
 def _folder(state: StateFacts) -> Iterator[Finding]:
     folder = state.directory
     if folder.mode & 0o077 or folder.uid != 0:
         sentence = f"{folder.path} has mode {folder.mode:04o} and owner {folder.uid}; expected 0700 and root"
-        yield Finding(
-            "state", "state-mode", WARNING, sentence, f"chown root {folder.path}; chmod 0700 {folder.path}"
-        )
+        yield warning("state-mode", sentence, f"chown root {folder.path}; chmod 0700 {folder.path}")
     if not state.writable:
         sentence = (
             f"{folder.path} cannot be written (a read-only file system?): a restart would lose the state"
         )
-        yield Finding("state", "state-writable", PROBLEM, sentence, f"findmnt -T {folder.path}")
+        yield problem("state-writable", sentence, f"findmnt -T {folder.path}")
     if state.free_bytes < _FEW_FREE_BYTES:
         verdict = PROBLEM if state.free_bytes < _LEAST_FREE_BYTES else WARNING
         sentence = f"{folder.path} has {state.free_bytes / 2**20:.1f} MiB free"
-        yield Finding("state", "state-space", verdict, sentence, f"df -h {folder.path}")
+        yield finding("state-space", verdict, sentence, f"df -h {folder.path}")
 
 
 def _clock(facts: Facts, state: StateFacts) -> Iterator[Finding]:
     if state.ahead_s > _CLOCK_SLACK_S:
         sentence = f"the state was written {state.ahead_s:.0f} s from now: the clock was set back"
-        yield Finding("state", "clock", WARNING, sentence, "timedatectl")
+        yield warning("clock", sentence, "timedatectl")
     if facts.kernel is not None and not facts.kernel.boot_id:
         sentence = "the boot id cannot be read: places held before a reboot may be kept after it"
-        yield Finding("state", "boot-id", WARNING, sentence, "cat /proc/sys/kernel/random/boot_id")
+        yield warning("boot-id", sentence, "cat /proc/sys/kernel/random/boot_id")
 
 
 # ---------------------------------------------------------------------- containers
@@ -243,15 +219,9 @@ def check_containers(facts: Facts) -> Iterator[Finding]:
     if status is None or "policy" not in status:
         return
     counts = ", ".join(f"{count} {stance}" for stance, count in status["containers"].items()) or "none"
-    yield Finding("containers", "containers", OK, f"policy {status['policy']}, containers: {counts}")
+    yield ok("containers", f"policy {status['policy']}, containers: {counts}")
     for sentence in status["invariants"]:
-        yield Finding(
-            "containers",
-            "invariant",
-            PROBLEM,
-            f"broken: {sentence}",
-            "cri-resmgr reset-policy; and report it",
-        )
+        yield problem("invariant", f"broken: {sentence}", "cri-resmgr reset-policy; and report it")
     yield from _named(status["foreign"], "foreign", "another writer keeps changing the cpuset of {}",
                       "stop it, then: cri-resmgr adopt CONTAINER")  # fmt: skip
     yield from _named(status["unusable_fences"], "fence", "the caller's cpuset holds no usable CPU for {}",
@@ -263,17 +233,11 @@ def check_containers(facts: Facts) -> Iterator[Finding]:
                       "compare cri-resmgr topology with lscpu")  # fmt: skip
     if status["in_doubt"]:
         sentence = f"{status['in_doubt']} creates in doubt: their callers gave up before the runtime answered"
-        yield Finding(
-            "containers",
-            "in-doubt",
-            NOTE,
-            sentence,
-            "resolved by itself within minutes; else see the runtime",
-        )
+        yield note("in-doubt", sentence, "resolved by itself within minutes; else see the runtime")
     waiting = status["updates_waiting"]
     if waiting:
         sentence = f"{waiting} updates wait for the runtime to take them"
-        yield Finding("containers", "updates", WARNING, sentence, "cri-resmgr metrics | grep updates")
+        yield warning("updates", sentence, "cri-resmgr metrics | grep updates")
     yield from _unclean(facts)
 
 
@@ -281,7 +245,7 @@ def _named(names: list[str], check: str, sentence: str, hint: str) -> Iterator[F
     if names:
         more = len(names) - _NAMED
         shown = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield Finding("containers", check, WARNING, sentence.format(shown), hint)
+        yield warning(check, sentence.format(shown), hint)
 
 
 def _unclean(facts: Facts) -> Iterator[Finding]:
@@ -305,19 +269,19 @@ def check_traffic(facts: Facts) -> Iterator[Finding]:
     affinity: Mapping[str, Any] = (facts.status or {}).get("affinity") or {}
     observer: Mapping[str, Any] = affinity.get("observer") or {}
     if affinity and not affinity["enabled"]:
-        yield Finding("traffic", "observer", NOTE, "affinity is off: containers are not drawn by their traffic",
-                      "affinity.enabled: true")  # fmt: skip
+        sentence = "affinity is off: containers are not drawn by their traffic"
+        yield note("observer", sentence, "affinity.enabled: true")
     elif observer and not observer.get("problem"):
         sentence = f"the observer runs, traffic is seen by {observer['provider']}"
         if observer["provider"] == "ebpf":
-            yield Finding("traffic", "observer", OK, f"{sentence}: {observer['detail']}".rstrip(": "))
+            yield ok("observer", f"{sentence}: {observer['detail']}".rstrip(": "))
             return
         refused = "; ".join(map(str, observer.get("refused", ())))
-        yield Finding("traffic", "observer", NOTE, f"{sentence}{f' ({refused})' if refused else ''}", "")
+        yield note("observer", f"{sentence}{f' ({refused})' if refused else ''}", "")
     else:
-        problem = str(observer.get("problem") or "the observer is not known to run")
-        yield Finding("traffic", "observer", NOTE, f"{problem}: containers are placed without looking at traffic",
-                      "systemctl enable --now cri-resmgr-observer")  # fmt: skip
+        reason = str(observer.get("problem") or "the observer is not known to run")
+        sentence = f"{reason}: containers are placed without looking at traffic"
+        yield note("observer", sentence, "systemctl enable --now cri-resmgr-observer")
     yield from _ebpf(facts)
 
 
@@ -325,9 +289,9 @@ def _ebpf(facts: Facts) -> Iterator[Finding]:
     """What eBPF would need and is not there."""
     obstacles = list(_obstacles(facts))
     for sentence, hint in obstacles:
-        yield Finding("traffic", "ebpf", NOTE, f"no eBPF: {sentence}; sockets are polled instead", hint)
+        yield note("ebpf", f"no eBPF: {sentence}; sockets are polled instead", hint)
     if not obstacles and facts.kernel is not None:
-        yield Finding("traffic", "ebpf", OK, f"nothing stands against eBPF (kernel {facts.kernel.release})")
+        yield ok("ebpf", f"nothing stands against eBPF (kernel {facts.kernel.release})")
 
 
 def _obstacles(facts: Facts) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cri_proxy.doctor.facts import RUNS_AS, Facts, KubeletFacts
-from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.doctor.findings import NOTE, WARNING, Finding, finding, note, ok, problem, warning
 from cri_proxy.text.terminal import duration_text
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
 
@@ -34,7 +34,7 @@ def _pointing(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
     if status.points_at_us and status.restart_pending:
         sentence = "kubelet still uses us, but its files say otherwise: its next restart ends that"
         hint = "to stay: cri-resmgr kubelet enable; to leave: cri-resmgr kubelet disable --restart"
-        return Finding("kubelet", "kubelet", WARNING, sentence, hint)
+        return warning("kubelet", sentence, hint)
     if status.points_at_us:
         return _at_us(kubelet, daemon)
     where = "the default, nothing is set" if status.place == "default" else status.place
@@ -44,10 +44,10 @@ def _pointing(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
         sentence = "kubelet no longer points at us: what `kubelet enable` wrote is gone (a kubeadm upgrade does that)"
     elif status.pid is None and status.place == "default":
         sentence = "no kubelet runs here, and none is configured for us"
-        return Finding("kubelet", "kubelet", WARNING, sentence, status.hint)
+        return warning("kubelet", sentence, status.hint)
     else:
         sentence = f"kubelet does not point at us but at {status.endpoint} ({where})"
-    return Finding("kubelet", "kubelet", PROBLEM, sentence, status.hint)
+    return problem("kubelet", sentence, status.hint)
 
 
 def _at_us(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
@@ -55,17 +55,17 @@ def _at_us(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
     who = f"kubelet (process {status.pid})"
     if status.pid is not None and kubelet.connected is False:
         sentence = f"{who} points at {status.endpoint} and is not connected to it"
-        return Finding("kubelet", "kubelet", WARNING, sentence, _JOURNAL)
+        return warning("kubelet", sentence, _JOURNAL)
     # A daemon that does not answer is a finding of its own.
     calls, is_silent = _calls(daemon) if "last_call_age_s" in daemon else ("", False)
     if status.pid is not None and is_silent:
         sentence = f"{who} points at us, {calls}: a kubelet that is well calls every few seconds"
-        return Finding("kubelet", "kubelet", WARNING, sentence, _JOURNAL)
+        return warning("kubelet", sentence, _JOURNAL)
     runs = f"process {status.pid}" if status.pid is not None else "it does not run"
     sentence = ", ".join(filter(None, [f"kubelet points at us: {status.endpoint} ({runs})", calls]))
     if status.pid is None:
-        return Finding("kubelet", "kubelet", WARNING, sentence, "systemctl status kubelet")
-    return Finding("kubelet", "kubelet", OK, sentence)
+        return warning("kubelet", sentence, "systemctl status kubelet")
+    return ok("kubelet", sentence)
 
 
 def _calls(daemon: Mapping[str, Any]) -> tuple[str, bool]:
@@ -83,31 +83,29 @@ def _not_pointing(kubelet: KubeletFacts, front_end: str) -> Finding:
         sentence = (
             f"kubelet points at us ({status.endpoint}), and the daemon runs {what}: nobody serves it there"
         )
-        return Finding("kubelet", "kubelet", PROBLEM, sentence, "cri-resmgr kubelet disable --restart")
+        return problem("kubelet", sentence, "cri-resmgr kubelet disable --restart")
     sentence = f"kubelet's runtime is {status.endpoint}, as it should be: the daemon runs {what}"
-    return Finding("kubelet", "kubelet", OK, sentence)
+    return ok("kubelet", sentence)
 
 
 def _managers(kubelet: KubeletFacts) -> Iterator[Finding]:
     settings = kubelet.settings
     if settings.get("cpuManagerPolicy") == "static":
         sentence = "kubelet's CPU manager is static: its exclusive CPUs are left to it, its shared set is a fence we stay in"
-        yield Finding(
-            "kubelet", "cpu-manager", WARNING, sentence, "cpuManagerPolicy: none, and drain the node first"
-        )
+        yield warning("cpu-manager", sentence, "cpuManagerPolicy: none, and drain the node first")
     manager = settings.get("topologyManagerPolicy", "")
     if manager not in ("", "none"):
         verdict = WARNING if manager in ("restricted", "single-numa-node") else NOTE
         sentence = f"kubelet's topology manager is {manager}: it may refuse pods that we would place"
-        yield Finding("kubelet", "topology-manager", verdict, sentence, "topologyManagerPolicy: none")
+        yield finding("topology-manager", verdict, sentence, "topologyManagerPolicy: none")
     if settings.get("memoryManagerPolicy") == "Static":
         sentence = "kubelet's memory manager is Static: its memory nodes are a fence that we stay in"
-        yield Finding("kubelet", "memory-manager", NOTE, sentence, "memoryManagerPolicy: None")
+        yield note("memory-manager", sentence, "memoryManagerPolicy: None")
     if settings.get("cpuCFSQuota") == "false":
         sentence = (
             "kubelet sets no CFS quota: CPU limits are not seen, so Burstable containers count as unlimited"
         )
-        yield Finding("kubelet", "cfs-quota", NOTE, sentence, "cpuCFSQuota: true")
+        yield note("cfs-quota", sentence, "cpuCFSQuota: true")
 
 
 def _drivers(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
@@ -116,12 +114,10 @@ def _drivers(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
     runtimes = facts.runtime.cgroup_driver if facts.runtime else ""
     if kubelets and runtimes and kubelets != runtimes:
         sentence = f"kubelet's cgroup driver is {kubelets} and the runtime's {runtimes}: pods may not start"
-        yield Finding(
-            "kubelet", "cgroup-driver", PROBLEM, sentence,
-            f"cgroupDriver: {runtimes} in kubelet's configuration, or SystemdCgroup in the runtime's",
-        )  # fmt: skip
+        hint = f"cgroupDriver: {runtimes} in kubelet's configuration, or SystemdCgroup in the runtime's"
+        yield problem("cgroup-driver", sentence, hint)
     elif kubelets or runtimes:
-        yield Finding("kubelet", "cgroup-driver", OK, f"cgroup driver {runtimes or kubelets}")
+        yield ok("cgroup-driver", f"cgroup driver {runtimes or kubelets}")
 
 
 def _reserved(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
@@ -131,7 +127,7 @@ def _reserved(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
     try:
         theirs = parse_cpus(text)
     except BadCpuList as error:
-        yield Finding("kubelet", "reserved", WARNING, f"kubelet's reservedSystemCPUs {text!r}: {error}")
+        yield warning("reserved", f"kubelet's reservedSystemCPUs {text!r}: {error}")
         return
     ours = str((facts.status or {}).get("reserved", ""))
     if not ours:
@@ -140,9 +136,7 @@ def _reserved(facts: Facts, kubelet: KubeletFacts) -> Iterator[Finding]:
         )
         hint = f'policy: {{ReservedResources: {{CPU: "cpuset:{format_cpus(theirs)}"}}}}'
         if facts.status is not None:
-            yield Finding("kubelet", "reserved", NOTE, sentence, hint)
+            yield note("reserved", sentence, hint)
     elif parse_cpus(ours) != theirs:
         sentence = f"kubelet reserves CPUs {format_cpus(theirs)} and we {ours}"
-        yield Finding(
-            "kubelet", "reserved", NOTE, sentence, "policy.ReservedResources and reservedSystemCPUs, alike"
-        )
+        yield note("reserved", sentence, "policy.ReservedResources and reservedSystemCPUs, alike")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cri_proxy.doctor.facts import RUNS_AS, Facts, UnitFacts
-from cri_proxy.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from cri_proxy.doctor.findings import NOTE, PROBLEM, WARNING, Finding, finding, note, ok, problem, warning
 from policies.machine.cpus import format_cpus
 
 SERVICE, SOCKET, OBSERVER = (
@@ -52,18 +52,18 @@ def check_runtime(facts: Facts) -> Iterator[Finding]:
         return
     if runtime.problem:
         hint = "systemctl status containerd; relay.runtime_endpoint names another"
-        yield Finding("runtime", "runtime", PROBLEM, runtime.problem, hint)
+        yield problem("runtime", runtime.problem, hint)
         return
     sentence = f"{runtime.name} {runtime.version}, {runtime.api}, at {runtime.path}"
-    yield Finding("runtime", "runtime", OK, sentence)
+    yield ok("runtime", sentence)
     if runtime.nri_socket and facts.front_end != "nri-plugin":
         sentence = f"the runtime serves NRI at {runtime.nri_socket}: plugins there may place containers, too"
-        yield Finding("runtime", "nri", NOTE, sentence)
+        yield note("nri", sentence)
     if runtime.socket.mode & 0o002:  # to connect is to write
         sentence = (
             f"{runtime.path} has mode {runtime.socket.mode:04o}: everybody on this host may use the runtime"
         )
-        yield Finding("runtime", "runtime-mode", WARNING, sentence, f"chmod 0660 {runtime.path}")
+        yield warning("runtime-mode", sentence, f"chmod 0660 {runtime.path}")
 
 
 # ---------------------------------------------------------------------- cgroups
@@ -77,38 +77,34 @@ def check_cgroups(facts: Facts) -> Iterator[Finding]:
     if not cgroups.version:
         hint = "mount | grep cgroup; topology.cgroup_root names another place"
         sentence = "no cgroups are mounted: no container can be pinned"
-        yield Finding("cgroups", "cgroups", PROBLEM, sentence, hint)
+        yield problem("cgroups", sentence, hint)
         return
     if not cgroups.has_cpuset:
         sentence = f"cgroup {cgroups.version} has no cpuset controller here: no container can be pinned"
         hint = (
             "cat /proc/cgroups; look for cgroup_disable in /proc/cmdline, and Delegate= of kubelet's slices"
         )
-        yield Finding("cgroups", "cpuset", PROBLEM, sentence, hint)
+        yield problem("cpuset", sentence, hint)
         return
     if not cgroups.kubepods:
-        yield Finding(
-            "cgroups", "cgroups", NOTE, f"cgroup {cgroups.version}; kubelet has made no cgroup for pods yet"
-        )
+        yield note("cgroups", f"cgroup {cgroups.version}; kubelet has made no cgroup for pods yet")
         return
     driver = "systemd" if cgroups.kubepods.endswith(".slice") else "cgroupfs"
-    yield Finding(
-        "cgroups", "cgroups", OK, f"cgroup {cgroups.version}, pods in {cgroups.kubepods} ({driver})"
-    )
+    yield ok("cgroups", f"cgroup {cgroups.version}, pods in {cgroups.kubepods} ({driver})")
     left_out = facts.usable - cgroups.cpus if cgroups.cpus is not None else frozenset()
     if left_out:
         sentence = (
             f"{cgroups.kubepods} may not use CPUs {format_cpus(left_out)}: containers are kept off them"
         )
         hint = "if that is not on purpose: AllowedCPUs= of its slice, strict-cpu-reservation of kubelet"
-        yield Finding("cgroups", "kubepods-cpus", NOTE, sentence, hint)
+        yield note("kubepods-cpus", sentence, hint)
     if cgroups.mems is not None and facts.machine is not None:
         nodes = facts.machine.data.has_memory or frozenset(facts.machine.data.memory)
         if nodes - cgroups.mems:
             sentence = (
                 f"{cgroups.kubepods} may not use the memory of NUMA node {format_cpus(nodes - cgroups.mems)}"
             )
-            yield Finding("cgroups", "kubepods-mems", NOTE, sentence, "AllowedMemoryNodes= of its slice")
+            yield note("kubepods-mems", sentence, "AllowedMemoryNodes= of its slice")
 
 
 # ---------------------------------------------------------------------- others
@@ -123,37 +119,29 @@ def check_others(facts: Facts) -> Iterator[Finding]:
     if INTELS in system.programs:
         found = True
         sentence = "Intel's cri-resource-manager still runs: two would write every cpuset"
-        yield Finding(
-            "others",
-            "intel",
-            PROBLEM,
-            sentence,
-            "systemctl stop cri-resource-manager, and remove its package",
-        )
+        yield problem("intel", sentence, "systemctl stop cri-resource-manager, and remove its package")
     for name in sorted(set(WRITERS) & set(system.programs)):
         found = True
         sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes become foreign"
-        yield Finding("others", "writer", WARNING, sentence, "run one of them; here: cri-resmgr mode off")
+        yield warning("writer", sentence, "run one of them; here: cri-resmgr mode off")
     for name in system.nri_plugins:
         if facts.front_end == "nri-plugin" and name.endswith("-cri-resmgr"):
             continue  # that is us
         found = True
         sentence = f"the runtime starts the NRI plugin {name}: it may write cpusets, too"
-        yield Finding(
-            "others", "nri-plugin", WARNING, sentence, f"see what it does; rm {name}, restart the runtime"
-        )
+        yield warning("nri-plugin", sentence, f"see what it does; rm {name}, restart the runtime")
     for name in sorted(set(NEIGHBOURS) & set(system.programs)):
         hint = (
             "IRQBALANCE_BANNED_CPULIST, where CPUs are exclusive"
             if name == "irqbalance"
             else "tuned-adm active"
         )
-        yield Finding("others", name, NOTE, NEIGHBOURS[name], hint)
+        yield note(name, NEIGHBOURS[name], hint)
     if not found:
-        yield Finding("others", "writer", OK, "nobody else who places containers is known to run here")
+        yield ok("writer", "nobody else who places containers is known to run here")
     if system.uid != 0:
         sentence = "the doctor does not run as root: some of this it could not see"
-        yield Finding("others", "root", WARNING, sentence, "sudo cri-resmgr doctor")
+        yield warning("root", sentence, "sudo cri-resmgr doctor")
 
 
 # ---------------------------------------------------------------------- systemd
@@ -165,9 +153,7 @@ def check_units(facts: Facts) -> Iterator[Finding]:
     if system is None:
         return
     if not system.has_systemd:
-        yield Finding(
-            "units", "systemd", NOTE, "systemd does not run here: who starts the daemon again is not known"
-        )
+        yield note("systemd", "systemd does not run here: who starts the daemon again is not known")
         return
     needed = _NEEDED.get(facts.front_end, UNITS)
     if ((facts.status or {}).get("nri") or {}).get("launched_by_runtime"):
@@ -178,11 +164,9 @@ def check_units(facts: Facts) -> Iterator[Finding]:
         elif unit.result == "start-limit-hit":
             sentence = f"{unit.name} was started too often and systemd has given up"
             hint = f"{_JOURNAL}; systemctl reset-failed {unit.name} && systemctl start {unit.name}"
-            yield Finding("units", unit.name, PROBLEM, sentence, hint)
+            yield problem(unit.name, sentence, hint)
         elif unit.load == "masked":
-            yield Finding(
-                "units", unit.name, PROBLEM, f"{unit.name} is masked", f"systemctl unmask {unit.name}"
-            )
+            yield problem(unit.name, f"{unit.name} is masked", f"systemctl unmask {unit.name}")
         else:
             yield from _unit(unit, facts)
 
@@ -193,11 +177,11 @@ def _not_needed(unit: UnitFacts, front_end: str) -> Iterator[Finding]:
         what = "who connects there is not served" if unit.name == SOCKET else "it places nothing"
         sentence = f"{unit.name} is active, and the daemon runs {runs}: {what}"
         hint = f"systemctl {'mask' if unit.name == SOCKET else 'disable'} --now {unit.name}"
-        yield Finding("units", unit.name, WARNING, sentence, hint)
+        yield warning(unit.name, sentence, hint)
     elif unit.name != NRI_SERVICE:
         state = "masked" if unit.load == "masked" else unit.active or "not installed"
         sentence = f"{unit.name} is {state}, as it should be: the daemon runs {runs}"
-        yield Finding("units", unit.name, OK, sentence)
+        yield ok(unit.name, sentence)
 
 
 def _unit(unit: UnitFacts, facts: Facts) -> Iterator[Finding]:
@@ -205,22 +189,20 @@ def _unit(unit: UnitFacts, facts: Facts) -> Iterator[Finding]:
     is_optional = unit.name not in (SERVICE, NRI_SERVICE)
     if unit.load != "loaded":
         verdict = NOTE if is_optional or facts.status is not None else WARNING
-        yield Finding("units", unit.name, verdict, f"{unit.name} is not installed")
+        yield finding(unit.name, verdict, f"{unit.name} is not installed")
     elif unit.active == "failed":
         hint = f"journalctl -u {unit.name} -n 50"
         verdict = WARNING if unit.name == OBSERVER else PROBLEM
-        yield Finding("units", unit.name, verdict, f"{unit.name} has failed: {unit.result or unit.sub}", hint)
+        yield finding(unit.name, verdict, f"{unit.name} has failed: {unit.result or unit.sub}", hint)
     elif unit.active != "active":
         verdict = NOTE if is_optional else WARNING
-        yield Finding(
-            "units", unit.name, verdict, f"{unit.name} is {state}", f"systemctl enable --now {unit.name}"
-        )
+        yield finding(unit.name, verdict, f"{unit.name} is {state}", f"systemctl enable --now {unit.name}")
     elif unit.enabled in ("disabled", "indirect"):
         sentence = f"{unit.name} is {state} and not enabled: after a boot it is not there"
-        yield Finding("units", unit.name, WARNING, sentence, f"systemctl enable {unit.name}")
+        yield warning(unit.name, sentence, f"systemctl enable {unit.name}")
     elif unit.restarts:
         times = "once" if unit.restarts == 1 else f"{unit.restarts} times"
         sentence = f"{unit.name} is {state}, and was restarted {times} after it ended by itself"
-        yield Finding("units", unit.name, WARNING, sentence, f"journalctl -u {unit.name} -p warning")
+        yield warning(unit.name, sentence, f"journalctl -u {unit.name} -p warning")
     else:
-        yield Finding("units", unit.name, OK, f"{unit.name} is {state}, {unit.enabled}")
+        yield ok(unit.name, f"{unit.name} is {state}, {unit.enabled}")

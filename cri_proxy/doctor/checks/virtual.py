@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 from cri_proxy.doctor.checks.machine import threads_per_core
 from cri_proxy.doctor.facts import Facts, MachineFacts
-from cri_proxy.doctor.findings import NOTE, OK, WARNING, Finding
+from cri_proxy.doctor.findings import NOTE, WARNING, Finding, finding, note, ok, warning
 from cri_proxy.version import DOCUMENTS
 from policies.machine.topology import BadTopology, Topology
 
-TOPIC = "virtual machine"
 _CHIPLETS = ("HygonGenuine", "AuthenticAMD")
 _MOST_CCX_CORES = {"HygonGenuine": 8, "AuthenticAMD": 16}
 #: Cores of a CCX, for the hints: of Hygon and the first two Zens, and of AMD since family 0x19 (Zen 3).
@@ -46,11 +45,9 @@ def check_virtual(facts: Facts) -> Iterator[Finding]:
     ]
     what = f"this is a virtual machine{f' ({machine.product})' if machine.product else ''}"
     if any(finding.verdict == WARNING for finding in found):
-        yield Finding(
-            TOPIC, "virtual", NOTE, f"{what}: what it shows of the host is not right, see below", _MORE
-        )
+        yield note("virtual", f"{what}: what it shows of the host is not right, see below", _MORE)
     else:
-        yield Finding(TOPIC, "virtual", OK, f"{what}; nothing that it shows is impossible on a real one")
+        yield ok("virtual", f"{what}; nothing that it shows is impossible on a real one")
     yield from found
 
 
@@ -87,7 +84,7 @@ def _sockets(machine: MachineFacts, topology: Topology) -> Iterator[Finding]:
     count = len(topology.at("socket"))
     if count == len(topology.online) and count > 2:
         sentence = f"each of the {count} vCPUs is a socket of its own, as libvirt has it without <topology>"
-        yield Finding(TOPIC, "sockets", WARNING, sentence, shape_line(machine, topology))
+        yield warning("sockets", sentence, shape_line(machine, topology))
 
 
 def _siblings(machine: MachineFacts, topology: Topology) -> Iterator[Finding]:
@@ -101,7 +98,7 @@ def _siblings(machine: MachineFacts, topology: Topology) -> Iterator[Finding]:
         sentence += "; the CPU flag topoext is missing, without which none can be shown"
     # Every Hygon C86 has two threads a core; many run EPYCs without.
     verdict = WARNING if is_hidden or machine.data.vendor == "HygonGenuine" else NOTE
-    yield Finding(TOPIC, "smt", verdict, sentence, shape_line(machine, topology))
+    yield finding("smt", verdict, sentence, shape_line(machine, topology))
 
 
 def _caches(machine: MachineFacts, topology: Topology) -> Iterator[Finding]:
@@ -109,34 +106,34 @@ def _caches(machine: MachineFacts, topology: Topology) -> Iterator[Finding]:
     hint = shape_line(machine, topology, threads)
     if any(c.l3 is None for c in machine.data.cpus if c.cpu not in machine.data.offline):
         sentence = "cache information is missing: containers are kept in NUMA nodes, not in L3 slices"
-        yield Finding(TOPIC, "cache", WARNING, sentence, hint)
+        yield warning("cache", sentence, hint)
         return
     across = {c.l3 for c in machine.data.cpus if c.l3 is not None}
     if len(across) < len({(c.socket, c.l3) for c in machine.data.cpus if c.l3 is not None}):
         sentence = "an L3 is shown that spans sockets: a guest's socket is smaller than a CCX"
-        yield Finding(TOPIC, "cache", WARNING, sentence, hint)
+        yield warning("cache", sentence, hint)
         return
     slices = [l3.cpus & topology.online for l3 in topology.at("l3")]
     cores = [{topology.core_of[cpu] for cpu in cpus} for cpus in slices if cpus]
     largest, most = max(map(len, cores)), _MOST_CCX_CORES.get(machine.data.vendor)
     if most is not None and largest > most:
         sentence = f"an L3 of {largest} cores is shown, and a CCX of this vendor has at most {most}"
-        yield Finding(TOPIC, "cache", WARNING, sentence, hint)
+        yield warning("cache", sentence, hint)
     elif _is_chiplet(machine) and largest > _ccx_cores(machine) and len(slices) == len(topology.at("numa")):
         where = "the whole machine" if len(slices) == 1 else "each NUMA node"
         sentence = (
             f"one L3 of {largest} cores is shown for {where}: right only if the host's CCXs are that large"
         )
-        yield Finding(TOPIC, "cache", WARNING, sentence, hint)
+        yield warning("cache", sentence, hint)
     elif max(map(len, slices)) == 1 and len(topology.online) > 1:
         sentence = "each vCPU has an L3 of its own: nothing can be kept together"
-        yield Finding(TOPIC, "cache", WARNING, sentence, hint)
+        yield warning("cache", sentence, hint)
     sizes = {len(cpus) for cpus in slices if cpus}
     if len(sizes) > 1 and not machine.data.offline:
         sentence = f"{len(topology.online)} vCPUs are no multiple of a CCX: L3 slices of {_listed(sizes)} CPUs are shown"
-        yield Finding(TOPIC, "count", WARNING, sentence, hint)
+        yield warning("count", sentence, hint)
     elif _is_chiplet(machine) and len(slices) > 1 and len(sizes) == 1 and len(topology.online) % 2:
-        yield Finding(TOPIC, "count", WARNING, f"{len(topology.online)} vCPUs are an odd number", hint)
+        yield warning("count", f"{len(topology.online)} vCPUs are an odd number", hint)
 
 
 def _listed(sizes: set[int]) -> str:
@@ -153,17 +150,17 @@ def _nodes(machine: MachineFacts, topology: Topology) -> Iterator[Finding]:
     hint = f"<cpu ...><numa>{cells}...</numa></cpu> <numatune><memnode cellid='0' mode='strict' nodeset='0'/>...</numatune>"
     if nodes == 1 and 1 < sockets < count:
         sentence = f"NUMA is flat: one node for {sockets} sockets"
-        yield Finding(TOPIC, "numa", WARNING, sentence, hint)
+        yield warning("numa", sentence, hint)
     elif nodes == 1 and count > _MANY_CPUS and _is_chiplet(machine):
         sentence = f"NUMA is flat: one node for {count} vCPUs; right only if the host has one there, too"
-        yield Finding(TOPIC, "numa", NOTE, sentence, hint)
+        yield note("numa", sentence, hint)
     rows = topology.data.distance
     if rows is not None and nodes > sockets > 1:
         different = {value for a, row in enumerate(rows) for b, value in enumerate(row) if a != b}
         if len(different) == 1:
             value = next(iter(different))
             sentence = f"all NUMA distances are {value}: the nearest node cannot be told from the farthest"
-            yield Finding(TOPIC, "distances", WARNING, sentence, _DISTANCES)
+            yield warning("distances", sentence, _DISTANCES)
 
 
 def _steal(machine: MachineFacts) -> Iterator[Finding]:
@@ -175,11 +172,9 @@ def _steal(machine: MachineFacts) -> Iterator[Finding]:
     )
     shown = f"the hypervisor kept back {machine.steal * 100:.1f} % of the CPU time since boot"
     if machine.steal >= _STEAL_WARNED:
-        yield Finding(
-            TOPIC, "pinning", WARNING, f"{shown}: vCPUs share the host's CPUs, or are not pinned", hint
-        )
+        yield warning("pinning", f"{shown}: vCPUs share the host's CPUs, or are not pinned", hint)
     elif machine.steal >= _STEAL_NOTED:
-        yield Finding(TOPIC, "pinning", NOTE, f"{shown}: vCPUs may share the host's CPUs", hint)
+        yield note("pinning", f"{shown}: vCPUs may share the host's CPUs", hint)
     else:
         sentence = f"{shown}; whether vCPUs are pinned a guest cannot see"
-        yield Finding(TOPIC, "pinning", OK, sentence)
+        yield ok("pinning", sentence)
