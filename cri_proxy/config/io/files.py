@@ -218,7 +218,11 @@ def load_or_last(files: Files) -> Settings:
     try:
         return load(files)
     except BadConfig as error:
-        bad = error
+        return last_or_default(files, error)
+
+
+def last_or_default(files: Files, bad: BadConfig) -> Settings:
+    """What is in force in the place of files that make no configuration: the last one that loaded, or the defaults."""
     essentials: list[Source] = []
     with contextlib.suppress(BadConfig):
         essentials = _answered(files.essentials)

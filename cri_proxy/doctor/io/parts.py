@@ -61,12 +61,11 @@ def find_files(root: Path, config_file: Optional[Path]) -> settings.Files:
 def read_config_facts(files: settings.Files) -> tuple[ConfigFacts, Config]:
     """What the files say, and the configuration in force without them being right."""
     try:
-        names = tuple(source.name for source in files.sources())
         loaded = settings.load(files)
     except BadConfig as error:
-        config = settings.load_or_last(files).config
-        return ConfigFacts((), tuple(error.errors), tuple(error.warnings)), config
-    return ConfigFacts(names, (), loaded.warnings), loaded.config
+        config = settings.last_or_default(files, error).config
+        return ConfigFacts((), error.errors, error.warnings), config
+    return ConfigFacts(tuple(source.name for source in loaded.sources), (), loaded.warnings), loaded.config
 
 
 def compared_with_daemon(facts: ConfigFacts, config: Config, control: Path) -> ConfigFacts:
