@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy import greeting
-from cri_proxy.relay.http2.kept import Kept
 from cri_proxy.relay.interception import UNAVAILABLE, Interceptor
 from cri_proxy.relay.io.drain import Settling, UnderWay
 from cri_proxy.relay.io.event_fan import EventFan
 from cri_proxy.relay.io.given_back import GivingBack
 from cri_proxy.relay.io.grpc_server import STOPPING, is_long
 from cri_proxy.relay.io.link import Fan, Link
-from cri_proxy.relay.io.links import RESTING, Kind, Links
+from cri_proxy.relay.io.links import RESTING, Kept, Kind, Links
 from cri_proxy.relay.io.serving import LAST_BYTES_S, behind
 from cri_proxy.relay.io.splice import ACCEPT_AGAIN_S, FAREWELL_S
 from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access

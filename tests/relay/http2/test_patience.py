@@ -12,8 +12,8 @@ from cri_proxy.relay.http2.frames import (
     write_reset,
     write_settings,
 )
-from cri_proxy.relay.http2.patience import BURST, PER_S, Patience
 from cri_proxy.relay.http2.relay import RelayedConnection
+from cri_proxy.relay.http2.wire import BURST, PER_S, Patience
 from tests.relay.http2.hand import CONFIRMED, data, goaways, hand_made, headers, ping
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cri_proxy.relay.http2.kept import Kept
+from cri_proxy.relay.io.links import Kept
 
 SIZES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), max_size=60)
 
