@@ -46,7 +46,7 @@ from cri_proxy.relay.io.serving import longest_stop_us
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
 from cri_proxy.services import logs
 from cri_proxy.services.health import Health
-from cri_proxy.services.log_lines import LogLines
+from cri_proxy.services.logs import LogLines
 from cri_proxy.services.services import make_parts
 from cri_proxy.unix_sockets import SocketTaken, allow_descriptors
 from cri_proxy.version import VERSION

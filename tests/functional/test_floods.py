@@ -18,8 +18,8 @@ from bench.floods import FLOODS
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.frame_reader import FrameReader
 from cri_proxy.relay.http2.frames import GOAWAY, PREFACE, Error, write_settings
-from cri_proxy.relay.http2.patience import BURST, PER_S
 from cri_proxy.relay.http2.requests import MAX_STREAMS
+from cri_proxy.relay.http2.wire import BURST, PER_S
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from cri_proxy.services import logs
-from cri_proxy.services.log_lines import LogLines
+from cri_proxy.services.logs import LogLines
 
 
 class Reader:
