@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import Inexpressible, Site, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.nri.cri_translation import express
 from cri_proxy.nri.draft import Asked, Draft
 from cri_proxy.nri.files import write_annotations, write_cdi_devices, write_devices, write_mounts
-from cri_proxy.nri.process import write_args, write_env, write_oom_score, write_seccomp
-from cri_proxy.nri.seccomp import SeccompFile
-from cri_proxy.nri.unsupported import report_unsaid
+from cri_proxy.nri.merge import HOOKS, REMOVAL
+from cri_proxy.nri.seccomp import SeccompFile, seccomp_file
 from cri_proxy.text.protobuf_bytes import NotProtobuf
 
 
@@ -108,3 +108,146 @@ def _any(_content: bytes) -> bool:
 
 def _has_page_size(page_size: str) -> Any:
     return lambda content: cri.HugepageLimit.FromString(content).page_size == page_size
+
+
+# ---------------------------------------------------------------------- the process: environment, arguments, seccomp
+
+
+def write_env(draft: Draft) -> None:
+    """Variables set and removed.
+
+    One that the image brings cannot be removed, only set to nothing; what the image says in the place of one that
+    the request brings cannot be known, and comes to light.
+    """
+    asked = draft.asked.adjust.env
+    sets = {entry.key: entry.value for entry in asked if not entry.key.startswith(REMOVAL)}
+    removed = [entry.key[len(REMOVAL) :] for entry in asked if entry.key.startswith(REMOVAL)]
+    shown = {text.partition("=")[0] for text in draft.asked.container.env}
+    for key in removed:
+        if key in sets:
+            continue
+        found = [env for env in draft.config.envs if env.key == key]
+        draft.cut_equal("envs", found)
+        if not found and key in shown:
+            draft.report("env_removal", nri.Env, key, "the image brings it; it is set to nothing instead")
+            draft.added.envs.add(key=key, value=b"")
+    for key, value in sets.items():
+        draft.replace(
+            "envs",
+            cri.KeyValue(key=key, value=value.encode()),
+            [env for env in draft.config.envs if env.key == key],
+        )
+
+
+def write_args(draft: Draft) -> None:
+    """The whole command line: ``command`` takes the place of the image's entrypoint and of its arguments."""
+    args = list(draft.asked.adjust.args)
+    if args and (args != [*draft.config.command, *draft.config.args] or not draft.config.command):
+        for field in ("command", "args"):
+            if getattr(draft.config, field):
+                draft.cut_entries(field, lambda _content: True)
+        draft.added.command.extend(args)
+
+
+def write_oom_score(draft: Draft) -> None:
+    linux = draft.asked.adjust.linux
+    if not linux.HasField("oom_score_adj"):
+        return
+    score = linux.oom_score_adj.value
+    if score != draft.config.linux.resources.oom_score_adj:
+        if score:
+            draft.added.linux.resources.oom_score_adj = score
+        else:
+            draft.cut_entries("linux.resources.oom_score_adj", lambda _content: True)
+
+
+def write_seccomp(draft: Draft) -> Optional[SeccompFile]:
+    """A profile of its own for the container, and the file that it is to be in."""
+    linux, context = draft.asked.adjust.linux, draft.config.linux.security_context
+    if (
+        not linux.HasField("seccomp_policy")
+        or linux.seccomp_policy == draft.asked.container.linux.seccomp_policy
+    ):
+        return None
+    if context.privileged:
+        why = "the container is privileged, and runtimes give such ones no seccomp profile"
+        draft.report("seccomp_policy", nri.SeccompPolicy, "", why)
+        return None
+    file = seccomp_file(linux.seccomp_policy, draft.site.seccomp_folder)
+    profile = cri.SecurityProfile(profile_type=cri.SecurityProfile.Localhost, localhost_ref=file.path)
+    if context.seccomp != profile:
+        draft.added.linux.security_context.seccomp.CopyFrom(profile)
+    return file
+
+
+# ---------------------------------------------------------------------- what CRI has no word for at all
+
+
+#: Whole messages below ``linux``: where, the owner's word, and why not.
+_SINGLE = (
+    ("io_priority", nri.IoPriority, "CRI has no IO priority"),
+    ("scheduler", nri.LinuxSched, "CRI has no scheduler"),
+    ("memory_policy", nri.MemoryPolicy, "CRI has no memory policy"),
+)
+_RDT = (
+    ("clos_id", nri.RdtClosID),
+    ("schemata", nri.RdtSchemata),
+    ("enable_monitoring", nri.RdtEnableMonitoring),
+)
+
+
+def report_unsaid(draft: Draft) -> None:
+    """Report all of it that the container does not have as asked for."""
+    adjust, container = draft.asked.adjust, draft.asked.container
+    if any(len(getattr(adjust.hooks, name)) for name in HOOKS):
+        draft.report("hooks", nri.OciHooks, "", "CRI has no OCI hooks")
+    for limit in adjust.rlimits:
+        if limit not in container.rlimits:
+            draft.report("rlimits", nri.Rlimits, limit.type, "CRI has no resource limits of processes")
+    _report_namespaces(draft)
+    _report_map(draft, "sysctl", nri.Sysctl, "CRI has sysctls of pods only")
+    _report_map(draft, "net_devices", nri.LinuxNetDevices, "CRI has no network devices")
+    if adjust.linux.cgroups_path and adjust.linux.cgroups_path != container.linux.cgroups_path:
+        draft.report("cgroups_path", nri.CgroupsPath, "", "CRI has the cgroup of a pod only")
+    for name, field, why in _SINGLE:
+        if adjust.linux.HasField(name) and not _has_already(container.linux, name, adjust.linux):
+            draft.report(name, field, "", why)
+    _report_rdt(draft)
+
+
+def _report_namespaces(draft: Draft) -> None:
+    had = draft.asked.container.linux.namespaces
+    kinds = {namespace.type for namespace in had}
+    sets = {n.type for n in draft.asked.adjust.linux.namespaces if not n.type.startswith(REMOVAL)}
+    for namespace in draft.asked.adjust.linux.namespaces:
+        is_removal = namespace.type.startswith(REMOVAL)
+        kind = namespace.type[len(REMOVAL) :] if is_removal else namespace.type
+        is_so = (kind not in kinds or kind in sets) if is_removal else namespace in had
+        if not is_so:
+            draft.report("namespaces", nri.Namespace, kind, "CRI has no namespaces of containers to choose")
+
+
+def _report_map(draft: Draft, name: str, field: nri.Field.ValueType, why: str) -> None:
+    asked, had = getattr(draft.asked.adjust.linux, name), getattr(draft.asked.container.linux, name)
+    for marked in sorted(asked):
+        is_removal = marked.startswith(REMOVAL)
+        key = marked[len(REMOVAL) :] if is_removal else marked
+        is_so = (key not in had or key in asked) if is_removal else (key in had and had[key] == asked[key])
+        if not is_so:
+            draft.report(name, field, key, why)
+
+
+def _report_rdt(draft: Draft) -> None:
+    asked, had = draft.asked.adjust.linux.rdt, draft.asked.container.linux.rdt
+    why = "CRI has RDT classes only"
+    if asked.remove and had.ByteSize():
+        draft.report("rdt", nri.RdtClosID, "", why)
+    for name, field in _RDT:
+        if asked.HasField(name) and not _has_already(had, name, asked):
+            draft.report("rdt", field, "", why)
+
+
+def _has_already(had: Any, name: str, asked: Any) -> bool:
+    # Containers do not show a memory policy.
+    is_shown = name in had.DESCRIPTOR.fields_by_name
+    return bool(is_shown and had.HasField(name) and getattr(had, name) == getattr(asked, name))

@@ -9,7 +9,7 @@ from typing import Any, Callable
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import Inexpressible, Site
-from cri_proxy.nri.owners import owner_of
+from cri_proxy.nri.merge import owner_of
 from cri_proxy.text.protobuf_bytes import cut, place_of
 
 

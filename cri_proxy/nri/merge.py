@@ -12,8 +12,95 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.owners import Claims
-from cri_proxy.nri.resources import overlay
+
+#: Fields that are owned key by key; the others are owned as one.
+KEYED = frozenset(
+    [
+        nri.Annotations,
+        nri.Mounts,
+        nri.Devices,
+        nri.CdiDevices,
+        nri.Env,
+        nri.HugepageLimits,
+        nri.CgroupsUnified,
+        nri.Rlimits,
+        nri.Namespace,
+        nri.Sysctl,
+        nri.LinuxNetDevices,
+    ]
+)
+_MARKER = "-"
+
+
+class Conflict(Exception):
+    """What plugins ask for cannot be had together; the text is NRI's own."""
+
+
+class Claims:
+    """What one plugin claims of one container. ``owners`` is changed: the message that validators are shown.
+
+    By it NRI finds two plugins in conflict. A removal leaves a clear marker, ``-NN-name``: the plugin that has removed
+    something may set it again, nobody else may.
+    """
+
+    def __init__(self, owners: nri.OwningPlugins, container_id: str, plugin: str) -> None:
+        self._owners = owners.owners[container_id]
+        self.plugin = plugin
+
+    def claim(self, field: nri.Field.ValueType, key: str = "") -> None:
+        """The plugin sets a field, or one key of it.
+
+        :raises Conflict: somebody owns it, and be it this plugin, or another one has removed it.
+        """
+        owner = self._owner(field, key)
+        has_cleared = owner == _MARKER + self.plugin
+        if owner and not has_cleared:
+            # Of what has no key the text ends in a space (pkg/api/owners.go, qualify).
+            raise Conflict(
+                f'plugins "{self.plugin}" and "{plain(owner)}" both tried to set {nri.Field.Name(field)} {key}'
+            )
+        self._own(field, key, self.plugin)
+
+    def clear(self, field: nri.Field.ValueType, key: str = "") -> None:
+        """The plugin removes a field, or one key of it, whoever has set it."""
+        self._own(field, key, _MARKER + self.plugin)
+
+    def join(self, field: nri.Field.ValueType) -> None:
+        """The plugin adds to a field that several may add to: its owners are listed, ``a,b,c``."""
+        owners = [owner for owner in self._owner(field, "").split(",") if owner]
+        if self.plugin not in owners:
+            self._own(field, "", ",".join([*owners, self.plugin]))
+
+    def _owner(self, field: nri.Field.ValueType, key: str) -> str:
+        return _raw_owner(self._owners, field, key)
+
+    def _own(self, field: nri.Field.ValueType, key: str, owner: str) -> None:
+        if field in KEYED:
+            self._owners.compound[field].owners[key] = owner
+        else:
+            self._owners.simple[field] = owner
+
+
+def owner_of(owners: nri.OwningPlugins, container_id: str, field: nri.Field.ValueType, key: str = "") -> str:
+    """Who has set or removed a field of a container, ``NN-name``; several of hooks are ``a,b``; "" = nobody."""
+    if container_id not in owners.owners:
+        return ""
+    return plain(_raw_owner(owners.owners[container_id], field, key))
+
+
+def _raw_owner(of: nri.FieldOwners, field: nri.Field.ValueType, key: str) -> str:
+    # A protobuf map makes a message that it is asked for.
+    if field not in KEYED:
+        return str(of.simple.get(field, ""))
+    if field not in of.compound:
+        return ""
+    return str(of.compound[field].owners.get(key, ""))
+
+
+def plain(owner: str) -> str:
+    """The plugin's name without the clear marker."""
+    return owner[1:] if owner.startswith(_MARKER) else owner
+
 
 REMOVAL = "-"
 HOOKS = ("prestart", "create_runtime", "create_container", "start_container", "poststart", "poststop")
@@ -230,3 +317,73 @@ def _copy(message: Any) -> Any:
     copied = type(message)()
     copied.CopyFrom(message)
     return copied
+
+
+# ---------------------------------------------------------------------- resources
+
+
+#: The fields that are set when they are present, also to 0, with the word that owns each.
+MEMORY = (
+    ("limit", nri.MemLimit),
+    ("reservation", nri.MemReservation),
+    ("swap", nri.MemSwapLimit),
+    ("kernel", nri.MemKernelLimit),
+    ("kernel_tcp", nri.MemTCPLimit),
+    ("swappiness", nri.MemSwappiness),
+    ("disable_oom_killer", nri.MemDisableOomKiller),
+    ("use_hierarchy", nri.MemUseHierarchy),
+)
+CPU = (
+    ("shares", nri.CPUShares),
+    ("quota", nri.CPUQuota),
+    ("period", nri.CPUPeriod),
+    ("realtime_runtime", nri.CPURealtimeRuntime),
+    ("realtime_period", nri.CPURealtimePeriod),
+)
+#: Those that are set when they are not empty: they cannot be emptied.
+CPUSETS = (("cpus", nri.CPUSetCPUs), ("mems", nri.CPUSetMems))
+WHOLE = (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass), ("pids", nri.PidsLimit))
+
+
+def overlay(asked: nri.LinuxResources, claims: Claims, *targets: nri.LinuxResources) -> None:
+    """Lay what a plugin asks for over each target, claiming every field of it.
+
+    :raises Conflict: a field is another plugin's; the targets are half done then.
+    """
+    for name, field in MEMORY:
+        if asked.memory.HasField(name):
+            claims.claim(field)
+            for target in targets:
+                getattr(target.memory, name).CopyFrom(getattr(asked.memory, name))
+    for name, field in CPU:
+        if asked.cpu.HasField(name):
+            claims.claim(field)
+            for target in targets:
+                getattr(target.cpu, name).CopyFrom(getattr(asked.cpu, name))
+    for name, field in CPUSETS:
+        if getattr(asked.cpu, name):
+            claims.claim(field)
+            for target in targets:
+                setattr(target.cpu, name, getattr(asked.cpu, name))
+    for name, field in WHOLE:
+        if asked.HasField(name):
+            claims.claim(field)
+            for target in targets:
+                getattr(target, name).CopyFrom(getattr(asked, name))
+    _overlay_lists(asked, claims, *targets)
+
+
+def _overlay_lists(asked: nri.LinuxResources, claims: Claims, *targets: nri.LinuxResources) -> None:
+    for limit in asked.hugepage_limits:
+        claims.claim(nri.HugepageLimits, limit.page_size)
+        for target in targets:
+            others = [other for other in target.hugepage_limits if other.page_size != limit.page_size]
+            del target.hugepage_limits[:]
+            target.hugepage_limits.extend([*others, limit])
+    for key, value in sorted(asked.unified.items()):
+        claims.claim(nri.CgroupsUnified, key)
+        for target in targets:
+            target.unified[key] = value
+    # Rules for the devices of a cgroup are nobody's: they add up.
+    for target in targets if asked.devices else ():
+        target.devices.extend(asked.devices)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.owners import Claims, Conflict
-from cri_proxy.nri.resources import overlay
+from cri_proxy.nri.merge import Claims, Conflict, overlay
 
 
 class MergedUpdates:

@@ -9,7 +9,7 @@ import yaml
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.cri.messages import scoped_annotation
-from cri_proxy.nri.owners import owner_of, plain
+from cri_proxy.nri.merge import owner_of, plain
 
 #: A pod's annotation with a YAML list of plugins that it needs, for one container (``/container.NAME``), ``/pod``,
 #: or all; plugins are named ``name`` or ``NN-name``.

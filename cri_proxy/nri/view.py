@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri import spec as nri_spec
-from cri_proxy.nri.json import UINT32, as_number, as_object, as_text, parse_object
+from cri_proxy.nri.spec import UINT32, as_number, as_object, as_text, parse_object
 
 _STATES = {
     cri.CONTAINER_CREATED: nri.CONTAINER_CREATED,

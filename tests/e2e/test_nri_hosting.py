@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.nri.ids import PLUGIN_ID
+from cri_proxy.nri.pod_cache import PLUGIN_ID
 from tests.e2e.cgroups import cgroup_mounts
 from tests.e2e.node import Node, Running, problem_of, until
 from tests.functional.nri.support import adjust, env, hosting, plugin, plugin_process

@@ -17,7 +17,7 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.control import DaemonAbsent
-from cri_proxy.nri.events import mask_of
+from cri_proxy.nri.dispatch import mask_of
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
 from tests.agent import ROOT, Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient

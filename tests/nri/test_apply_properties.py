@@ -15,8 +15,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import CLASSES, Cdi, Site
 from cri_proxy.nri.apply import apply
 from cri_proxy.nri.draft import Asked
-from cri_proxy.nri.merge import Merge
-from cri_proxy.nri.owners import Conflict
+from cri_proxy.nri.merge import Conflict, Merge
 from cri_proxy.nri.view import view_container
 
 #: Few words, so that adjustments meet what is there: names, paths, removals of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.events import event_name, mask_of
+from cri_proxy.nri.dispatch import event_name, mask_of
 from cri_proxy.nri.subscription import MASK_ALL, MASK_CLASSIC, WANTED, may_update_unasked, subscription
 
 CLASSIC, ALL = WANTED & MASK_CLASSIC, WANTED

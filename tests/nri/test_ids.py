@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.nri.ids import PLUGIN_ID, Ids, annotated
-from cri_proxy.nri.pod_cache import Known
+from cri_proxy.nri.pod_cache import PLUGIN_ID, Ids, Known, annotated
 
 
 def test_most_containers_have_one_id() -> None:

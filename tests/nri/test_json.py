@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.nri.json import (
+from cri_proxy.nri.spec import (
     UINT32,
     as_number,
     as_numbers,

@@ -8,8 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.merge import Merge
-from cri_proxy.nri.owners import Conflict, owner_of
+from cri_proxy.nri.merge import Conflict, Merge, owner_of
 
 FIRST, SECOND, THIRD = "00-bar", "10-foo", "20-baz"
 ORIGINAL = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.owners import KEYED, Claims, Conflict, owner_of
+from cri_proxy.nri.merge import KEYED, Claims, Conflict, owner_of
 
 FOO, BAR, BAZ = "10-foo", "20-bar", "30-baz"
 FIELDS = [field for field in nri.Field.values() if field not in (nri.Field.Value("None"), nri.OciHooks)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.nri.ids import PLUGIN_ID
+from cri_proxy.nri.pod_cache import PLUGIN_ID
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime

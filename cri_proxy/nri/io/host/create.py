@@ -7,7 +7,7 @@ NRI shows plugins a container's id and its whole OCI spec before it exists; a CR
 3. Nothing asked for: done. Resources only: the engine decides again with these as the request's (a cpuset of a
    plugin's is a fence, design rule 10), and the container, which was not started, is updated.
 4. Anything else takes another create: the container is removed, and made anew from the changed request. Plugins see
-   none of this: what is made has the id for them that they were asked about (nri/ids.py), and they are not asked
+   none of this: what is made has the id for them that they were asked about (nri/pod_cache.py), and they are not asked
    again, as no other host of NRI would. So their answer may be about the id, or another one each time.
 
 A plugin's refusal, or an error of the runtime's on the way, removes what was made. A bug of ours does not: the client
@@ -28,8 +28,9 @@ from cri_proxy.nri.io.host.calls import HostedCall, Parties
 from cri_proxy.nri.io.host.capabilities import Expression
 from cri_proxy.nri.io.host.cleanup import UNKNOWN
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
-from cri_proxy.nri.io.host.uncommitted import Provisional
+from cri_proxy.nri.io.host.upstream import CREATE_TIMEOUT_S
 from cri_proxy.nri.lifecycle import Due
+from cri_proxy.nri.pod_cache import annotated
 from cri_proxy.nri.view import view_container, view_resources
 from cri_proxy.relay.interception import (
     NOT_FOUND,
@@ -181,3 +182,101 @@ class Create(HostedCall):
         if isinstance(outcome, Refuse):
             raise AnswerFailed(outcome.code, outcome.message)
         self._delta = outcome.delta if isinstance(outcome, Forward) else b""
+
+
+# ---------------------------------------------------------------------- the container that is not committed
+
+
+class Provisional:
+    """The container that was made, which clients do not see yet; and the ways to make it anew, and to unmake it.
+
+    ``id`` is "" while there is none; ``first_id`` is the one that plugins know it by. ``request``: what it was made
+    from, without the engine's addition.
+    """
+
+    def __init__(self, parties: Parties, full_method: str) -> None:
+        self._parties = parties
+        self._full_method = full_method
+        self.id = ""
+        self.first_id = ""
+        self.request = b""
+        self.reply = b""
+
+    async def make(self, request: bytes, delta: bytes) -> None:
+        """Have the runtime make it.
+
+        :raises AnswerFailed: the runtime's error.
+        """
+        parties = self._parties
+        reply = await parties.upstream.forward(self._full_method, request + delta, CREATE_TIMEOUT_S)
+        self.id = parse(cri.CreateContainerResponse, reply).container_id
+        self.first_id = self.first_id or self.id
+        self.request, self.reply = request, reply
+        parties.hidden.containers.add(self.id)
+
+    async def status(self) -> cri.ContainerStatusResponse:
+        """What the runtime says of it, in full.
+
+        :raises AnswerFailed: the runtime's error.
+        """
+        request = cri.ContainerStatusRequest(container_id=self.id, verbose=True)
+        status: cri.ContainerStatusResponse = await self._parties.upstream.call(
+            "ContainerStatus", request, cri.ContainerStatusResponse
+        )
+        return status
+
+    async def discard(self) -> None:
+        """Remove it, to have it made anew: plugins are told nothing, to them it is there.
+
+        :raises AnswerFailed: the runtime would not.
+        """
+        self._parties.life.hold(self.id)
+        await self._remove()
+
+    async def make_anew(self, request: bytes, delta: bytes) -> None:
+        """After ``discard``: have it made from another request. Plugins see it by the id they know.
+
+        :raises AnswerFailed: the runtime's error.
+        """
+        world, life, first_id = self._parties.world, self._parties.life, self.first_id
+        await self.make(request, delta + annotated(first_id))
+        pod_id = life.pod_of(first_id)
+        world.known.made_anew(first_id, self.id)
+        life.made_anew(first_id, self.id)
+        world.accepted.discard(first_id)
+        world.accepted.add(self.id)
+        # Its cgroup, and what the runtime has made of what plugins have asked for.
+        if pod_id:
+            await world.look_up(self.id, pod_id, anew=True)
+
+    async def unmake(self) -> None:
+        """Remove it, if it is there, and tell plugins that it is gone. ``id`` is "" afterwards.
+
+        :raises AnswerFailed: the runtime would not; plugins are told all the same.
+        """
+        parties, known_id = self._parties, self.id or self.first_id
+        parties.world.accepted.discard(known_id)
+        due = parties.life.removed(known_id)
+        try:
+            if self.id:
+                await self._remove()
+        finally:
+            await parties.teller.tell(due)
+
+    async def _remove(self) -> None:
+        parties, container_id = self._parties, self.id
+        try:
+            await parties.upstream.remove_container(container_id)
+        except AnswerFailed as error:
+            parties.log.error(
+                "a container that no client gets cannot be removed", id=container_id, error=error.message
+            )
+            raise
+        self.id = ""
+        parties.hidden.removed(container_id)
+
+    def show(self) -> None:
+        """From now on clients see it."""
+        self._parties.hidden.containers.discard(self.id)
+        self._parties.world.accepted.discard(self.id)
+        self.id = ""

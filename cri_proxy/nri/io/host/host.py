@@ -22,9 +22,8 @@ from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.peer import NOW, Peer, PeerLost
 from cri_proxy.nri.io.host.registration import Registrar, World
 from cri_proxy.nri.io.host.supervisor import Arrivals
-from cri_proxy.nri.merge import Merge
+from cri_proxy.nri.merge import Conflict, Merge
 from cri_proxy.nri.messages import EventMessage, Shown
-from cri_proxy.nri.owners import Conflict
 from cri_proxy.nri.settings import NriSettings
 from cri_proxy.nri.updates import MergedUpdates
 from cri_proxy.nri.view import view_unmade

@@ -13,8 +13,7 @@ from prometheus_client import Counter, Histogram
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri import stats as nri_stats
-from cri_proxy.nri.dispatch import rpc_of, subscribes
-from cri_proxy.nri.events import event_name
+from cri_proxy.nri.dispatch import event_name, rpc_of, subscribes
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, NriConnection
 from cri_proxy.nri.messages import EventMessage
 from cri_proxy.nri.stats import CallStats

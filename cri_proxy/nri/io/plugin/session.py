@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.cri.messages import UnreadableRequest
-from cri_proxy.nri.events import event_name
+from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
 from cri_proxy.nri.io.plugin.launched import EVENT_S, PATIENCE, Taken
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.events import event_name, mask_of
+from cri_proxy.nri.dispatch import event_name, mask_of
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.subscription import MASK_ALL
 from tests.nri.io.host.hosting import CONTAINER, POD, hosting

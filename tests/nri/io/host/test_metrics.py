@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.events import event_name
+from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.host.host import PluginRefused
 from cri_proxy.services.nri_metrics import MOST_LABELS, OTHERS, NriMetrics
 from tests.nri.io.host.hosting import CONTAINER, POD, Hosting, hosting, shares

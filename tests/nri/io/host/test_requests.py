@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.events import mask_of
+from cri_proxy.nri.dispatch import mask_of
 from cri_proxy.nri.io.host.host import PluginRefused
 from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.subscription import MASK_ALL
