@@ -23,11 +23,12 @@ from cluster.agent.io.commander import Commander
 from cluster.agent.io.daemon import Daemon, FolderGone
 from cluster.agent.io.log import log
 from cluster.agent.io.memory_file import MemoryFile
-from cluster.agent.io.notify import Alive, is_healthy, notify
+from cluster.agent.io.notify import notify
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.names import AGENT
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
+from cluster.kube.io.health_file import is_healthy, touch
 
 #: Where a node that joined a cluster has the credentials of its kubelet, which may be used for its own objects.
 KUBECONFIGS = (
@@ -129,10 +130,10 @@ def _keep_small() -> Callable[[], object]:
 
 async def _run(options: argparse.Namespace, access: Access, trim: Callable[[], object]) -> None:
     clock, client = Clock(), Client(access, user_agent=AGENT)
-    alive = Alive(options.health_file)
 
     def beat() -> None:
-        alive.beat()
+        notify("WATCHDOG=1")
+        touch(options.health_file)
         # A round has had a report and a status, each of them some hundred KB, as text and as objects.
         trim()
 

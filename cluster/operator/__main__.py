@@ -20,6 +20,7 @@ from cluster.api.allowed import refused
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
+from cluster.kube.io.health_file import is_healthy, touch
 from cluster.operator.io.clock import Clock
 from cluster.operator.io.leader import LeaseLost
 from cluster.operator.io.operator import QUIET_S, Operator, Settings
@@ -27,12 +28,15 @@ from cluster.operator.io.operator import QUIET_S, Operator, Settings
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    if options.check_health is not None:
+        return 0 if is_healthy(options.check_health) else 1
     settings = Settings(
         me=options.identity,
         namespace=options.namespace,
         installer_image=options.installer_image,
         pull_secrets=tuple(options.pull_secret),
         quiet_s=options.quiet,
+        alive=lambda: touch(options.health_file),
     )
     try:
         access = Access.kubeconfig(options.kubeconfig) if options.kubeconfig else Access.in_cluster()
@@ -91,6 +95,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         default=QUIET_S,
         metavar="SECONDS",
         help="news are collected for so long (%(default)s)",
+    )
+    parser.add_argument(
+        "--health-file", type=Path, metavar="FILE", help="touched with every try for the Lease"
+    )
+    parser.add_argument(
+        "--check-health", type=Path, metavar="FILE", help="exit code 0 if a running operator touches FILE"
     )
     return parser.parse_args(arguments)
 

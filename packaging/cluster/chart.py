@@ -35,7 +35,9 @@ FOLDERS = (
     *("rbac-common", "rbac", "rbac-installs", "admission"),
 )
 #: The operator's command, to which base/proxy adds its argument by a patch.
-OPERATOR_COMMAND = "        command: [/usr/lib/cri-resmgr/bin/python, -I, -m, cluster.operator]\n"
+OPERATOR_COMMAND = (
+    "        command: [/usr/lib/cri-resmgr/bin/python, -I, -m, cluster.operator, --health-file=/tmp/health]\n"
+)
 OPERATOR_ARGUMENT = (
     '{{- if eq .Values.frontEnd "proxy" }}\n'
     "        args: [--installer-image=cri-resmgr-installer:0.1.0]\n"

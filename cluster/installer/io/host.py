@@ -227,15 +227,18 @@ class Host:
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
         """Whether no other installer is at work on this host; the kernel ends the claim with this process."""
-        lock = self.path("/run/cri-resmgr-installer.lock")
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
+        # The folder itself is locked (flock(2)): a file of ours would be left behind.
+        run = self.path("/run")
+        run.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
             yield True
+        finally:
+            os.close(descriptor)
 
     def path(self, name: str) -> Path:
         """A path of the host."""

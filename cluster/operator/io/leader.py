@@ -28,8 +28,17 @@ class Leader:
     """One candidate. ``acquire``, then ``keep`` beside the work, which asks ``check`` before each write."""
 
     def __init__(
-        self, client: Any, namespace: str, name: str, me: str, clock: Clock, log: Callable[[str], None]
+        self,
+        client: Any,
+        namespace: str,
+        name: str,
+        me: str,
+        clock: Clock,
+        log: Callable[[str], None],
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
+        """``alive`` is called with every try to take the Lease or to renew it."""
+        self._alive = alive
         self._client, self._namespace, self._name = client, namespace, name
         self._clock, self._log = clock, log
         self._election = Election(me)
@@ -78,6 +87,7 @@ class Leader:
 
     async def _turn(self) -> bool:
         """Whether the API server has said anything, and be it no."""
+        self._alive()
         try:
             asked_at = self._clock.monotonic()
             found = await self._read()

@@ -62,6 +62,8 @@ class Settings:
     installer_image: str = ""
     pull_secrets: tuple[str, ...] = ()
     quiet_s: float = QUIET_S
+    #: Called with every try for the Lease, which goes on for as long as the operator runs.
+    alive: Callable[[], None] = lambda: None
 
 
 class Operator:
@@ -79,7 +81,9 @@ class Operator:
         """``lease_client``: for the Lease alone, so that its renewal does not wait behind a large answer."""
         self._client, self._settings, self._clock, self._log = client, settings, clock, log
         self._changed = asyncio.Event()
-        self._leader = Leader(lease_client or client, settings.namespace, OPERATOR, settings.me, clock, log)
+        self._leader = Leader(
+            lease_client or client, settings.namespace, OPERATOR, settings.me, clock, log, settings.alive
+        )
         self.nodes: Cache[Node] = Cache(read_node, self._changed)
         self.placements: Cache[NodeState] = Cache(read_node_placement, self._changed, observed)
         self.policies: Cache[Policy] = Cache(lambda found: read_policy(found, refused), self._changed)

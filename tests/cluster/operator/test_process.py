@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -39,6 +40,7 @@ async def process(server: ApiServer, tmp_path: Path) -> AsyncIterator[asyncio.su
     with log.open("wb") as file:
         running = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cluster.operator", f"--kubeconfig={kubeconfig}", "--quiet=0.02"),
+            f"--health-file={tmp_path / 'health'}",
             stdout=file,
             stderr=file,
         )
@@ -107,6 +109,30 @@ async def test_a_policy_reaches_a_node_and_the_lease_is_given_back(
     lease = server.object(LEASES, *LEASE)
     assert lease is not None
     assert lease["spec"]["holderIdentity"] == ""
+
+
+async def is_healthy(health_file: Path) -> bool:
+    """What the liveness probe of the Deployment asks."""
+    probe = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cluster.operator", "--check-health", str(health_file))
+    )
+    return await probe.wait() == 0
+
+
+async def test_a_probe_sees_an_operator_that_hangs(
+    server: ApiServer, process: asyncio.subprocess.Process, tmp_path: Path
+) -> None:
+    health = tmp_path / "health"
+    await server.until(lambda: server.object(LEASES, *LEASE))
+    assert await is_healthy(health)
+    # One that waits for an API server goes on trying, and one that hangs does not.
+    touched = health.stat().st_mtime_ns
+    await server.until(lambda: health.stat().st_mtime_ns > touched)
+    process.send_signal(signal.SIGSTOP)
+    os.utime(health, (0, 0))
+    assert not await is_healthy(health)
+    health.unlink()
+    assert not await is_healthy(health)
 
 
 @pytest.fixture

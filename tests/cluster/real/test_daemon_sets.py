@@ -35,7 +35,6 @@ MERGE = "application/merge-patch+json"
 #: After all others by name, and well; it has no kubelet.
 LATER = "zz-later"
 #: The one thing that an installer which does nothing leaves on its host, which here is this machine.
-LOCK = Path("/run/cri-resmgr-installer.lock")
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +184,7 @@ def proxies(cluster: WholeCluster) -> Iterator[WholeCluster]:
     ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "."}
     patch = {"status": {"conditions": [ready]}}
     cluster.api.ask("PATCH", f"{NODES}/{LATER}/status", patch, content_type=MERGE)
-    was_locked = LOCK.exists()
     yield cluster
-    if not was_locked:
-        LOCK.unlink(missing_ok=True)
     cluster.api.ask("DELETE", f"{NODES}/{LATER}")
     gone = {"metadata": {"labels": {FRONT_END_LABEL: None}, "annotations": {INSTALL_ANNOTATION: None}}}
     cluster.api.ask("PATCH", f"{NODES}/{NODE}", gone, content_type=MERGE)

@@ -45,7 +45,6 @@ KUBECONFIG, PKI = "etc/kubernetes/kubelet.conf", "var/lib/kubelet/pki"
 #: What a pod of ours may write below; everything else of a host is not its own.
 OWN = (
     "run/cri-resmgr",
-    "run/cri-resmgr-installer.lock",
     "var/lib/cri-resmgr",
     "var/lib/cri-resmgr-agent",
     "run/nri",
