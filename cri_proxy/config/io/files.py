@@ -75,19 +75,11 @@ class Files:
     #: What the usual places are below.
     root: Path = Path("/")
 
-    def sources(self) -> list[Source]:
-        """:raises BadConfig: a file that was named explicitly cannot be read."""
-        return self.layers().with_policy(None)
-
     def layers(self) -> Layers:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
         found = [read_source(path) for path in self._paths()]
         at = len(found) - (self.force is not None)
         return Layers((*found[:at], *self.told()), (*found[at:], *self._command_line()))
-
-    def sources_with(self, source: Source) -> list[Source]:
-        """As ``layers_with``, without a policy."""
-        return self.layers_with(source).with_policy(None)
 
     def layers_with(self, source: Source) -> Layers:
         """The same with one text in the place of the file it is named after; else in that of config.yaml.

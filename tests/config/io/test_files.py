@@ -63,14 +63,14 @@ def test_a_text_on_trial_takes_the_place_of_its_file_or_else_of_config_yaml(
 ) -> None:
     paths = {name: write(tmp_path / name, "{}") for name in ("fallback", "config", "force", "other")}
     files = Files(paths["fallback"], paths["config"], paths["force"], {"relay.mode": "off"})
-    found = files.sources_with(Source(str(paths[named]), "TEXT"))
+    found = files.layers_with(Source(str(paths[named]), "TEXT")).with_policy(None)
     assert [s.text if s.text == "TEXT" else s.name.rsplit("/", 1)[-1] for s in found] == order
 
 
 def test_a_text_on_trial_comes_before_what_is_forced(tmp_path: Path, empty: Path) -> None:
     forced = write(tmp_path / "forced", "{}")
-    found = Files(empty, None, forced).sources_with(Source("/nowhere/x.yaml", "TEXT"))
-    assert [source.text for source in found] == ["", "TEXT", "{}"]
+    found = Files(empty, None, forced).layers_with(Source("/nowhere/x.yaml", "TEXT"))
+    assert [source.text for source in found.with_policy(None)] == ["", "TEXT", "{}"]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_a_named_file_that_cannot_be_read_is_an_error(what: str, tmp_path: Path,
 
 
 def test_usual_places_where_nothing_is_are_passed_over(tmp_path: Path) -> None:
-    assert Files(root=tmp_path).sources() == []
+    assert Files(root=tmp_path).layers().below == ()
     (tmp_path / "etc").write_text("not a folder")
-    assert Files(root=tmp_path).sources() == []
+    assert Files(root=tmp_path).layers().below == ()
 
 
 def test_a_usual_place_that_may_not_be_looked_at_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
