@@ -44,6 +44,13 @@ def test_no_page_names_another_without_a_link(page: Path) -> None:
     assert re.findall(r"(?<![\w(/])docs/\w+\.md(?!\))", text) == []
 
 
+@each_page
+def test_each_file_that_a_page_names_is_there(page: Path) -> None:
+    folders = "|".join(sorted(path.name for path in REPOSITORY.iterdir() if (path / "__init__.py").exists()))
+    named = set(re.findall(rf"`((?:{folders}|tools|packaging|systemd|docs)/[\w./-]+)`", page.read_text()))
+    assert {name for name in named if not (REPOSITORY / name).exists()} == set()
+
+
 def test_the_readme_links_to_every_page() -> None:
     linked = set(re.findall(r"\]\(docs/(\w+\.md)\)", (REPOSITORY / "README.md").read_text()))
     assert linked == {page.name for page in DOCS.glob("*.md")}
