@@ -145,8 +145,8 @@ image: setup ## The images, as one OCI layout with its SBOMs, in dist/; CARRIES=
 chart: setup ## The Helm chart's templates, from what Kustomize applies
 	$(BIN)/python packaging/cluster/chart.py
 
-run: setup ## The daemon in the foreground, with /etc/cri-resmgr (root)
-	$(BIN)/cri-resmgr run
+run: setup ## The daemon in the foreground, with /etc/cri-resmgr; RUNTIME=containerd: before a private containerd with pods (root)
+	@$(if $(filter containerd,$(RUNTIME)),tools/debian-packages $(DEBIAN) && $(BIN)/python -m demo.foreground,$(BIN)/cri-resmgr run)
 
 clean: ## Remove everything that was made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache

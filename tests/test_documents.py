@@ -15,7 +15,7 @@ from cri_proxy.daemon.metrics_documents import COMMAND, metrics_markdown
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
-PAGES = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -47,7 +47,9 @@ def test_no_page_names_another_without_a_link(page: Path) -> None:
 @each_page
 def test_each_file_that_a_page_names_is_there(page: Path) -> None:
     folders = "|".join(sorted(path.name for path in REPOSITORY.iterdir() if (path / "__init__.py").exists()))
-    named = set(re.findall(rf"`((?:{folders}|tools|packaging|systemd|docs)/[\w./-]+)`", page.read_text()))
+    named = set(
+        re.findall(rf"(?:`|-n0 )((?:{folders}|tools|packaging|systemd|docs)/[\w./-]+)", page.read_text())
+    )
     assert {name for name in named if not (REPOSITORY / name).exists()} == set()
 
 
