@@ -53,7 +53,7 @@ class StepFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a command printed, and how it ended."""
 
     code: int
@@ -147,7 +147,7 @@ class Host:
 
     # ---------------------------------------------------------------- changing
 
-    def run(self, command: Sequence[str], timeout_s: float) -> Answer:
+    def run(self, command: Sequence[str], timeout_s: float) -> CommandResult:
         """Run a command there, in a group of its own: a signal to us is not one to it.
 
         :raises StepFailed: it did not end in time, or cannot be started.
@@ -169,7 +169,7 @@ class Host:
         except OSError as error:
             raise StepFailed(f"{self.enter[0]}: {error.strerror}") from None
         said = " ".join(f"{done.stderr} {done.stdout}".split())
-        return Answer(done.returncode, done.stdout, said[-_SAID_MOST:])
+        return CommandResult(done.returncode, done.stdout, said[-_SAID_MOST:])
 
     def give(self, package: Package, images: Path) -> None:
         """The package's file is in FOLDER of the host, from the image if it is not there already.

@@ -13,26 +13,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from cluster.installer.io.host import Answer
+from cluster.installer.io.host import CommandResult
 
 LEFT = ("etc/cri-resmgr", "var/lib/cri-resmgr")
 
 
-def run(folder: Path, words: list[str]) -> Answer:
+def run(folder: Path, words: list[str]) -> CommandResult:
     """What a command does and prints."""
     file = folder / "host.json"
     host: dict[str, Any] = json.loads(file.read_text())
     if (answer := question(host, words)) is not None:
         file.write_text(json.dumps(host))
-        return Answer(*answer, said="")
+        return CommandResult(*answer, said="")
     said = " ".join(words)
     with (folder / "log").open("a") as log:
         log.write(f"{said}\n")
     if begins(folder / "fail", said):
-        return Answer(1, "", f"{words[0]} says no")
+        return CommandResult(1, "", f"{words[0]} says no")
     change(host, words, folder / "root")
     file.write_text(json.dumps(host))
-    return Answer(1 if begins(folder / "half", said) else 0, "", "")
+    return CommandResult(1 if begins(folder / "half", said) else 0, "", "")
 
 
 def begins(file: Path, said: str) -> bool:

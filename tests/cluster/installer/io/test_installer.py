@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 
 import pytest
 
-from cluster.installer.io.host import Answer, Host
+from cluster.installer.io.host import CommandResult, Host
 from cluster.installer.io.installer import Installer, Outcome
 from tests.cluster.installer import host_program
 
@@ -85,7 +85,7 @@ class FolderHost(Host):
         self._fake = fake
         self.pause = lambda seconds: None
 
-    def run(self, command: Sequence[str], timeout_s: float) -> Answer:
+    def run(self, command: Sequence[str], timeout_s: float) -> CommandResult:
         return host_program.run(self._fake.folder, list(command))
 
 
