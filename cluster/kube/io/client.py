@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError, Unreachable, of_status, refusal
 from cluster.kube.io.access import Access, NoAccess
-from cluster.kube.io.connection import Answer, Connection
+from cluster.kube.io.connection import Connection, ResponseHead
 from cluster.kube.io.within import within
 from cluster.kube.requests import Resource, path, target
 
@@ -319,7 +319,7 @@ class Client:
 
     async def _exchange(
         self, method: str, where: str, body: bytes, kind: str, accept: str
-    ) -> tuple[Answer, bytes]:
+    ) -> tuple[ResponseHead, bytes]:
         token = self._access.token()
         answer, said = await self._once(method, where, body, kind, token, accept)
         if answer.status == 401 and (renewed := self._access.token(is_refused=True)) != token:
@@ -328,7 +328,7 @@ class Client:
 
     async def _once(
         self, method: str, where: str, body: bytes, kind: str, token: str, accept: str
-    ) -> tuple[Answer, bytes]:
+    ) -> tuple[ResponseHead, bytes]:
         head = self._head(method, where, body, kind, token, accept)
         connection = await self._connection()
         try:
@@ -374,7 +374,7 @@ class Client:
             raise NoAccess("a line break in the token or the path of a request")
         return "\r\n".join([*lines, "", ""]).encode()
 
-    def _refuse(self, answer: Answer, said: bytes) -> None:
+    def _refuse(self, answer: ResponseHead, said: bytes) -> None:
         raise refusal(answer.status, said, answer.headers.get("retry-after", ""))
 
     def _has_answered(self) -> None:
@@ -388,7 +388,7 @@ class Client:
         self.bytes_received += size
 
 
-async def _body(answer: Answer) -> bytes:
+async def _body(answer: ResponseHead) -> bytes:
     pieces = []
     size = 0
     async for piece in answer.pieces():
@@ -399,7 +399,7 @@ async def _body(answer: Answer) -> bytes:
     return b"".join(pieces)
 
 
-async def _lines(answer: Answer, silence_s: float) -> AsyncIterator[bytes]:
+async def _lines(answer: ResponseHead, silence_s: float) -> AsyncIterator[bytes]:
     """:raises asyncio.TimeoutError: nothing has come for so long."""
     pieces = answer.pieces()
     begun = bytearray()

@@ -26,7 +26,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 Count = Callable[[int], None]
 
 
-class Answer:
+class ResponseHead:
     """The head of an answer; ``pieces()`` is its body, to be read to the end before the connection's next request.
 
     ``headers``: values by name in small letters.
@@ -97,7 +97,7 @@ class Connection:
     def is_open(self) -> bool:
         return not self._reader.at_eof() and not self._writer.is_closing()
 
-    async def ask(self, head: bytes, body: bytes) -> Answer:
+    async def ask(self, head: bytes, body: bytes) -> ResponseHead:
         """Send a request and read the head of its answer; ``has_answered`` tells whether the server said anything.
 
         :raises Unreachable: the connection has ended, or this is not HTTP.
@@ -125,7 +125,7 @@ class Connection:
         except OSError as error:
             raise Unreachable(f"the connection to the server has ended: {error}") from None
         self.is_fresh = False
-        return Answer(self, int(words[1]), _headers(rest))
+        return ResponseHead(self, int(words[1]), _headers(rest))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while True:
