@@ -41,7 +41,7 @@ class Given(NamedTuple):
     hash: str
 
 
-class Answer(NamedTuple):
+class PolicyStatus(NamedTuple):
     """What the node's agent says of the document: ``status.policy``."""
 
     hash: str
@@ -68,7 +68,7 @@ class NodeState(NamedTuple):
     name: str
     uid: str
     given: Optional[Given]
-    answer: Optional[Answer]
+    answer: Optional[PolicyStatus]
     #: None: the agent has not said yet.
     ready: Optional[bool]
     degraded: bool
@@ -300,10 +300,10 @@ def _given(policy: Any) -> Optional[Given]:
     return Given(str(policy.get("name", "")), int(policy.get("generation") or 0), str(policy["hash"]))
 
 
-def _answer(policy: Any) -> Optional[Answer]:
+def _answer(policy: Any) -> Optional[PolicyStatus]:
     if not isinstance(policy, Mapping):
         return None
-    return Answer(
+    return PolicyStatus(
         str(policy.get("hash") or ""), str(policy.get("state") or ""), str(policy.get("message") or "")
     )
 
