@@ -45,7 +45,7 @@ REFUSED = "refused by the runtime"
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """How a call went: the fields we added to the request, and why. ``error``: nothing has changed."""
 
     why: str = ""
@@ -103,13 +103,13 @@ class SimulatedShell:
             self.engine.add_pod(pod)
         return pod
 
-    def create(self, container_id: str, message: bytes, result: str) -> Answer:
+    def create(self, container_id: str, message: bytes, result: str) -> CallResult:
         """CreateContainer, and StartContainer where it comes to that. ``result``: what the runtime does."""
         # 1. What we make of the request.
         try:
             admission, why = self._admit(message)
         except PlacementRefused as error:
-            return Answer(error=str(error))
+            return CallResult(error=str(error))
         if admission is None:
             return self._create_untouched(container_id, message, result, why)
         delta = write_create_delta(admission.placement)
@@ -118,18 +118,18 @@ class SimulatedShell:
         # 2. What the runtime makes of it.
         if result == "refused":
             self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
-            return Answer(why, sent, REFUSED)
+            return CallResult(why, sent, REFUSED)
         process = self.runtime.create(container_id, message, delta, admission.ticket)
         if result == "doubt":
             self.send(self.engine.doubt(admission.ticket))
-            return Answer(f"{why}; in doubt: no answer came back, its place stays reserved", sent)
+            return CallResult(f"{why}; in doubt: no answer came back, its place stays reserved", sent)
         self.send(self.engine.bind(admission.ticket, container_id, self.now_s))
         # 3. How it starts.
         if result == "start-fails":
-            return Answer(f"{why}; {self._fail_start(process)}", sent)
+            return CallResult(f"{why}; {self._fail_start(process)}", sent)
         process.state = "running"
         self.engine.started(container_id)
-        return Answer(why, sent)
+        return CallResult(why, sent)
 
     def _admit(self, message: bytes) -> tuple[Optional[Admission], str]:
         if not self.active:
@@ -148,15 +148,15 @@ class SimulatedShell:
         note = f"mode {self.mode}, nothing is sent: " if admission.stance is Stance.OBSERVED else ""
         return admission, note + admission.decision.why
 
-    def _create_untouched(self, container_id: str, message: bytes, result: str, why: str) -> Answer:
+    def _create_untouched(self, container_id: str, message: bytes, result: str, why: str) -> CallResult:
         if result == "refused":
-            return Answer(why, error=REFUSED)
+            return CallResult(why, error=REFUSED)
         process = self.runtime.create(container_id, message)
         if result == "start-fails":
             process.state, process.exit_code = "exited", START_ERROR_CODE
         elif result == "ok":
             process.state = "running"
-        return Answer(why)
+        return CallResult(why)
 
     def _fail_start(self, process: Process) -> str:
         process.state, process.exit_code = "exited", START_ERROR_CODE
@@ -165,26 +165,26 @@ class SimulatedShell:
         note = ": its next attempts go through untouched for a while" if distrusted else ""
         return f"its start failed ({START_ERROR}){note}"
 
-    def update(self, process: Process, message: bytes, result: str) -> Answer:
+    def update(self, process: Process, message: bytes, result: str) -> CallResult:
         """UpdateContainerResources."""
         try:
             admission, why = self._resize(process, message)
         except PlacementRefused as error:
-            return Answer(error=str(error))
+            return CallResult(error=str(error))
         if admission is None:
             if result == "refused":
-                return Answer(why, error=REFUSED)
+                return CallResult(why, error=REFUSED)
             process.ask(message, b"")
-            return Answer(why)
+            return CallResult(why)
         delta = write_update_delta(admission.placement, admission.give_back)
         sent = _fields(parse(cri.UpdateContainerResourcesRequest, delta).linux)
         self.send(admission.before)
         if result == "refused":
             self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
-            return Answer(why, sent, REFUSED)
+            return CallResult(why, sent, REFUSED)
         process.ask(message, delta)
         self.send(self.engine.commit(admission.ticket, self.now_s))
-        return Answer(why, sent)
+        return CallResult(why, sent)
 
     def _resize(self, process: Process, message: bytes) -> tuple[Optional[Admission], str]:
         request = read_update(message)

@@ -16,7 +16,7 @@ from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.engine.records import Life, Stance
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.engine.resync import Resync
-from cri_proxy.simulator.daemon import Answer, SimulatedShell, sent_with
+from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with
 from cri_proxy.simulator.node import Process, create_request, sandbox_request, update_request
 from cri_proxy.simulator.scenario import BadScenario, Step, read_scenario
 from policies.machine.cpus import format_cpus
@@ -123,14 +123,14 @@ class Simulation:
 
     # ------------------------------------------------------------------ pods and containers
 
-    def _pod(self, step: Step) -> Answer:
+    def _pod(self, step: Step) -> CallResult:
         if step["id"] in self._shell.runtime.sandboxes:
             raise step.bad("id", f"there is a pod {step['id']!r} already")
         pod = self._shell.run_sandbox(step["id"], sandbox_request(step))
         size = "its size is not known" if pod.size is None else f"{pod.size.milli_request}m requested in all"
-        return Answer(f"pod {pod.namespace}/{pod.name}, {size}")
+        return CallResult(f"pod {pod.namespace}/{pod.name}, {size}")
 
-    def _create(self, step: Step) -> Answer:
+    def _create(self, step: Step) -> CallResult:
         old = self._containers.get(step["id"])
         if old is not None and not old.exited:
             raise step.bad("id", f"there is a container {step['id']!r} already")
@@ -141,55 +141,55 @@ class Simulation:
         message = create_request(step, sandboxes[step["pod"]].config, self._shell.memory_bytes, name)
         return self._shell.create(step["id"], message, step["result"])
 
-    def _update(self, step: Step) -> Answer:
+    def _update(self, step: Step) -> CallResult:
         process = self._known(step, "id", step["id"])
         return self._shell.update(process, update_request(step), step.values.get("result", "ok"))
 
-    def _exit(self, step: Step) -> Answer:
+    def _exit(self, step: Step) -> CallResult:
         process = self._known(step, "id", step["id"])
         if process.exited:
-            return Answer("it had ended before")
+            return CallResult("it had ended before")
         self._shell.exit(process, step["code"])
         grant = self._shell.engine.grants.get(process.id)
         if grant is None or grant.life is not Life.HELD:
-            return Answer("no place is held for it")
-        return Answer(f"its place is held for {grant.hold_until_s - self._shell.now_s:g} s")
+            return CallResult("no place is held for it")
+        return CallResult(f"its place is held for {grant.hold_until_s - self._shell.now_s:g} s")
 
-    def _remove(self, step: Step) -> Answer:
+    def _remove(self, step: Step) -> CallResult:
         self._shell.remove(self._known(step, "id", step["id"]))
-        return Answer("it is gone, and its place is free")
+        return CallResult("it is gone, and its place is free")
 
-    def _remove_pod(self, step: Step) -> Answer:
+    def _remove_pod(self, step: Step) -> CallResult:
         if step["id"] not in self._shell.runtime.sandboxes:
             raise step.bad("id", f"there is no pod {step['id']!r}")
         gone = self._shell.remove_sandbox(step["id"])
-        return Answer("the pod is gone" + (f", with {', '.join(gone)}" if gone else ""))
+        return CallResult("the pod is gone" + (f", with {', '.join(gone)}" if gone else ""))
 
     # ------------------------------------------------------------------ the node
 
-    def _wait(self, step: Step) -> Answer:
+    def _wait(self, step: Step) -> CallResult:
         found = self._shell.pass_time(step["seconds"])
-        return Answer(_join(f"{step['seconds']:g} s have passed", _told(found)))
+        return CallResult(_join(f"{step['seconds']:g} s have passed", _told(found)))
 
-    def _traffic(self, step: Step) -> Answer:
+    def _traffic(self, step: Step) -> CallResult:
         for edge in step["edges"]:
             self._known(step, "edges", edge.a)
             self._known(step, "edges", edge.b)
         found = self._shell.pass_time(TRAFFIC_S, step["edges"])
-        return Answer(_join(f"{TRAFFIC_S:g} s of traffic were seen", _told(found)))
+        return CallResult(_join(f"{TRAFFIC_S:g} s of traffic were seen", _told(found)))
 
-    def _rebalance(self, step: Step) -> Answer:
-        return Answer(self._shell.rebalance())
+    def _rebalance(self, step: Step) -> CallResult:
+        return CallResult(self._shell.rebalance())
 
-    def _restart(self, step: Step) -> Answer:
+    def _restart(self, step: Step) -> CallResult:
         told, found = self._shell.restart(step["state"])
-        return Answer(_join(told, _told(found)))
+        return CallResult(_join(told, _told(found)))
 
-    def _config(self, step: Step) -> Answer:
+    def _config(self, step: Step) -> CallResult:
         try:
             config = self._load_config(step["file"])
         except BadConfig as error:
-            return Answer(error=f"the configuration before it stays: {error.errors[0]}")
+            return CallResult(error=f"the configuration before it stays: {error.errors[0]}")
         except OSError as error:
             raise step.bad("file", str(error)) from None
         mode = self._shell.mode
@@ -197,9 +197,9 @@ class Simulation:
         # As the daemon: what went on while the engine was not asked is found out when it is asked again.
         found = Resync() if mode == self._shell.mode else self._shell.look()
         in_force = f"mode {self._shell.mode}, policy {self._shell.engine.policy.name}"
-        return Answer(_join(in_force, _told(found)))
+        return CallResult(_join(in_force, _told(found)))
 
-    def _cpus(self, step: Step) -> Answer:
+    def _cpus(self, step: Step) -> CallResult:
         topology = self._shell.machine.topology
         for field in ("offline", "online"):
             unknown = step[field] - topology.cpus.keys()
@@ -212,26 +212,26 @@ class Simulation:
         try:
             changed = Topology(replace(topology.data, offline=offline))
         except BadTopology as error:
-            return Answer(error=str(error))
+            return CallResult(error=str(error))
         self._shell.rehost(self._shell.config, changed)
-        return Answer(f"online: {format_cpus(changed.online)}")
+        return CallResult(f"online: {format_cpus(changed.online)}")
 
-    def _drift(self, step: Step) -> Answer:
+    def _drift(self, step: Step) -> CallResult:
         process = self._known(step, "id", step["id"])
         if process.exited:
-            return Answer("it has ended: there is no cpuset to change")
+            return CallResult("it has ended: there is no cpuset to change")
         process.linux.cpuset_cpus = format_cpus(step["cpus"])
         found = self._shell.look()
         repairs = [u for u in found.updates if u.id == process.id and self._shell.enforcing]
         if repairs:
-            return Answer(f"repaired: {repairs[0].why}", sent_with(repairs[-1]))
+            return CallResult(f"repaired: {repairs[0].why}", sent_with(repairs[-1]))
         grant = self._shell.engine.grants.get(process.id)
         if process.id in found.foreign and grant is not None:
-            return Answer(f"left alone from now on: {grant.why}")
-        return Answer("nothing to repair" + ("" if grant is None else f": it is {grant.stance.value}"))
+            return CallResult(f"left alone from now on: {grant.why}")
+        return CallResult("nothing to repair" + ("" if grant is None else f": it is {grant.stance.value}"))
 
-    def _tell(self, step: Step) -> Answer:
-        return Answer()
+    def _tell(self, step: Step) -> CallResult:
+        return CallResult()
 
     # ------------------------------------------------------------------ telling
 
@@ -294,7 +294,7 @@ def _join(*sentences: str) -> str:
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
-_OPS: dict[str, Callable[[Simulation, Step], Answer]] = {
+_OPS: dict[str, Callable[[Simulation, Step], CallResult]] = {
     "pod": Simulation._pod,
     "create": Simulation._create,
     "resize": Simulation._update,
