@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from cri_proxy.front_ends.cri_calls import CriInterceptor
-from cri_proxy.front_ends.late_placement import Arrivals
+from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.front_ends.restores import Restores
 from cri_proxy.nri.io.host.unhosted import make_hosting
 from cri_proxy.relay.interception import runtime_method
@@ -45,7 +45,7 @@ class Proxy:
         self._parts = parts
         self._transport: Optional[Transport] = None
         self._image_runtime: Optional[Runtime] = None
-        restores = Restores(Arrivals(parts))
+        restores = Restores(LatePlacement(parts))
         parts.reconciler.welcome = restores.welcome
         self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events, restores))
         self._calls = LastCall(self._nri)

@@ -21,7 +21,7 @@ from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
 
 
-class Arrivals:
+class LatePlacement:
     """``count``: how many were placed, or decided upon in mode observe."""
 
     def __init__(self, parts: Parts) -> None:

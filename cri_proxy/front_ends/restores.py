@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from cri_proxy.cri.messages import CreateRequest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.unannounced import Arrival
-from cri_proxy.front_ends.late_placement import Arrivals
+from cri_proxy.front_ends.late_placement import LatePlacement
 
 
 class Restores:
     """Which pods are being restored, by uid, and of which it is not known what became of them."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: LatePlacement) -> None:
         self._arrivals = arrivals
         self._under_way: set[str] = set()
         self._left: set[str] = set()

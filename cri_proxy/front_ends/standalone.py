@@ -21,7 +21,7 @@ from bpf.kernel.clock import boot_time_s
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.unannounced import Arrival
-from cri_proxy.front_ends.late_placement import Arrivals
+from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.services.services import Parts
 from cri_proxy.unix_sockets import activated
 
@@ -48,7 +48,7 @@ class Standalone:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._arrivals = Arrivals(parts)
+        self._arrivals = LatePlacement(parts)
         self._hint = asyncio.Event()
         #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
         self._engine: Optional[Engine] = None
