@@ -21,7 +21,7 @@ from cri_proxy.nri.io.connection import CallFailed
 from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.peer import NOW, Peer, PeerLost
 from cri_proxy.nri.io.host.registration import Registrar, World
-from cri_proxy.nri.io.host.supervisor import Arrivals
+from cri_proxy.nri.io.host.supervisor import PluginSupervisor
 from cri_proxy.nri.merge import Conflict, Merge
 from cri_proxy.nri.messages import EventMessage, Shown
 from cri_proxy.nri.settings import NriSettings
@@ -64,7 +64,7 @@ class NriHost:
         """``runtime``: the runtime's name and version, as plugins are told them."""
         self._log = log
         self._roster = Roster(settings, log, NriMetrics(metrics.registry))
-        self._arrivals = Arrivals(self._roster, Registrar(self._roster, world, runtime))
+        self._arrivals = PluginSupervisor(self._roster, Registrar(self._roster, world, runtime))
         #: Create, update and stop: their answers may be about the same containers.
         self._merging = asyncio.Lock()
 

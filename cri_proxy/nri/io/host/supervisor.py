@@ -32,7 +32,7 @@ def launcher_of(
     return UnitLauncher() if wanted == "unit" or (wanted == "auto" and is_unit) else ChildLauncher()
 
 
-class Arrivals:
+class PluginSupervisor:
     """Of one host."""
 
     def __init__(self, roster: Roster, registrar: Registrar) -> None:
