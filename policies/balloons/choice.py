@@ -78,7 +78,7 @@ def _template(text: str) -> tuple[tuple[str, Optional[Callable[[Container], Opti
 
 
 @dataclass(frozen=True)
-class Ask:
+class BalloonRequest:
     """A container that looks for a balloon.
 
     ``milli``: its CPU request. ``idle``: the CPUs that balloons may still take; ``waiting``: those of them that are
@@ -95,7 +95,7 @@ class Ask:
 
 
 def choose(
-    kind: BalloonType, balloons: Sequence[Balloon], fresh: Optional[Balloon], ask: Ask
+    kind: BalloonType, balloons: Sequence[Balloon], fresh: Optional[Balloon], ask: BalloonRequest
 ) -> Optional[Balloon]:
     """The balloon a container joins; None if no balloon has a CPU it may use, nor can get one.
 
@@ -118,7 +118,7 @@ def choose(
 
 
 def _fitting(
-    kind: BalloonType, balloons: Sequence[Balloon], new: list[Balloon], ask: Ask
+    kind: BalloonType, balloons: Sequence[Balloon], new: list[Balloon], ask: BalloonRequest
 ) -> Optional[Balloon]:
     """A balloon that has room for the container, or can be given it."""
     empty = [b for b in balloons if not b.members]
@@ -155,18 +155,18 @@ def _shares_pod(balloon: Balloon, container: Container) -> bool:
     return any(member.pod_uid == container.pod.uid for member in balloon.members.values())
 
 
-def _crowd(kind: BalloonType, balloon: Balloon, ask: Ask) -> bool:
+def _crowd(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> bool:
     """Whether the container had better not go there: the pod's containers are to be in different balloons."""
     return kind.prefer_spreading_pods and _shares_pod(balloon, ask.container)
 
 
-def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optional[Balloon]:
+def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """The one with most room, of those that need not grow."""
     found = [b for b in balloons if b.cpus and _free_milli(b) >= ask.milli]
     return min(found, key=lambda b: (_crowd(kind, b, ask), -_free_milli(b), b.number), default=None)
 
 
-def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optional[Balloon]:
+def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """One that can grow until it holds the container: inside its L3s rather than out of them, by few CPUs."""
     found = [
         b for b in balloons if _reach(kind, b, ask) * 1000 >= b.milli + ask.milli and _reach(kind, b, ask)
@@ -180,7 +180,7 @@ def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optio
     return min(found, key=key, default=None)
 
 
-def _least_short(kind: BalloonType, balloons: Iterable[Balloon], ask: Ask) -> Optional[Balloon]:
+def _least_short(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """The one in which, for its size, the fewest requested CPUs are missing."""
     found = [(b, _reach(kind, b, ask)) for b in balloons]
     short = [((b.milli + ask.milli) * 1000 // reach, b.number, b) for b, reach in found if reach]
@@ -191,7 +191,7 @@ def _free_milli(balloon: Balloon) -> int:
     return len(balloon.cpus) * 1000 - balloon.milli
 
 
-def _reach(kind: BalloonType, balloon: Balloon, ask: Ask) -> int:
+def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:
     """The CPUs a balloon could have."""
     idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
     most = len(balloon.cpus) + len(idle) if balloon.members else len(balloon.cpus | idle)

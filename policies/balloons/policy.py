@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Callable, Optional
 
 from policies.balloons.books import BalloonReader, Found, must_stay
-from policies.balloons.choice import Ask, TypeChooser, choose
+from policies.balloons.choice import BalloonRequest, TypeChooser, choose
 from policies.balloons.cpus import BalloonCpus, Cost
 from policies.balloons.places import BalloonPlaces
 from policies.balloons.types import (
@@ -102,7 +102,7 @@ class Balloons:
         balloon = self._kept(found, keep, kind, container, fence)
         if balloon is None and keep is not None:
             found = found.without(keep.exclusive)
-        ask = Ask(container, milli, found.spare, waiting, fence.cpus, self._leaves)
+        ask = BalloonRequest(container, milli, found.spare, waiting, fence.cpus, self._leaves)
         balloon = balloon or self._chosen(node, found, kind, ask)
         # 3. The CPUs of the balloon with the container in it.
         own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, affinity)
@@ -162,7 +162,7 @@ class Balloons:
             balloon = Balloon(kind, named[1], keep.exclusive & found.idle)
         return balloon if self._lets_run(kind, balloon.cpus, container, fence.cpus) else None
 
-    def _chosen(self, node: Node, found: Found, kind: BalloonType, ask: Ask) -> Optional[Balloon]:
+    def _chosen(self, node: Node, found: Found, kind: BalloonType, ask: BalloonRequest) -> Optional[Balloon]:
         of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
         used = {b.number for b in of_kind}
         # 1. Those that are to be there from the start are there, with no one in them. Nobody takes the last CPU
@@ -180,7 +180,7 @@ class Balloons:
         may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
         return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask)
 
-    def _any(self, found: Found, ask: Ask) -> Optional[Balloon]:
+    def _any(self, found: Found, ask: BalloonRequest) -> Optional[Balloon]:
         """Where there is no CPU left for a balloon, nor one that all share: the default balloon, else any that has CPUs."""
         if found.idle if ask.inside is None else found.idle & ask.inside:
             return None
@@ -208,7 +208,7 @@ class Balloons:
         return len(balloon.cpus) - len(balloon.cpus) // max(len(visible), 1) >= wanted
 
     def _inflated(
-        self, node: Node, found: Found, balloon: Balloon, ask: Ask, affinity: Optional[Affinity]
+        self, node: Node, found: Found, balloon: Balloon, ask: BalloonRequest, affinity: Optional[Affinity]
     ) -> frozenset[int]:
         """The CPUs of a balloon with one container more; never fewer than others in it have now."""
         wanted = balloon.kind.size_for(balloon.milli + ask.milli)
