@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Callable, Optional, Union
 
 from policies.exclusive.pick import Claim, Pick, pick
-from policies.exclusive.rules import Ask
+from policies.exclusive.rules import CpuDemand
 from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same, take_sparing
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
@@ -43,7 +43,7 @@ class Owning:
         self,
         node: Node,
         container: Container,
-        ask: Ask,
+        ask: CpuDemand,
         fence: Fence,
         affinity: Optional[Affinity],
         near: Optional[frozenset[int]],
@@ -100,7 +100,12 @@ class Owning:
         return with_memory(node, container, self.settings, fence, place, why, fits and not emptied)
 
     def _claim(
-        self, node: Node, container: Container, ask: Ask, affinity: Optional[Affinity], kept: frozenset[int]
+        self,
+        node: Node,
+        container: Container,
+        ask: CpuDemand,
+        affinity: Optional[Affinity],
+        kept: frozenset[int],
     ) -> Claim:
         smt = container.wishes.smt or self.settings.smt
         hinted = hinted_nodes(container, self.settings)
@@ -165,7 +170,7 @@ class Owning:
             return within
         return anywhere
 
-    def _not_owned(self, container: Container, ask: Ask, free: frozenset[int]) -> str:
+    def _not_owned(self, container: Container, ask: CpuDemand, free: frozenset[int]) -> str:
         """:raises PlacementRefused: a demand cannot be met."""
         demand = demand_of(container, self.settings)
         level, word = ("l3", "L3") if demand == "l3" else ("numa", "NUMA node")
@@ -187,7 +192,7 @@ class Owning:
             )
 
     def _home(
-        self, node: Node, container: Container, ask: Ask, found: Pick, fence: Fence
+        self, node: Node, container: Container, ask: CpuDemand, found: Pick, fence: Fence
     ) -> tuple[frozenset[int], str]:
         """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
         if not ask.is_mixed:

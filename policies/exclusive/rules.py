@@ -21,7 +21,7 @@ from policies.settings import PlacementSettings
 
 
 @dataclass(frozen=True)
-class Ask:
+class CpuDemand:
     """What a container is to get: ``full`` CPUs of its own, ``milli_shared`` of shared ones; or reserved CPUs.
 
     ``isolated``: avoid, prefer or require isolated CPUs for those of its own.
@@ -38,14 +38,14 @@ class Ask:
         return bool(self.full and self.milli_shared)
 
 
-def ask_of(container: Container, settings: PlacementSettings, has_reserved: bool = True) -> Ask:
+def ask_of(container: Container, settings: PlacementSettings, has_reserved: bool = True) -> CpuDemand:
     """The row of the table for a container. Without reserved CPUs reserved namespaces are like others."""
     wishes, request = container.wishes, container.resources.milli_request
-    shared = Ask(milli_shared=request)
+    shared = CpuDemand(milli_shared=request)
     # 1. Reserved, by annotation or by namespace.
     in_namespace = any(fnmatchcase(container.pod.namespace, name) for name in settings.reserved_namespaces)
     if wishes.reserved or (has_reserved and in_namespace and wishes.reserved is None):
-        return Ask(milli_shared=request, is_reserved=True)
+        return CpuDemand(milli_shared=request, is_reserved=True)
     # 2. By its own words.
     full, fraction = divmod(request, 1000)
     asks = "exclusive" in (wishes.ownership, wishes.l3) or wishes.isolated == "require"
@@ -53,7 +53,7 @@ def ask_of(container: Container, settings: PlacementSettings, has_reserved: bool
         return shared
     isolated = wishes.isolated or "avoid"
     if asks:
-        return Ask(full, fraction, isolated=isolated)
+        return CpuDemand(full, fraction, isolated=isolated)
     # 3. By class and size.
     if settings.ownership != "exclusive" or container.qos is not Qos.GUARANTEED:
         return shared
@@ -61,4 +61,4 @@ def ask_of(container: Container, settings: PlacementSettings, has_reserved: bool
         isolated = "prefer"
     if fraction and (full > 1 or settings.prefer_shared):
         return shared
-    return Ask(full, fraction, isolated=isolated)
+    return CpuDemand(full, fraction, isolated=isolated)
