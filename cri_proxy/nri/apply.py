@@ -15,7 +15,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import Inexpressible, Site, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.nri.cri_translation import express
-from cri_proxy.nri.draft import Asked, Draft
+from cri_proxy.nri.draft import Draft, MergedAdjustment
 from cri_proxy.nri.files import write_annotations, write_cdi_devices, write_devices, write_mounts
 from cri_proxy.nri.merge import HOOKS, REMOVAL
 from cri_proxy.nri.seccomp import SeccompFile, seccomp_file
@@ -40,7 +40,7 @@ class Applied:
     seccomp: Optional[SeccompFile]
 
 
-def apply(request: bytes, asked: Asked, site: Site) -> Applied:
+def apply(request: bytes, asked: MergedAdjustment, site: Site) -> Applied:
     """Apply what plugins asked for to the request that the container was, or is to be, created with.
 
     :raises UnreadableRequest: the bytes are not a CreateContainerRequest.

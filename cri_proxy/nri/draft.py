@@ -14,7 +14,7 @@ from cri_proxy.text.protobuf_bytes import cut, place_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class MergedAdjustment:
     """What plugins ask of a container: ``container`` before all adjustments, ``adjust`` and ``owners`` merged."""
 
     container: nri.Container
@@ -25,7 +25,7 @@ class Asked:
 class Draft:
     """``config`` is that of the request, read; ``added`` is what will be appended to it."""
 
-    def __init__(self, config: cri.ContainerConfig, asked: Asked, site: Site) -> None:
+    def __init__(self, config: cri.ContainerConfig, asked: MergedAdjustment, site: Site) -> None:
         self.config = config
         self.asked = asked
         self.site = site

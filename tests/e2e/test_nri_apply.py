@@ -11,7 +11,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import Site
 from cri_proxy.nri.apply import apply
-from cri_proxy.nri.draft import Asked
+from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Merge
 from cri_proxy.nri.view import view_container
 from tests.cri_client import CriClient, Pod, container_config, create_request
@@ -56,7 +56,7 @@ async def test_a_container_becomes_what_plugins_made_of_it(
         "10-foo", text_format.Parse(ADJUSTMENT.replace("FOLDER", str(tmp_path)), nri.ContainerAdjustment())
     )
     site = Site(cgroup_v2=False, host_node=lambda _device: "/dev/zero", seccomp_folder=str(tmp_path))
-    applied = apply(request, Asked(pristine, merge.adjust, merge.owners), site)
+    applied = apply(request, MergedAdjustment(pristine, merge.adjust, merge.owners), site)
     assert (applied.recreate, applied.rejected, applied.warned) == (True, (), ())
     assert applied.seccomp is not None
     Path(applied.seccomp.path).write_text(applied.seccomp.content)

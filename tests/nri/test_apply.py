@@ -15,7 +15,7 @@ from cri_proxy.config.options.nri_capabilities import REACTIONS, Cdi, Inexpressi
 from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
-from cri_proxy.nri.draft import Asked
+from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Merge
 
 PLUGIN = "10-foo"
@@ -64,12 +64,12 @@ def request(text: str = REQUEST) -> cri.CreateContainerRequest:
     return text_format.Parse(text, cri.CreateContainerRequest())
 
 
-def asked(*answers: str, container: str = CONTAINER) -> Asked:
+def asked(*answers: str, container: str = CONTAINER) -> MergedAdjustment:
     """What plugins 10-foo, 11-foo, ... ask for."""
     merge = Merge(text_format.Parse(container, nri.Container()))
     for number, answer in enumerate(answers):
         merge.add(f"1{number}-foo", text_format.Parse(answer, nri.ContainerAdjustment()))
-    return Asked(merge.pristine, merge.adjust, merge.owners)
+    return MergedAdjustment(merge.pristine, merge.adjust, merge.owners)
 
 
 def applied(*answers: str, site: Site = V2) -> Applied:
@@ -183,7 +183,7 @@ def test_the_same_adjustment_applied_twice_changes_nothing_more(
     assert applied(answer).request == once
     merge = Merge(text_format.Parse(CONTAINER, nri.Container()))
     merge.add(PLUGIN, text_format.Parse(answer, nri.ContainerAdjustment()))
-    of_changed = Asked(merge.container, merge.adjust, merge.owners)
+    of_changed = MergedAdjustment(merge.container, merge.adjust, merge.owners)
     again = apply(once, of_changed, V2)
     assert (again.request, again.recreate) == (once, False)
     # Nor does it matter that the container has it all already.

@@ -14,7 +14,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import CLASSES, Cdi, Site
 from cri_proxy.nri.apply import apply
-from cri_proxy.nri.draft import Asked
+from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Conflict, Merge
 from cri_proxy.nri.view import view_container
 
@@ -148,7 +148,7 @@ def test_applying_never_raises_and_keeps_all_that_nobody_speaks_of(
         except Conflict as conflict:
             assert re.fullmatch(r'plugins "0\d-x" and "0\d-x" both tried to set \w+ .*', str(conflict))
     before = with_unknown_fields(request)
-    result = apply(before, Asked(merge.pristine, merge.adjust, merge.owners), site)
+    result = apply(before, MergedAdjustment(merge.pristine, merge.adjust, merge.owners), site)
     was, now = (cri.CreateContainerRequest.FromString(message) for message in (before, result.request))
     # 1. Unknown fields, wherever they are.
     assert unknowns(now) == unknowns(was)

@@ -20,7 +20,7 @@ from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, R
 from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
-from cri_proxy.nri.draft import Asked
+from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
 from cri_proxy.services.services import Parts
 
@@ -115,7 +115,7 @@ class Expression:
         """
         if not merged.adjust.ByteSize():
             return Applied(request, False, cri.LinuxContainerResources(), (), (), None)
-        applied = apply(request, Asked(container, merged.adjust, merged.owners), self.site)
+        applied = apply(request, MergedAdjustment(container, merged.adjust, merged.owners), self.site)
         for lacking in applied.warned:
             self._parts.log.warning("left out of what a plugin asked for", id=container.id, what=str(lacking))
         if applied.rejected:
