@@ -28,7 +28,7 @@ from cri_proxy.relay.http2.frames import (
 from cri_proxy.relay.http2.headers import HeaderReader, value_of
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, PREFIX_BYTES, Hold, ReplyHold
 from cri_proxy.relay.http2.pipe import Frame, Pipe
-from cri_proxy.relay.http2.stream import Asked, FailedOpen, Stage, Stream
+from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import CLIENT_GONE, Wire
 from cri_proxy.relay.interception import CANCELLED
 
@@ -180,7 +180,7 @@ class Requests:
             else:
                 stream.stage, stream.asked_bytes = Stage.DECIDING, len(message)
                 wire.asked_bytes += len(message)
-                wire.events.append(Asked(stream.id, stream.call, message))
+                wire.events.append(RequestReceived(stream.id, stream.call, message))
         elif hold.is_ended and hold.data:
             self._fail_open(stream, "incomplete")
         elif hold.is_ended:  # a call without a message: the runtime has its own words for that

@@ -64,7 +64,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestReceived:
     """The request of an intercepted stream is whole. It waits for ``forward`` or ``take_over``."""
 
     stream: int
@@ -113,4 +113,4 @@ class FarewellRead:
     """The client has read that it is to begin no calls here."""
 
 
-Event = Union[Asked, Observed, Ended, FailedOpen, Closing, FarewellRead]
+Event = Union[RequestReceived, Observed, Ended, FailedOpen, Closing, FarewellRead]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
 from cri_proxy.relay.http2.headers import Metadata
-from cri_proxy.relay.http2.stream import Asked, Ended, Observed
+from cri_proxy.relay.http2.stream import Ended, Observed, RequestReceived
 from cri_proxy.relay.interception import (
     INTERNAL,
     UNAVAILABLE,
@@ -57,7 +57,7 @@ class FrameCall:
         self._steps.append((step, done))
         self._more.set()
 
-    async def run(self, asked: Asked) -> None:
+    async def run(self, asked: RequestReceived) -> None:
         """From the request to the end, which is told to the interception exactly once."""
         self.under_way.grace_s = grace_of(self.method, asked.message)
         # Said if a stop of the daemon cancels this: nothing was sent yet.
@@ -113,7 +113,7 @@ class FrameCall:
             self._link.failed_open(error)
             return message
 
-    async def _answer(self, asked: Asked, outcome: Answer) -> tuple[Ended, Done]:
+    async def _answer(self, asked: RequestReceived, outcome: Answer) -> tuple[Ended, Done]:
         """Make the reply ourselves; to its end, whether or not the client waits for it."""
         reply: Optional[bytes] = None
         trailers: Metadata = ()
@@ -142,7 +142,7 @@ def _nothing(_instead: Instead) -> None:
     pass
 
 
-def run_call(call: FrameCall, asked: Asked, tasks: set[asyncio.Task[Any]]) -> None:
+def run_call(call: FrameCall, asked: RequestReceived, tasks: set[asyncio.Task[Any]]) -> None:
     """Run a call in a task that is kept in ``tasks`` until it ends."""
     task = asyncio.get_running_loop().create_task(call.run(asked))
     tasks.add(task)

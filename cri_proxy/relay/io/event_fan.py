@@ -17,7 +17,7 @@ from cri_proxy.relay.http2.feed import Source
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES
 from cri_proxy.relay.http2.headers import Headers
 from cri_proxy.relay.http2.messages import write_message
-from cri_proxy.relay.http2.stream import Asked, Ended
+from cri_proxy.relay.http2.stream import Ended, RequestReceived
 from cri_proxy.relay.http2.wire import CLIENT_GONE
 from cri_proxy.relay.interception import (
     CANCELLED,
@@ -79,7 +79,7 @@ class EventCall(FrameCall):
         self._reading: ReadingLink = link
         self._fan = fan
 
-    async def run(self, asked: Asked) -> None:
+    async def run(self, asked: RequestReceived) -> None:
         """From the request to the end."""
         shared = self._fan.wanted(self.method, self._reading.unary_headers(asked.stream), asked.message)
         if shared is None:

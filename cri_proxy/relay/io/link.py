@@ -16,7 +16,7 @@ from cri_proxy.relay.http2.headers import Headers, Metadata
 from cri_proxy.relay.http2.lobby import Lobby
 from cri_proxy.relay.http2.local import LocalEnd
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
+from cri_proxy.relay.http2.stream import Closing, Ended, FailedOpen, FarewellRead, Observed, RequestReceived
 from cri_proxy.relay.interception import Interception, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import UnderWay
@@ -290,7 +290,7 @@ class Link:
         return None if interception is None else self._owner.fan.call(method, interception, self)
 
     def _handle(self, event: Any) -> None:
-        if isinstance(event, Asked):
+        if isinstance(event, RequestReceived):
             run_call(event.call, event, self._owner.tasks)
         elif isinstance(event, Observed):
             event.call.add(event, self._noting(event.call.method))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Asked, Closing, Ended, Observed
+from cri_proxy.relay.http2.stream import Closing, Ended, Observed, RequestReceived
 
 FOLDER = Path(__file__).parents[2] / "data" / "http2"
 
@@ -79,7 +79,7 @@ class Replay:
     def _act(self) -> None:
         while events := self.relay.take_events():
             for event in events:
-                if isinstance(event, Asked):
+                if isinstance(event, RequestReceived):
                     self.asked.append(event.message)
                     self.began.append(event.call)
                     self.relay.forward(event.stream, self._delta)

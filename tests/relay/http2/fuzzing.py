@@ -7,7 +7,7 @@ from typing import Any, Optional
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES, GOAWAY, MAX_BLOCK_BYTES, PING
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Asked, Closing, Ended, FarewellRead, Observed
+from cri_proxy.relay.http2.stream import Closing, Ended, FarewellRead, Observed, RequestReceived
 from cri_proxy.relay.http2.wire import MAX_HELD_BYTES
 from tests.relay.http2.hand import written
 
@@ -67,7 +67,7 @@ class Shell:
     def _take_events(self) -> None:
         for event in self.relay.take_events():
             assert self.closed_at is None or isinstance(event, FarewellRead), f"{event} after the end"
-            if isinstance(event, Asked):
+            if isinstance(event, RequestReceived):
                 assert event.stream not in self.asked
                 self.asked[event.stream] = event.call
             elif isinstance(event, Ended):

@@ -16,7 +16,7 @@ import h2.settings
 from cri_proxy.relay.http2.frames import Buffer
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Asked, Closing, Ended, FailedOpen, FarewellRead, Observed
+from cri_proxy.relay.http2.stream import Closing, Ended, FailedOpen, FarewellRead, Observed, RequestReceived
 from tests.relay.http2.hand import CREATE, VERSION
 
 Settings = dict[Any, int]
@@ -148,8 +148,8 @@ class Pair:
 
     # ------------------------------------------------------------------ what was seen
 
-    def asked(self) -> list[Asked]:
-        return [event for event in self.happened if isinstance(event, Asked)]
+    def asked(self) -> list[RequestReceived]:
+        return [event for event in self.happened if isinstance(event, RequestReceived)]
 
     def observed(self) -> list[bytes]:
         return [m for event in self.happened if isinstance(event, Observed) for m in event.messages]

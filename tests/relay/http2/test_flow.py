@@ -18,7 +18,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Asked, Closing
+from cri_proxy.relay.http2.stream import Closing, RequestReceived
 from tests.relay.http2.hand import (
     BLOCK,
     CONFIRMED,
@@ -289,7 +289,7 @@ def test_a_client_is_cut_off_behind_a_request_that_waits_for_the_runtime() -> No
         data(1, HOLDS),
         settings=write_settings() + CONFIRMED,  # the runtime's are confirmed
     )
-    assert [type(event) for event in relay.take_events()] == [Asked]
+    assert [type(event) for event in relay.take_events()] == [RequestReceived]
     relay.forward(1, bytes(100_000))  # more than the runtime's window: what follows waits
     assert rogue(relay, data(1, bytes(PIECE)), True, 1000) == 7
     assert codes(relay) == ([Error.FLOW_CONTROL_ERROR], [Error.FLOW_CONTROL_ERROR])

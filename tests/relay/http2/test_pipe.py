@@ -15,7 +15,7 @@ from cri_proxy.relay.http2.frames import (
 from cri_proxy.relay.http2.headers import write_response
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.pipe import Frame, Pipe
-from cri_proxy.relay.http2.stream import Asked, Observed
+from cri_proxy.relay.http2.stream import Observed, RequestReceived
 from tests.relay.http2.hand import BLOCK, HOLDS, data, hand_made, headers
 
 BIG = data(1, bytes(DEFAULT_FRAME_BYTES))
@@ -70,7 +70,7 @@ def test_a_client_that_leaves_while_a_reply_is_noted_does_not_disturb_the_next()
     """What waits is of a stream that nobody knows any more when it goes on."""
     relay, _ = hand_made(headers(1), data(1, HOLDS, end=True), headers(3), data(3, HOLDS, end=True))
     for event in relay.take_events():
-        assert isinstance(event, Asked)
+        assert isinstance(event, RequestReceived)
         relay.forward(event.stream, b"")
     relay.from_runtime(headers(1, write_response()) + headers(3, write_response()), 0.0)
     relay.from_runtime(data(1, write_message(b"one")), 0.0)

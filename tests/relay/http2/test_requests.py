@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.relay.http2.messages import Inflated, write_message
 from cri_proxy.relay.http2.requests import HOLD_S
-from cri_proxy.relay.http2.stream import Asked, FailedOpen
+from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived
 from tests.relay.http2.hand import BLOCK, CREATE, VERSION, data, hand_made, headers
 from tests.relay.http2.pair import LONG, Pair, all_is_in_step
 
@@ -165,7 +165,7 @@ def test_decompressed_messages_of_all_connections_have_a_limit_together() -> Non
     for _ in range(6):
         relay, _ = hand_made(headers(1, BLOCK + b"\x00\x0dgrpc-encoding\x04gzip"), sent)
         events += relay.take_events()
-    assert [type(event) for event in events] == 5 * [Asked] + [FailedOpen]
+    assert [type(event) for event in events] == 5 * [RequestReceived] + [FailedOpen]
     assert Inflated.total == begun + 5 * (15 << 20)
     events.clear()
     del relay

@@ -15,7 +15,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Asked, FailedOpen
+from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived
 from cri_proxy.relay.http2.wire import MAX_HELD_BYTES
 from cri_proxy.relay.interception import End
 from tests.relay.http2.hand import CONFIRMED, CREATE, data, headers, written
@@ -71,7 +71,7 @@ def test_requests_that_the_runtime_does_not_take_are_paid_for_up_to_the_cap() ->
         if relay._wire.requests.connection.sender_window < len(LARGE) - 5:
             break
         relay.from_client(data(stream, LARGE[5:], end=True), 0.0)
-        asked += sum(isinstance(event, Asked) for event in relay.take_events())
+        asked += sum(isinstance(event, RequestReceived) for event in relay.take_events())
         relay.forward(stream, b"+")
     # Beyond the cap the client has no window for more, but for the message that was begun below it.
     credit = [f.payload for f in written(b"".join(relay.to_client)) if f[0] == WINDOW_UPDATE and not f.stream]
