@@ -31,7 +31,7 @@ from cri_proxy.relay.http2.headers import HeaderReader, status_of, value_of
 from cri_proxy.relay.http2.messages import ReplyHold, write_message
 from cri_proxy.relay.http2.pipe import Frame, Paused, Pipe
 from cri_proxy.relay.http2.requests import doubt_push, read_credit, write_credit
-from cri_proxy.relay.http2.stream import FailedOpen, Observed, Stage, Stream
+from cri_proxy.relay.http2.stream import FailedOpen, ReplyReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import Wire
 from cri_proxy.relay.interception import (
     CANCELLED,
@@ -279,7 +279,7 @@ class Replies:
             if front.is_kept:
                 self._keep(stream, frame)
             if front.shown:
-                wire.events.append(Observed(stream.call, front.messages))
+                wire.events.append(ReplyReceived(stream.call, front.messages))
                 raise Paused
         if front.passes:
             return None

@@ -73,7 +73,7 @@ class RequestReceived:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ReplyReceived:
     """Messages of a reply, not sent on yet. The runtime's side waits for ``resume``."""
 
     call: Any
@@ -113,4 +113,4 @@ class FarewellRead:
     """The client has read that it is to begin no calls here."""
 
 
-Event = Union[RequestReceived, Observed, Ended, FailedOpen, Closing, FarewellRead]
+Event = Union[RequestReceived, ReplyReceived, Ended, FailedOpen, Closing, FarewellRead]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
 from cri_proxy.relay.http2.headers import Metadata
-from cri_proxy.relay.http2.stream import Ended, Observed, RequestReceived
+from cri_proxy.relay.http2.stream import Ended, ReplyReceived, RequestReceived
 from cri_proxy.relay.interception import (
     INTERNAL,
     UNAVAILABLE,
@@ -49,10 +49,10 @@ class FrameCall:
         self.under_way = UnderWay(method, asyncio.get_running_loop().time())
         self._interception = interception
         self._link = link
-        self._steps: deque[tuple[Union[Observed, Ended], Done]] = deque()
+        self._steps: deque[tuple[Union[ReplyReceived, Ended], Done]] = deque()
         self._more = asyncio.Event()
 
-    def add(self, step: Union[Observed, Ended], done: Done) -> None:
+    def add(self, step: Union[ReplyReceived, Ended], done: Done) -> None:
         """Something was seen of the call."""
         self._steps.append((step, done))
         self._more.set()

@@ -16,7 +16,14 @@ from cri_proxy.relay.http2.headers import Headers, Metadata
 from cri_proxy.relay.http2.lobby import Lobby
 from cri_proxy.relay.http2.local import LocalEnd
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, Ended, FailedOpen, FarewellRead, Observed, RequestReceived
+from cri_proxy.relay.http2.stream import (
+    Closing,
+    Ended,
+    FailedOpen,
+    FarewellRead,
+    ReplyReceived,
+    RequestReceived,
+)
 from cri_proxy.relay.interception import Interception, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import UnderWay
@@ -292,7 +299,7 @@ class Link:
     def _handle(self, event: Any) -> None:
         if isinstance(event, RequestReceived):
             run_call(event.call, event, self._owner.tasks)
-        elif isinstance(event, Observed):
+        elif isinstance(event, ReplyReceived):
             event.call.add(event, self._noting(event.call.method))
         elif isinstance(event, Ended):
             event.call.add(event, self._noting(event.call.method) if event.waits else _nothing)

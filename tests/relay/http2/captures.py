@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, Ended, Observed, RequestReceived
+from cri_proxy.relay.http2.stream import Closing, Ended, ReplyReceived, RequestReceived
 
 FOLDER = Path(__file__).parents[2] / "data" / "http2"
 
@@ -85,7 +85,7 @@ class Replay:
                     self.relay.forward(event.stream, self._delta)
                     # The runtime gives back what it is sent; what was recorded knows nothing of the delta.
                     self.relay._wire.requests.connection.window += len(self._delta)
-                elif isinstance(event, Observed):
+                elif isinstance(event, ReplyReceived):
                     self.observed += event.messages
                 elif isinstance(event, Ended):
                     self.ended.append(event.call)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES, GOAWAY, MAX_BLOCK_BYTES, PING
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, Ended, FarewellRead, Observed, RequestReceived
+from cri_proxy.relay.http2.stream import Closing, Ended, FarewellRead, ReplyReceived, RequestReceived
 from cri_proxy.relay.http2.wire import MAX_HELD_BYTES
 from tests.relay.http2.hand import written
 
@@ -73,7 +73,7 @@ class Shell:
             elif isinstance(event, Ended):
                 assert event.call not in self.over, "an interception ends once"
                 self.over.append(event.call)
-            elif isinstance(event, Observed):
+            elif isinstance(event, ReplyReceived):
                 assert event.messages
             elif isinstance(event, Closing):
                 self.closed_at = (len(self.to_client), len(self.to_runtime))

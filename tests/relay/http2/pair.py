@@ -16,7 +16,14 @@ import h2.settings
 from cri_proxy.relay.http2.frames import Buffer
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, Ended, FailedOpen, FarewellRead, Observed, RequestReceived
+from cri_proxy.relay.http2.stream import (
+    Closing,
+    Ended,
+    FailedOpen,
+    FarewellRead,
+    ReplyReceived,
+    RequestReceived,
+)
 from tests.relay.http2.hand import CREATE, VERSION
 
 Settings = dict[Any, int]
@@ -152,7 +159,7 @@ class Pair:
         return [event for event in self.happened if isinstance(event, RequestReceived)]
 
     def observed(self) -> list[bytes]:
-        return [m for event in self.happened if isinstance(event, Observed) for m in event.messages]
+        return [m for event in self.happened if isinstance(event, ReplyReceived) for m in event.messages]
 
     def ended(self) -> list[Ended]:
         return [event for event in self.happened if isinstance(event, Ended)]

@@ -15,7 +15,7 @@ from cri_proxy.relay.http2.frames import (
 from cri_proxy.relay.http2.headers import write_response
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.pipe import Frame, Pipe
-from cri_proxy.relay.http2.stream import Observed, RequestReceived
+from cri_proxy.relay.http2.stream import ReplyReceived, RequestReceived
 from tests.relay.http2.hand import BLOCK, HOLDS, data, hand_made, headers
 
 BIG = data(1, bytes(DEFAULT_FRAME_BYTES))
@@ -74,13 +74,13 @@ def test_a_client_that_leaves_while_a_reply_is_noted_does_not_disturb_the_next()
         relay.forward(event.stream, b"")
     relay.from_runtime(headers(1, write_response()) + headers(3, write_response()), 0.0)
     relay.from_runtime(data(1, write_message(b"one")), 0.0)
-    assert isinstance(relay.take_events()[0], Observed)
+    assert isinstance(relay.take_events()[0], ReplyReceived)
     relay.from_client(write_frame(RST_STREAM, 0, 1, bytes(4)), 0.0)
     relay.resume()
     relay.take_events()
     relay.from_runtime(data(3, write_message(b"three")), 0.0)
     (observed,) = relay.take_events()
-    assert isinstance(observed, Observed) and observed.messages == (b"three",)
+    assert isinstance(observed, ReplyReceived) and observed.messages == (b"three",)
 
 
 def test_blocks_of_others_are_read_while_streams_pass_unwatched() -> None:
