@@ -70,7 +70,7 @@ class CriInterceptor:
         return _KINDS[method](self._keeper, engine)
 
 
-class Call:
+class InterceptedCall:
     """What all intercepted calls share: guarded steps, and one log line at the end."""
 
     filter: Optional[Callable[[bytes], bytes]] = None
@@ -150,7 +150,7 @@ def _reason(error: Exception) -> str:
     return "budget" if isinstance(error, BudgetSpent) else "bug"
 
 
-class CreateContainer(Call):
+class CreateContainer(InterceptedCall):
     method = "CreateContainer"
     admission: Optional[Admission] = None
     bound = False
@@ -224,7 +224,7 @@ class CreateContainer(Call):
         await self.keeper.saved()
 
 
-class UpdateContainerResources(Call):
+class UpdateContainerResources(InterceptedCall):
     method = "UpdateContainerResources"
     admission: Optional[Admission] = None
     container_id = ""
@@ -279,7 +279,7 @@ class UpdateContainerResources(Call):
         await self.keeper.saved()
 
 
-class RunPodSandbox(Call):
+class RunPodSandbox(InterceptedCall):
     method = "RunPodSandbox"
     request_message = b""
 
@@ -297,7 +297,7 @@ class RunPodSandbox(Call):
         await self.keeper.on_pod(pod)
 
 
-class RestorePod(Call):
+class RestorePod(InterceptedCall):
     """Its containers are placed between the reply and their start; whatever goes wrong, the reply passes."""
 
     method = "RestorePod"
@@ -333,7 +333,7 @@ class RestorePod(Call):
             self.keeper.on_doubt()
 
 
-class UpdatePodSandboxResources(Call):
+class UpdatePodSandboxResources(InterceptedCall):
     method = "UpdatePodSandboxResources"
     message = b""
 
@@ -350,7 +350,7 @@ class UpdatePodSandboxResources(Call):
             await self.keeper.saved()
 
 
-class _AboutContainer(Call):
+class _AboutContainer(InterceptedCall):
     """A call whose request names a container in field 1: StartContainer, StopContainer, RemoveContainer."""
 
     container_id = ""
@@ -400,7 +400,7 @@ class RemoveContainer(_AboutContainer):
             await self.keeper.saved()
 
 
-class EndPodSandbox(Call):
+class EndPodSandbox(InterceptedCall):
     """StopPodSandbox and RemovePodSandbox."""
 
     sandbox_id = ""
@@ -424,7 +424,7 @@ class RemovePodSandbox(EndPodSandbox):
     method = "RemovePodSandbox"
 
 
-_KINDS: dict[str, type[Call]] = {
+_KINDS: dict[str, type[InterceptedCall]] = {
     kind.method: kind
     for kind in (
         RunPodSandbox,
