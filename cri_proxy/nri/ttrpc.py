@@ -39,7 +39,7 @@ RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
 
 
 @dataclass(frozen=True)
-class Call:
+class PeerCall:
     """The peer calls. Answer with ``Wire.reply`` or ``Wire.fail``. ``timeout_s`` 0 = as long as it takes."""
 
     stream: int
@@ -58,7 +58,7 @@ class Reply:
     message: str = ""
 
 
-Event = Union[Call, Reply]
+Event = Union[PeerCall, Reply]
 
 
 class Wire:
@@ -153,7 +153,7 @@ class Wire:
         if request.service != self._service:
             answers.append(self.fail(stream, UNIMPLEMENTED, f"service {request.service}"))
             return
-        events.append(Call(stream, request.method, request.payload, max(0, request.timeout_nano) / 1e9))
+        events.append(PeerCall(stream, request.method, request.payload, max(0, request.timeout_nano) / 1e9))
 
     def _stream_problem(self, stream: int) -> str:
         if stream % 2 == 0:

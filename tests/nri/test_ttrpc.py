@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cri_api import ttrpc_pb2 as pb
 from cri_proxy.nri import ttrpc, ttrpc_frames
-from cri_proxy.nri.ttrpc import Call, Reply, Wire
+from cri_proxy.nri.ttrpc import PeerCall, Reply, Wire
 from cri_proxy.nri.ttrpc_frames import (
     MAX_DATA_BYTES,
     MAX_FRAME_BYTES,
@@ -105,7 +105,7 @@ def test_what_one_end_sends_the_other_receives(size: int, cut: int) -> None:
     here, there = host(), plugin()
     stream, out = here.call("CreateContainer", b"c" * size, 0)
     events = [event for at in range(0, len(out), cut) for event in there.receive(out[at : at + cut])[0]]
-    assert events == [Call(stream, "CreateContainer", b"c" * size, 0.0)]
+    assert events == [PeerCall(stream, "CreateContainer", b"c" * size, 0.0)]
     assert here.receive(there.reply(stream, b"r" * size)) == ([Reply(stream, b"r" * size)], b"")
 
 
@@ -117,7 +117,7 @@ def test_a_message_of_exactly_four_mebibytes_is_the_largest() -> None:
     _, out = wire.call("M", b"x" * (MAX_DATA_BYTES - fixed), 0)
     assert sum(frame_sizes(out)) == MAX_FRAME_BYTES
     (call,) = plugin().receive(out)[0]
-    assert isinstance(call, Call) and len(call.payload) == MAX_DATA_BYTES - fixed
+    assert isinstance(call, PeerCall) and len(call.payload) == MAX_DATA_BYTES - fixed
     with pytest.raises(TooLarge, match="message length 4194305 exceed maximum message size of 4194304"):
         wire.call("M", b"x" * (MAX_DATA_BYTES - fixed + 1), 0)
     # Nothing was sent: the next id follows the last one.
@@ -141,7 +141,7 @@ def test_a_request_that_is_too_large_is_thrown_away_and_answered(cut: int) -> No
     there = plugin()
     answers = b"".join(there.receive(frames[at : at + cut])[1] for at in range(0, len(frames), cut))
     assert answers == there.fail(1, 8, "message length 4194307 exceed maximum message size of 4194304")
-    assert there.receive(request(3)) == ([Call(3, "Configure", b"", 0.0)], b"")
+    assert there.receive(request(3)) == ([PeerCall(3, "Configure", b"", 0.0)], b"")
 
 
 def raw_frame(connection: int, payload: bytes) -> bytes:
@@ -182,7 +182,7 @@ def test_a_stream_id_is_used_once_and_never_a_lower_one() -> None:
     for stream in (5, 3, 1):
         refused = there.fail(stream, 3, "StreamID cannot be re-used and must increment")
         assert there.receive(request(stream)) == ([], refused)
-    assert there.receive(request(7))[0] == [Call(7, "Configure", b"", 0.0)]
+    assert there.receive(request(7))[0] == [PeerCall(7, "Configure", b"", 0.0)]
 
 
 def test_the_two_connections_count_their_streams_each_for_itself() -> None:
@@ -190,8 +190,8 @@ def test_the_two_connections_count_their_streams_each_for_itself() -> None:
     stream, out = here.call("Configure", b"", 0)
     back, out_back = there.call("RegisterPlugin", b"", 0)
     assert stream == back == 1
-    assert there.receive(out)[0] == [Call(1, "Configure", b"", 0.0)]
-    assert here.receive(out_back)[0] == [Call(1, "RegisterPlugin", b"", 0.0)]
+    assert there.receive(out)[0] == [PeerCall(1, "Configure", b"", 0.0)]
+    assert here.receive(out_back)[0] == [PeerCall(1, "RegisterPlugin", b"", 0.0)]
 
 
 IGNORED = {
@@ -207,7 +207,7 @@ IGNORED = {
 def test_ignored_are(case: str) -> None:
     there = plugin()
     assert there.receive(IGNORED[case]) == ([], b"")
-    assert there.receive(request(1))[0] == [Call(1, "Configure", b"", 0.0)]
+    assert there.receive(request(1))[0] == [PeerCall(1, "Configure", b"", 0.0)]
 
 
 def test_a_late_reply_is_ignored() -> None:
@@ -228,13 +228,13 @@ def test_metadata_and_fields_of_later_versions_are_tolerated() -> None:
     body = pb.Request(service=PLUGIN_SERVICE, method="Configure", timeout_nano=1_999_900_000)
     body.metadata.add(key="containerd-namespace-ttrpc", value="k8s.io")
     sent = raw(1, 1, 1, body.SerializeToString() + b"\x9a\x06\x01x", flags=1)
-    assert plugin().receive(sent)[0] == [Call(1, "Configure", b"", 1.9999)]
+    assert plugin().receive(sent)[0] == [PeerCall(1, "Configure", b"", 1.9999)]
 
 
 @pytest.mark.parametrize("nanoseconds", [0, -1, -(1 << 63)])
 def test_no_timeout_is_no_limit(nanoseconds: int) -> None:
     body = pb.Request(service=PLUGIN_SERVICE, method="M", timeout_nano=nanoseconds).SerializeToString()
-    assert plugin().receive(raw(1, 1, 1, body))[0] == [Call(1, "M", b"", 0.0)]
+    assert plugin().receive(raw(1, 1, 1, body))[0] == [PeerCall(1, "M", b"", 0.0)]
 
 
 # ---------------------------------------------------------------------- garbage
@@ -267,7 +267,7 @@ def test_any_bytes_are_garbage_or_nothing_and_never_held_for_ever(data: bytes, c
     try:
         for piece in pieces(data, cuts):
             events, _ = there.receive(piece)
-            assert all(isinstance(event, (Call, Reply)) for event in events)
+            assert all(isinstance(event, (PeerCall, Reply)) for event in events)
     except Garbage as error:
         assert str(error)
 
@@ -303,7 +303,7 @@ def test_a_trunk_that_another_has_begun_goes_on_in_the_middle_of_a_message() -> 
     assert begun.messages[connection].read(piece) == []
     wire = Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE, begun._replace(next_stream=3))
     events, answers = wire.receive(calls[len(request(1)) - 5 :])
-    assert [event.stream for event in events if isinstance(event, Call)] == [1, 3]
+    assert [event.stream for event in events if isinstance(event, PeerCall)] == [1, 3]
     assert answers == b""
     assert wire.call("UpdateContainers", b"", 0)[0] == 3
     assert host().receive(wire.call("UpdateContainers", b"", 0)[1])[0]

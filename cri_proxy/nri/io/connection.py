@@ -208,7 +208,7 @@ class NriConnection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, call: ttrpc.Call) -> None:
+    async def _serve(self, call: ttrpc.PeerCall) -> None:
         last = ""
         try:
             out = await self._answer(call)
@@ -220,7 +220,7 @@ class NriConnection:
         if last:
             self.close(last)
 
-    async def _answer(self, call: ttrpc.Call) -> bytes:
+    async def _answer(self, call: ttrpc.PeerCall) -> bytes:
         handler: Optional[Handler] = self._handlers.get(call.method)
         if handler is None:
             return self._wire.fail(call.stream, ttrpc.UNIMPLEMENTED, f"method {call.method}")

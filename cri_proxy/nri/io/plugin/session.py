@@ -22,7 +22,7 @@ from cri_proxy.nri.io.plugin.launched import EVENT_S, PATIENCE, Taken
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
 from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
-from cri_proxy.nri.ttrpc import Call
+from cri_proxy.nri.ttrpc import PeerCall
 from cri_proxy.relay.interception import FAILED_PRECONDITION, INTERNAL
 from cri_proxy.services.node_state import Keeper
 from policies.model import BudgetSpent, PlacementRefused
@@ -148,7 +148,7 @@ class NriSession:
     async def _go_on(self, connection: NriConnection, taken: Taken) -> None:
         for event in taken.waiting:
             left_s = max(event.until_s - time.monotonic(), 0.001)
-            connection.take(Call(event.stream, event.method, event.payload, left_s))
+            connection.take(PeerCall(event.stream, event.method, event.payload, left_s))
         if taken.configure is not None:
             await self._hooks.configured(self.host)
         try:
