@@ -23,7 +23,7 @@ from policies.model import Fence
 _Said = tuple[Fence, tuple[int, int, int, int]]
 
 
-class Caller(Protocol):
+class HostCaller(Protocol):
     """A connection on which the host can be called."""
 
     async def call(self, method: str, message: bytes, timeout_s: float) -> bytes: ...
@@ -33,7 +33,7 @@ class NriSender:
     """Delivers updates, one at a time each. ``caller``: set while the host takes updates nobody asked it for."""
 
     def __init__(self, runtime: Runtime, log: Any) -> None:
-        self.caller: Optional[Caller] = None
+        self.caller: Optional[HostCaller] = None
         self._runtime = runtime
         self._log = log
         #: What is on its way by CRI, by container.
@@ -60,7 +60,7 @@ class NriSender:
         """Whether this update is one of ours on its way."""
         return _said(asked) in self._flying.get(container_id, ())
 
-    async def _by_nri(self, caller: Caller, update: Update) -> bool:
+    async def _by_nri(self, caller: HostCaller, update: Update) -> bool:
         """Whether the host has done it; not where it did not answer: CRI is then asked, which can be asked twice."""
         written = write_update(update, may_fail=False)
         if written is None:
