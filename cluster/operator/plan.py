@@ -14,7 +14,7 @@ from cluster.operator import rollout
 from cluster.operator.collect import collect
 from cluster.operator.objects import Node, NodeState, Policy
 from cluster.operator.resolve import resolve
-from cluster.operator.rollout import Change
+from cluster.operator.rollout import NodePlacementWrite
 from cluster.operator.summary import View, policy_status
 
 
@@ -28,7 +28,7 @@ class NewStatus(NamedTuple):
 class NodeChange(NamedTuple):
     #: None: no policy wants the node.
     policy: Optional[Policy]
-    change: Change
+    change: NodePlacementWrite
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Trouble(NamedTuple):
     sentence: str
 
 
-class Change(NamedTuple):
+class NodePlacementWrite(NamedTuple):
     """One write to a NodePlacement. It holds only as long as the node is as it was ``seen``."""
 
     kind: str
@@ -53,7 +53,7 @@ class Step:
     """What to write now, in this order, and when to look again without news (seconds since 1970; None: never)."""
 
     abort: Optional[Abort] = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[NodePlacementWrite, ...] = ()
     wake_at: Optional[float] = None
     #: Why nodes that should be changed are not: one sentence; "" where none waits.
     waits: str = ""
@@ -138,14 +138,14 @@ def step(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool]
     if policy.aborted:
         changes, waits = _take_back(policy, targets, ready, now), ""
     elif policy.completed and (blamed or any(each.notes.failed == policy.hash for each in targets)):
-        changes = [Change(TAKE_BACK, state) for state, _ in blamed]
+        changes = [NodePlacementWrite(TAKE_BACK, state) for state, _ in blamed]
         waits = "a node has failed with this document, so no further node is given it"
     else:
         changes, waits = _give(policy, targets, ready, now)
     # 3. What is well now is written down.
     busy = {change.seen.name for change in changes}
     unconfirmed = [each for each in targets if not each.confirmed and each.name not in busy]
-    confirms = [Change(CONFIRM, each) for each in unconfirmed if well(each, _ready(ready, each))]
+    confirms = [NodePlacementWrite(CONFIRM, each) for each in unconfirmed if well(each, _ready(ready, each))]
     return Step(None, (*confirms, *changes), _wake_at(policy, targets, now), waits)
 
 
@@ -168,7 +168,7 @@ def finished(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, b
 def removal(states: Sequence[NodeState], nodes: int, now: float) -> Step:
     """The next steps for nodes that no policy selects: those with one lose it, some at a time, of ``nodes`` in all."""
     confirms = [
-        Change(CONFIRM, each)
+        NodePlacementWrite(CONFIRM, each)
         for each in states
         if each.given is None and not each.confirmed and each.acknowledged
     ]
@@ -181,10 +181,12 @@ def removal(states: Sequence[NodeState], nodes: int, now: float) -> Step:
     waking = [
         each.notes.changed_at + ANSWER_S for each in states if each.given is None and in_change(each, now)
     ]
-    return Step(None, (*confirms, *(Change(REMOVE, each) for each in chosen)), min(waking, default=None))
+    return Step(
+        None, (*confirms, *(NodePlacementWrite(REMOVE, each) for each in chosen)), min(waking, default=None)
+    )
 
 
-def still(change: Change, policy: Optional[Policy], fresh: NodeState, node_ready: bool) -> bool:
+def still(change: NodePlacementWrite, policy: Optional[Policy], fresh: NodeState, node_ready: bool) -> bool:
     """Whether a step holds for the node as it is at the moment of the write."""
     seen = change.seen
     if (fresh.uid, fresh.given, fresh.notes) != (seen.uid, seen.given, seen.notes):
@@ -225,7 +227,7 @@ def _its_own(state: NodeState, found: Trouble, now: float) -> bool:
 
 def _give(
     policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
-) -> tuple[list[Change], str]:
+) -> tuple[list[NodePlacementWrite], str]:
     pause_s = policy.rollout.pause_s
     outdated = [each for each in targets if not has(policy, each)]
     moving = [each for each in targets if in_change(each, now, pause_s)]
@@ -236,7 +238,7 @@ def _give(
     takers = sorted(each for each in others if able(each, _ready(ready, each)))
     room = max(0, policy.rollout.most(len(targets)) - len({each.name for each in (*moving, *replaced)}))
     chosen = [*replaced, *takers[:room]]
-    return [Change(GIVE, each) for each in chosen], _why_waiting(moving, others, takers, ready)
+    return [NodePlacementWrite(GIVE, each) for each in chosen], _why_waiting(moving, others, takers, ready)
 
 
 def _why_waiting(
@@ -270,7 +272,7 @@ def _replaced_in_place(policy: Optional[Policy], state: NodeState) -> bool:
 
 def _take_back(
     policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
-) -> list[Change]:
+) -> list[NodePlacementWrite]:
     pause_s = policy.rollout.pause_s
     holders = [each for each in targets if has(policy, each)]
     # 1. Nodes in change go back at once: that makes no further node unavailable.
@@ -282,7 +284,7 @@ def _take_back(
     )
     going = sum(in_change(each, now, pause_s) for each in targets)
     room = max(0, policy.rollout.most(len(targets)) - going)
-    return [Change(TAKE_BACK, each) for each in (*moving, *settled[:room])]
+    return [NodePlacementWrite(TAKE_BACK, each) for each in (*moving, *settled[:room])]
 
 
 def _wake_at(policy: Policy, targets: Sequence[NodeState], now: float) -> Optional[float]:

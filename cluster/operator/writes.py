@@ -21,7 +21,7 @@ from cluster.operator.objects import (
     read_node_placement,
     write_time,
 )
-from cluster.operator.rollout import CONFIRM, GIVE, TAKE_BACK, Change, given_up
+from cluster.operator.rollout import CONFIRM, GIVE, TAKE_BACK, NodePlacementWrite, given_up
 
 LABELS = {"app.kubernetes.io/managed-by": OPERATOR}
 
@@ -32,7 +32,7 @@ def new_node_placement(node: str) -> dict[str, Any]:
 
 
 def changed(
-    change: Change, policy: Optional[Policy], found: Object, now: float, well: bool
+    change: NodePlacementWrite, policy: Optional[Policy], found: Object, now: float, well: bool
 ) -> dict[str, Any]:
     """What to apply for this change of ``found``, the whole object as just read; a conflict if it has changed since."""
     present = (found.get("spec") or {}).get("policy") or None
