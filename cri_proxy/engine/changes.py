@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Optional
 
 from cri_proxy.engine.ledger import Books
-from cri_proxy.engine.records import Change, Grant, Life, Record, Stance
+from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance
 from policies.model import UNTOUCHED, altered
 
 #: What transitions are called in the history, where that is not their own name.
@@ -32,7 +32,7 @@ CAUSES = {
     "restore": "restart",
     "rehost": "machine or configuration",
 }
-#: A ``Change`` without its keys.
+#: A ``PlacementChange`` without its keys.
 _What = tuple[str, str, frozenset[int], frozenset[int], str, str]
 #: These are about no container.
 ABOUT_NONE = ("restore", "rehost")
@@ -85,7 +85,7 @@ def note_changes(books: Books, transition: str, newest: int) -> None:
             found.setdefault(what, []).extend(keys)
     if not found or about is None:
         return
-    changes = tuple(Change(*what, tuple(keys)) for what, keys in found.items())
+    changes = tuple(PlacementChange(*what, tuple(keys)) for what, keys in found.items())
     if made:
         cause = altered(made[0], changes=changes)
         books.history[len(books.history) - len(made)] = cause
@@ -107,7 +107,7 @@ def _made_since(books: Books, newest: int) -> list[Record]:
 
 
 def _operation(before: Grant, now: Grant) -> str:
-    """What has become of a container's place, as in ``Change``; "" = nothing."""
+    """What has become of a container's place, as in ``PlacementChange``; "" = nothing."""
     if now.life is Life.HELD:
         return ""
     if now.stance is not before.stance:
@@ -121,7 +121,9 @@ def _operation(before: Grant, now: Grant) -> str:
     return "repaired" if now.repairs and now.repairs != before.repairs else ""
 
 
-def _cause(books: Books, transition: str, about: Optional[Grant], changes: tuple[Change, ...]) -> Record:
+def _cause(
+    books: Books, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
+) -> Record:
     """An entry for a cause that has none of its own."""
     number = books.newest_record + 1
     operation = CAUSES.get(transition, transition.replace("_", " "))

@@ -16,7 +16,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
-from cri_proxy.engine.records import Change, Grant, Life, Record, Stance, Ticket
+from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance, Ticket
 from cri_proxy.engine.zones import Zone, zones_of
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.declared import Combined, declared_weights, peers_of
@@ -63,7 +63,7 @@ class Books:
         self.start_failures: dict[tuple[str, str], int] = {}
         self.history: deque[Record] = deque(maxlen=HISTORY)
         #: The last change of each container's place that came of something else, and its cause.
-        self.changed: dict[str, tuple[Record, Change]] = {}
+        self.changed: dict[str, tuple[Record, PlacementChange]] = {}
         #: The latest time that a transition was told.
         self.now_s = 0.0
         self.version = 0

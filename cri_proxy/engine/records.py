@@ -237,7 +237,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Change:
+class PlacementChange:
     """What became of the places of some containers by one cause: of those of ``keys`` the same.
 
     ``operation``: shrunk, grown, moved (other CPUs), changed (what of them is its own, memory nodes, level), repaired
@@ -272,4 +272,4 @@ class Record:
     placement: Placement
     why: str
     outcome: str = ""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PlacementChange, ...] = ()

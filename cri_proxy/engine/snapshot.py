@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import JournalKey, JournalValue
-from cri_proxy.engine.records import Change, Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
+from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance, Ticket, TicketKind, Waiting
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 
@@ -120,7 +120,7 @@ def _joined(fields: Mapping[str, Any], **texts: str) -> str:
     return f"{_encode(rest)[:-1]}{parts}}}"
 
 
-def _change(change: Change) -> str:
+def _change(change: PlacementChange) -> str:
     sets = {"cpus": format_cpus(change.cpus), "mems": format_cpus(change.mems)}
     return _encode({**vars(change), **sets})
 
@@ -360,10 +360,10 @@ def _read_history(document: Mapping[str, Any]) -> Record:
     return _checked(Record(**{**_known(Record, document), "placement": placement, "changes": changes}))
 
 
-def _read_change(document: Mapping[str, Any]) -> Change:
+def _read_change(document: Mapping[str, Any]) -> PlacementChange:
     sets = {"cpus": parse_cpus(document["cpus"]), "mems": parse_cpus(document["mems"])}
     keys = tuple(str(key) for key in document["keys"])
-    return _checked(Change(**{**_known(Change, document), **sets, "keys": keys}))
+    return _checked(PlacementChange(**{**_known(PlacementChange, document), **sets, "keys": keys}))
 
 
 def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
