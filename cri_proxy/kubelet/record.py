@@ -13,7 +13,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """One file: the words that changed places, and the digests of the file before (None: not there) and after."""
 
     path: str
@@ -35,7 +35,7 @@ class Record:
 
     endpoint: str
     previous: str
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
     written_at: float
     #: When the files were given back; kubelet may use us until it is restarted. None: they were not.
     undone_at: Optional[float] = None
@@ -70,7 +70,7 @@ def read_record(name: str, text: str) -> Record:
         document = json.loads(text)
         if document["version"] != VERSION:
             raise ValueError
-        changes = tuple(Change(**change) for change in document["changes"])
+        changes = tuple(FileChange(**change) for change in document["changes"])
         undone_at = document.get("undone_at")
         return Record(
             str(document["endpoint"]),
@@ -102,7 +102,7 @@ def merged(record: Record, older: Optional[Record], still_ours: frozenset[str]) 
     return replace(record, changes=(*kept, *changes))
 
 
-def _continued(change: Change, first: Change, older: Record, record: Record) -> Change:
+def _continued(change: FileChange, first: FileChange, older: Record, record: Record) -> FileChange:
     """The change from what was there before the first of two switches to what is there after the second."""
     # Where others have changed the file in between, no copy of it is without us: only our value can be taken out.
     before = first.before if change.before == first.after else ""

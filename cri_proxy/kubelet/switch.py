@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from cri_proxy.kubelet.edits import Value, find_pieces, line_end, read_config_file, replaced
-from cri_proxy.kubelet.record import Change, Record, digest
+from cri_proxy.kubelet.record import FileChange, Record, digest
 from cri_proxy.kubelet.settings import (
     EXTRA_VARIABLES,
     INSTANCE_CONFIG,
@@ -55,9 +55,9 @@ class Edit:
     is_config: bool = False
 
     @property
-    def change(self) -> Change:
+    def change(self) -> FileChange:
         before = None if self.before is None else digest(self.before)
-        return Change(self.path, self.old, self.new, before, digest(self.after or ""), self.is_config)
+        return FileChange(self.path, self.old, self.new, before, digest(self.after or ""), self.is_config)
 
 
 def diff_of(edits: Iterable[Edit]) -> str:
@@ -299,7 +299,7 @@ def still_ours(record: Record, files: Files) -> frozenset[str]:
     return frozenset(c.path for c, text in texts if text and _our_value(c, text, record.endpoint) is not None)
 
 
-def _taking_back(record: Record, change: Change, text: str) -> list[Edit]:
+def _taking_back(record: Record, change: FileChange, text: str) -> list[Edit]:
     """At most one edit: what we inserted goes, what we replaced comes back."""
     if change.new != record.endpoint and text.count(change.new) == 1:
         return [Edit(change.path, text, text.replace(change.new, change.old), change.new, change.old)]
@@ -311,7 +311,7 @@ def _taking_back(record: Record, change: Change, text: str) -> list[Edit]:
     return [Edit(change.path, text, replaced(text, replace(value, before=""), old), value.text, old)]
 
 
-def _our_value(change: Change, text: str, endpoint: str) -> Optional[Value]:
+def _our_value(change: FileChange, text: str, endpoint: str) -> Optional[Value]:
     """Where a file that we have changed once names us now."""
     path = change.path
     if change.is_config:

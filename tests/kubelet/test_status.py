@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.kubelet.record import Change, Record
+from cri_proxy.kubelet.record import FileChange, Record
 from cri_proxy.kubelet.status import (
     KubeletStatus,
     Running,
@@ -26,7 +26,7 @@ FLAG = "--container-runtime-endpoint="
 THEIRS = {**KUBEADM, FLAGS_ENV: flags_env(FLAG + OLD)}
 OURS = {**KUBEADM, FLAGS_ENV: flags_env(FLAG + US)}
 IN_CONFIG = {**KUBEADM, CONFIG: f"containerRuntimeEndpoint: {US}\n"}
-CHANGE = Change(FLAGS_ENV, OLD, US, "0", "1")
+CHANGE = FileChange(FLAGS_ENV, OLD, US, "0", "1")
 RECORD = Record(US, OLD, (CHANGE,), written_at=100.0)
 CONFIG_RECORD = replace(RECORD, changes=(replace(CHANGE, path=CONFIG),))
 KUBELET = ("kubelet", "--config=/var/lib/kubelet/config.yaml")
