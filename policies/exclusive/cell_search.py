@@ -23,7 +23,7 @@ Cost = Callable[[frozenset[int]], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class CellChoice:
     """Cells to take threads of: of each group of like cells a number, beside those that are held."""
 
     nodes: tuple[int, ...]
@@ -34,7 +34,7 @@ class Choice:
         """The cells; where one of several like ones is needed, and there is a cost to tell them apart, each of them."""
         if cost is not None and len(self.groups) == 1 and self.groups[0][1] == 1:
             for cell in self.groups[0][0]:
-                yield Choice(self.nodes, self.held, (((cell,), 1),)).cells()
+                yield CellChoice(self.nodes, self.held, (((cell,), 1),)).cells()
         else:
             yield self.cells(cost)
 
@@ -54,7 +54,7 @@ def free_threads(cell: Cell) -> frozenset[int]:
     return frozenset(cpu for _, threads in cell.takes for cpu in threads)
 
 
-def choices(cells: list[Cell], want: int, distance: Distance) -> Iterator[Choice]:
+def choices(cells: list[Cell], want: int, distance: Distance) -> Iterator[CellChoice]:
     """Ways to take ``want`` threads from as few NUMA nodes, and there from as few cells, as can be."""
     by_node: dict[int, list[Cell]] = {}
     for cell in cells:
@@ -123,7 +123,7 @@ def _fewest(cells: list[Cell], want: int) -> Optional[int]:
     return None if want > 0 else sum(not c.held for c in cells)
 
 
-def _cell_choices(cells: list[Cell], nodes: tuple[int, ...], count: int, want: int) -> Iterator[Choice]:
+def _cell_choices(cells: list[Cell], nodes: tuple[int, ...], count: int, want: int) -> Iterator[CellChoice]:
     held = tuple(c for c in cells if c.held)
     want -= sum(c.free for c in held)
     # Cells of one shape and node are one group, so that an empty machine has one choice and not thousands.
@@ -133,7 +133,7 @@ def _cell_choices(cells: list[Cell], nodes: tuple[int, ...], count: int, want: i
             like.setdefault((cell.ground.node, cell.shape), []).append(cell)
     groups = sorted(like.values(), key=lambda group: (-group[0].free, group[0].ground.index))
     for counts in islice(_counts(groups, 0, count, want), CHOICES_OF_NODES):
-        yield Choice(nodes, held, tuple((tuple(g), n) for g, n in zip(groups, counts) if n))
+        yield CellChoice(nodes, held, tuple((tuple(g), n) for g, n in zip(groups, counts) if n))
 
 
 def _counts(groups: list[list[Cell]], at: int, count: int, want: int) -> Iterator[tuple[int, ...]]:

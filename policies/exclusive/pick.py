@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Optional
 from weakref import WeakKeyDictionary
 
-from policies.exclusive.cell_search import CHOICES, Choice, Cost, choices, node_sets
+from policies.exclusive.cell_search import CHOICES, CellChoice, Cost, choices, node_sets
 from policies.exclusive.cells import (
     MENDS,
     WHOLE,
@@ -137,9 +137,9 @@ class Picker:
         whole_cores = claim.smt in ("full-core", "hide")
         return kept + _cheapest(best, cells, want, claim, whole_cores)
 
-    def _best(self, cells: list[Cell], want: int, claim: Claim) -> tuple[tuple[int, ...], list[Choice]]:
+    def _best(self, cells: list[Cell], want: int, claim: Claim) -> tuple[tuple[int, ...], list[CellChoice]]:
         """The best choices and their key; none if there are not so many CPUs."""
-        best: list[Choice] = []
+        best: list[CellChoice] = []
         best_key: tuple[int, ...] = ()
         for number, choice in enumerate(choices(cells, want, self._distance)):
             found = choice.cells()
@@ -244,7 +244,7 @@ class Picker:
 _PICKERS: WeakKeyDictionary[Topology, Picker] = WeakKeyDictionary()
 
 
-def _key(found: tuple[tuple[int, ...], list[Choice]]) -> tuple[bool, tuple[int, ...]]:
+def _key(found: tuple[tuple[int, ...], list[CellChoice]]) -> tuple[bool, tuple[int, ...]]:
     return not found[1], found[0]
 
 
@@ -257,7 +257,9 @@ def _without_splits(cells: list[Cell], want: int, nodes: tuple[int, ...]) -> lis
     return [replace(c, held=True) if any(c.kinds[MENDS]) or any(c.kinds[WHOLE]) else c for c in here]
 
 
-def _cheapest(best: list[Choice], cells: list[Cell], want: int, claim: Claim, whole_cores: bool) -> list[int]:
+def _cheapest(
+    best: list[CellChoice], cells: list[Cell], want: int, claim: Claim, whole_cores: bool
+) -> list[int]:
     """Of choices that are equally good the one with the lowest cost, in the fullest nodes, with the lowest ids."""
     free_in: dict[int, int] = {}
     for cell in cells:
