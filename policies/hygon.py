@@ -14,7 +14,7 @@ from typing import Optional
 
 from policies.exclusive.place import Owning
 from policies.exclusive.rules import ask_of
-from policies.ladder import Choice, Climb, Ladder
+from policies.ladder import Climb, Ladder, RungChoice
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
@@ -151,7 +151,7 @@ class Hygon:
         return self.settings.besteffort if container.qos is Qos.BESTEFFORT else self.settings.unlimited
 
     def _check_demands(
-        self, container: Container, choice: Choice, hinted: tuple[frozenset[int], ...]
+        self, container: Container, choice: RungChoice, hinted: tuple[frozenset[int], ...]
     ) -> None:
         """:raises PlacementRefused: the best place there is is not what the container demands."""
         who, wanted = container.path, wanted_milli(container) / 1000

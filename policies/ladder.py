@@ -83,7 +83,7 @@ class Climb:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RungChoice:
     """The site taken, its usable CPUs, whether its rung is the lowest open one and had room, and why in words.
 
     ``is_full``: the site itself has no room for the request, on whatever rung it is.
@@ -112,7 +112,7 @@ class Ladder:
         }
         self._start = {floor: _first_rung([level for level, _ in self.rungs], floor) for floor in FLOORS}
 
-    def climb(self, survey: Survey, node: Node, want: Climb) -> Choice:
+    def climb(self, survey: Survey, node: Node, want: Climb) -> RungChoice:
         """Find the site for a container.
 
         :raises BudgetSpent: more than ``BUDGET`` sites would have to be looked at.
@@ -141,7 +141,7 @@ class Ladder:
         why = (
             f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
         )
-        return Choice(best, survey.allowed(best.leaves), False, why, is_full=True)
+        return RungChoice(best, survey.allowed(best.leaves), False, why, is_full=True)
 
     def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[Site]]]:
         looked = 0
@@ -179,16 +179,18 @@ class Ladder:
         fewest = min((len(s.leaves) for s in sites), default=0)
         return [s for s in sites if len(s.leaves) == fewest]
 
-    def _machine(self, survey: Survey, want: Climb) -> Choice:
+    def _machine(self, survey: Survey, want: Climb) -> RungChoice:
         cpus = survey.allowed(range(len(survey.caps)))
         if not cpus:
             raise LookupError("no CPU may be used")
         site = self.rungs[-1][1][0]
         has_room = survey.room_nano(site.leaves) >= want.milli_request * NANO_PER_MILLI
         why = f"{_wanted(want.milli_wanted)}: the whole machine has {len(cpus)}, all of them"
-        return Choice(site, cpus, has_room, why, is_full=not has_room)
+        return RungChoice(site, cpus, has_room, why, is_full=not has_room)
 
-    def _pick(self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str) -> Choice:
+    def _pick(
+        self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str
+    ) -> RungChoice:
         # The number of containers is costly to know and seldom decides: it is looked up among equals only.
         shares = survey.shares_nano([s.leaves for s in sites])
         keyed = [(self._key(survey, want, s, share), s) for s, share in zip(sites, shares)]
@@ -205,7 +207,7 @@ class Ladder:
             f"{note}{_wanted(want.milli_wanted)}: {_plain(best.level)} ({_count(len(cpus))}), "
             f"{best.name} (of {of} that hold it{room}), {decided}"
         )
-        return Choice(best, cpus, not note, why, is_full=False)
+        return RungChoice(best, cpus, not note, why, is_full=False)
 
     def _key(self, survey: Survey, want: Climb, site: Site, share_nano: int) -> Key:
         pod = want.pod_leaves

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import pytest
 
-from policies.ladder import BUDGET, FLOORS, Choice, Climb, Ladder
+from policies.ladder import BUDGET, FLOORS, Climb, Ladder, RungChoice
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.model import BudgetSpent
@@ -46,7 +46,7 @@ def climb(
     pod: Optional[str] = None,
     affinity: Optional[Callable[[frozenset[int]], float]] = None,
     fence: Optional[str] = None,
-) -> Choice:
+) -> RungChoice:
     """``pod``: the CPUs of the leaves that are the pod's domain."""
     tree = scene.node.topology
     leaves = None
