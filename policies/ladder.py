@@ -52,7 +52,7 @@ Key = tuple[int, float, int, int, int]
 
 
 @dataclass(frozen=True)
-class Site:
+class RungDomain:
     """One place a rung offers: leaves (indices), their nodes, and the sum of distances between those nodes."""
 
     level: str
@@ -89,7 +89,7 @@ class RungChoice:
     ``is_full``: the site itself has no room for the request, on whatever rung it is.
     """
 
-    site: Site
+    site: RungDomain
     cpus: frozenset[int]
     has_room: bool
     why: str
@@ -102,7 +102,7 @@ class Ladder:
     def __init__(self, topology: Topology, kind: str = "manual") -> None:
         self.topology = topology
         self.fine = kind == "fine"
-        self.rungs: tuple[tuple[str, tuple[Site, ...]], ...] = tuple(
+        self.rungs: tuple[tuple[str, tuple[RungDomain, ...]], ...] = tuple(
             (level, sites) for level, sites in _rungs(topology) if sites
         )
         self.ccx_leaves_of_node = {
@@ -119,7 +119,7 @@ class Ladder:
         :raises LookupError: no CPU of the machine may be used at all.
         """
         first_level = ""
-        first_sites: list[Site] = []
+        first_sites: list[RungDomain] = []
         need = want.milli_request * NANO_PER_MILLI
         hopeless = need > survey.most_room_nano()
         # 1. The rungs from the floor up, each with the sites that hold n: the lowest open one, a later one if
@@ -143,7 +143,7 @@ class Ladder:
         )
         return RungChoice(best, survey.allowed(best.leaves), False, why, is_full=True)
 
-    def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[Site]]]:
+    def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[RungDomain]]]:
         looked = 0
         for level, sites in self.rungs[self._start[want.floor] :]:
             if level == "numa" and self.fine and want.floor == "ccx":
@@ -159,9 +159,9 @@ class Ladder:
             if fitting:
                 yield level, near or fitting
 
-    def _several_ccxs(self, survey: Survey, want: Climb) -> list[Site]:
+    def _several_ccxs(self, survey: Survey, want: Climb) -> list[RungDomain]:
         """Per NUMA node its fewest CCXs that hold n: the least loaded ones, those of the pod's domain first."""
-        sites: list[Site] = []
+        sites: list[RungDomain] = []
         for node_id, leaves in self.ccx_leaves_of_node.items():
             caps = sorted((survey.caps[i] for i in leaves), reverse=True)
             count = next(
@@ -175,7 +175,7 @@ class Ladder:
                 chosen = _take_leaves(survey, leaves, count, replace(want, pod_leaves=None, affinity=None))
             home = frozenset().union(*[self.topology.leaves[i].cpus for i in chosen])
             names = ", ".join(self.topology.leaves[i].name for i in chosen)
-            sites.append(Site("nccx", names, chosen, home, frozenset([node_id]), 0, chosen))
+            sites.append(RungDomain("nccx", names, chosen, home, frozenset([node_id]), 0, chosen))
         fewest = min((len(s.leaves) for s in sites), default=0)
         return [s for s in sites if len(s.leaves) == fewest]
 
@@ -189,7 +189,7 @@ class Ladder:
         return RungChoice(site, cpus, has_room, why, is_full=not has_room)
 
     def _pick(
-        self, survey: Survey, node: Node, want: Climb, sites: list[Site], of: int, note: str
+        self, survey: Survey, node: Node, want: Climb, sites: list[RungDomain], of: int, note: str
     ) -> RungChoice:
         # The number of containers is costly to know and seldom decides: it is looked up among equals only.
         shares = survey.shares_nano([s.leaves for s in sites])
@@ -209,7 +209,7 @@ class Ladder:
         )
         return RungChoice(best, cpus, not note, why, is_full=False)
 
-    def _key(self, survey: Survey, want: Climb, site: Site, share_nano: int) -> Key:
+    def _key(self, survey: Survey, want: Climb, site: RungDomain, share_nano: int) -> Key:
         pod = want.pod_leaves
         leaves = frozenset(site.leaves) if pod is not None else frozenset()
         outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
@@ -223,7 +223,7 @@ class Ladder:
 
 def _decided_by(
     key: Key,
-    best: Site,
+    best: RungDomain,
     others: list[Key],
     counts: dict[tuple[int, ...], int],
 ) -> str:
@@ -284,7 +284,7 @@ def _first_rung(levels: list[str], floor: str) -> int:
     return next(i for i, level in enumerate(levels) if level in later)
 
 
-def _rungs(topology: Topology) -> list[tuple[str, tuple[Site, ...]]]:
+def _rungs(topology: Topology) -> list[tuple[str, tuple[RungDomain, ...]]]:
     nodes = topology.at("numa")
     ccxs = topology.at("l3")
     # An L3 inside a NUMA node is the first rung; one that holds several nodes comes after two nodes.
@@ -306,7 +306,7 @@ def _rungs(topology: Topology) -> list[tuple[str, tuple[Site, ...]]]:
 
 def _site(
     topology: Topology, level: str, kind: str, boxes: list[Domain], ccx: Optional[Domain] = None
-) -> Site:
+) -> RungDomain:
     parts = boxes + ([ccx] if ccx else [])
     leaves = tuple(sorted({i for p in parts for i in p.leaves}))
     nodes = frozenset().union(*[p.nodes for p in parts])
@@ -317,7 +317,7 @@ def _site(
     home = frozenset().union(*[p.cpus for p in parts])
     near = len({p.socket for p in parts}) == 1
     spread = topology.spread(nodes) if level in ("numa+ccx", "2numa") else 0
-    return Site(level, " + ".join(names), leaves, home, nodes, spread, ids, near)
+    return RungDomain(level, " + ".join(names), leaves, home, nodes, spread, ids, near)
 
 
 _WORDS = {
