@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from policies.affinity.planner.problem import Leaf, Problem, Site, Tree, Vertex
+from policies.affinity.planner.problem import CandidateDomain, Leaf, Problem, Tree, Vertex
 
 #: Nanoseconds beside those of one L3: 1, 2 and 4 steps, as the study's figures have it.
 STEP_NS = 84.0
@@ -93,7 +93,7 @@ class Machine:
             Leaf(f"L3 {index}", self.cpus * 1000, index // self.l3s, index // (self.l3s * self.nodes))
             for index in range(self.sockets * self.nodes * self.l3s)
         )
-        sites = tuple(Site("ccx", leaf.name, (index,)) for index, leaf in enumerate(leaves))
+        sites = tuple(CandidateDomain("ccx", leaf.name, (index,)) for index, leaf in enumerate(leaves))
         return Tree(leaves, sites, tuple(tuple(STEP_NS * _steps(a, b) for b in leaves) for a in leaves))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_proxy.affinity.pressure_guard import BAN_S, Bans, Reading, forbid, shares, worse_places
-from policies.affinity.planner.problem import Leaf, Problem, Site, Tree, Vertex
+from policies.affinity.planner.problem import CandidateDomain, Leaf, Problem, Tree, Vertex
 
 HERE, THERE = frozenset(range(8)), frozenset(range(8, 16))
 
@@ -89,7 +89,7 @@ def test_a_ban_ends_after_ten_minutes() -> None:
 
 def test_a_banned_site_is_none_for_its_container_alone() -> None:
     leaves = (Leaf("L3 0", 8000, 0, 0), Leaf("L3 1", 8000, 0, 0))
-    sites = (Site("ccx", "L3 0", (0,)), Site("ccx", "L3 1", (1,)))
+    sites = (CandidateDomain("ccx", "L3 0", (0,)), CandidateDomain("ccx", "L3 1", (1,)))
     tree = Tree(leaves, sites, ((0.0, 84.0), (84.0, 0.0)))
     problem = Problem(tree, (Vertex("a", 100, 0, (0, 1)), Vertex("b", 100, 0, (0, 1))), ((0, 1, 5.0),))
     left = forbid(problem, (HERE, THERE), {("a", THERE), ("b", HERE)})

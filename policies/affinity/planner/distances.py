@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.affinity.planner.problem import Leaf, Site, Tree
+from policies.affinity.planner.problem import CandidateDomain, Leaf, Tree
 from policies.machine.topology import LOCAL_DISTANCE, Topology
 
 #: The name of a site's level, smallest first, and the levels of the topology it stands for.
@@ -56,7 +56,7 @@ def tree_of(topology: Topology, capacity_milli_by_leaf: Sequence[int], matrix: M
     )
     level = "ccx" if topology.at("l3") and not topology.leaves[0].children else "numa"
     sites = [
-        Site(_level_of(leaf.levels) or level, leaf.name, (index,))
+        CandidateDomain(_level_of(leaf.levels) or level, leaf.name, (index,))
         for index, leaf in enumerate(topology.leaves)
     ]
     known = {site.leaves for site in sites}
@@ -65,7 +65,7 @@ def tree_of(topology: Topology, capacity_milli_by_leaf: Sequence[int], matrix: M
         for domain in topology.at(level_of_topology):
             if domain.leaves not in known:
                 known.add(domain.leaves)
-                sites.append(Site(name, domain.name, domain.leaves))
+                sites.append(CandidateDomain(name, domain.name, domain.leaves))
     return Tree(leaves, tuple(sites), matrix)
 
 

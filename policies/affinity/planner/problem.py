@@ -21,7 +21,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Site:
+class CandidateDomain:
     """A place of some level: ``leaves`` are indices into ``Tree.leaves``."""
 
     level: str
@@ -35,7 +35,7 @@ class Tree:
     leaf; 0 on the diagonal, symmetric."""
 
     leaves: tuple[Leaf, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[CandidateDomain, ...]
     distance_ns: tuple[tuple[float, ...], ...]
 
 

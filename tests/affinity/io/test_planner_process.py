@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 
 from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
-from policies.affinity.planner.problem import Leaf, Problem, Site, Tree, Vertex
+from policies.affinity.planner.problem import CandidateDomain, Leaf, Problem, Tree, Vertex
 from tests.agent import ROOT
 
 Start = Callable[..., PlannerWorker]
 
 _LEAVES = (Leaf("L3 0", 8000, 0, 0), Leaf("L3 1", 8000, 0, 0))
-_SITES = (Site("ccx", "L3 0", (0,)), Site("ccx", "L3 1", (1,)))
+_SITES = (CandidateDomain("ccx", "L3 0", (0,)), CandidateDomain("ccx", "L3 1", (1,)))
 #: Two containers that talk much, and sit apart.
 APART = Problem(
     Tree(_LEAVES, _SITES, ((0.0, 84.0), (84.0, 0.0))),

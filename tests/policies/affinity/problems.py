@@ -7,7 +7,15 @@ from random import Random
 from typing import Optional, Union
 
 from policies.affinity.planner.instance import Instance
-from policies.affinity.planner.problem import Leaf, PlanSettings, Problem, Proposal, Site, Tree, Vertex
+from policies.affinity.planner.problem import (
+    CandidateDomain,
+    Leaf,
+    PlanSettings,
+    Problem,
+    Proposal,
+    Tree,
+    Vertex,
+)
 
 #: Moves cost nothing, and any gain is enough.
 FREE = PlanSettings(hysteresis=0.0, kappa=0.0, horizon_s=1e12, work=4_000)
@@ -21,12 +29,14 @@ def machine(sockets: int = 2, nodes: int = 2, l3s: int = 2, cpus: int = 8) -> Tr
     leaves = tuple(
         Leaf(f"L3 {i}", cpus * 1000, i // l3s, i // (l3s * nodes)) for i in range(sockets * nodes * l3s)
     )
-    sites = [Site("ccx", leaf.name, (i,)) for i, leaf in enumerate(leaves)]
+    sites = [CandidateDomain("ccx", leaf.name, (i,)) for i, leaf in enumerate(leaves)]
     for node in range(sockets * nodes if l3s > 1 else 0):
-        sites.append(Site("numa", f"NUMA node {node}", tuple(range(node * l3s, (node + 1) * l3s))))
+        sites.append(CandidateDomain("numa", f"NUMA node {node}", tuple(range(node * l3s, (node + 1) * l3s))))
     for socket in range(sockets if nodes > 1 else 0):
         each = l3s * nodes
-        sites.append(Site("socket", f"socket {socket}", tuple(range(socket * each, (socket + 1) * each))))
+        sites.append(
+            CandidateDomain("socket", f"socket {socket}", tuple(range(socket * each, (socket + 1) * each)))
+        )
 
     def distance(a: int, b: int) -> float:
         if a == b:
