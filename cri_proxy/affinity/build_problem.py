@@ -17,7 +17,7 @@ from typing import TypeVar
 from cri_proxy.affinity.moves import describe, plan_of
 from cri_proxy.affinity.problem_snapshot import Question
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
-from cri_proxy.affinity.sites import Sites
+from cri_proxy.affinity.sites import CandidateDomains
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.records import Grant, Life
@@ -61,7 +61,7 @@ class _Ground:
     engine: Engine
     settings: AffinitySettings
     at_s: float
-    sites: Sites
+    sites: CandidateDomains
     memory: Mapping[str, int]
 
 
@@ -81,7 +81,9 @@ def question_slices(
     ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request.
     """
     traffic = engine.traffic
-    ground = _Ground(engine, settings, now_s, Sites(engine.host.topology), _memory(engine, memory_in_use))
+    ground = _Ground(
+        engine, settings, now_s, CandidateDomains(engine.host.topology), _memory(engine, memory_in_use)
+    )
     yield
     # 1. Who may be moved, and where to.
     movable = yield from _movable(ground)

@@ -20,7 +20,7 @@ from policies.wanted import hinted_nodes, missed_hints
 _DOMAINS = {"core": "l3", "ccx": "l3", "numa": "numa", "socket": "socket", "machine": "machine"}
 
 
-class Sites:
+class CandidateDomains:
     """The sites of one machine, by their leaves. Made anew for each question; answers are kept while it is made."""
 
     def __init__(self, topology: Topology) -> None:
