@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import Inexpressible, Site, is_rejected
+from cri_proxy.config.options.nri_capabilities import Inexpressible, NodeCapabilities, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.nri.cri_translation import express
 from cri_proxy.nri.draft import Draft, MergedAdjustment
@@ -40,7 +40,7 @@ class Applied:
     seccomp: Optional[SeccompFile]
 
 
-def apply(request: bytes, asked: MergedAdjustment, site: Site) -> Applied:
+def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Applied:
     """Apply what plugins asked for to the request that the container was, or is to be, created with.
 
     :raises UnreadableRequest: the bytes are not a CreateContainerRequest.

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import Site
+from cri_proxy.config.options.nri_capabilities import NodeCapabilities
 
 #: Tells of something that CRI cannot express: the setting's name, the field and key that own it, and why.
 Report = Callable[[str, nri.Field.ValueType, str, str], None]
@@ -43,7 +43,10 @@ class Expressed:
 
 
 def express(
-    asked: nri.LinuxResources, site: Site, report: Report, current: Optional[nri.LinuxResources] = None
+    asked: nri.LinuxResources,
+    site: NodeCapabilities,
+    report: Report,
+    current: Optional[nri.LinuxResources] = None,
 ) -> Expressed:
     """Resources in CRI's words. Classes and rules for devices are not among them: see ``nri_apply``.
 
@@ -67,7 +70,9 @@ def express(
     return Expressed(linux, frozenset(emptied))
 
 
-def resources_of(update: nri.ContainerUpdate, site: Site, report: Report) -> cri.LinuxContainerResources:
+def resources_of(
+    update: nri.ContainerUpdate, site: NodeCapabilities, report: Report
+) -> cri.LinuxContainerResources:
     """What an UpdateContainerResources must set for an update; numbers of 0 are left as they are.
 
     To be laid over what the container has, or appended to the caller's own request.
@@ -89,7 +94,7 @@ def _has_already(current: Optional[nri.LinuxResources], part: str, name: str, as
 
 
 def _express_hugepages(
-    asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: Site, report: Report
+    asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: NodeCapabilities, report: Report
 ) -> None:
     for limit in asked.hugepage_limits:
         if site.hugetlb:
@@ -101,7 +106,7 @@ def _express_hugepages(
 
 
 def _express_unified(
-    asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: Site, report: Report
+    asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: NodeCapabilities, report: Report
 ) -> None:
     """What cgroup v2 calls by its file's name; what is asked for by that name itself wins."""
     if not site.cgroup_v2:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import Inexpressible, Site
+from cri_proxy.config.options.nri_capabilities import Inexpressible, NodeCapabilities
 from cri_proxy.nri.merge import owner_of
 from cri_proxy.text.protobuf_bytes import cut, place_of
 
@@ -25,7 +25,7 @@ class MergedAdjustment:
 class Draft:
     """``config`` is that of the request, read; ``added`` is what will be appended to it."""
 
-    def __init__(self, config: cri.ContainerConfig, asked: MergedAdjustment, site: Site) -> None:
+    def __init__(self, config: cri.ContainerConfig, asked: MergedAdjustment, site: NodeCapabilities) -> None:
         self.config = config
         self.asked = asked
         self.site = site

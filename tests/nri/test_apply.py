@@ -11,7 +11,13 @@ from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import REACTIONS, Cdi, Inexpressible, Reaction, Site
+from cri_proxy.config.options.nri_capabilities import (
+    REACTIONS,
+    Cdi,
+    Inexpressible,
+    NodeCapabilities,
+    Reaction,
+)
 from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
@@ -56,7 +62,7 @@ def host_node(device: nri.LinuxDevice) -> str:
     return "/dev/zero" if (device.type, device.major, device.minor) == ("c", 1, 5) else ""
 
 
-V2 = Site(cgroup_v2=True, host_node=host_node)
+V2 = NodeCapabilities(cgroup_v2=True, host_node=host_node)
 V1 = replace(V2, cgroup_v2=False)
 
 
@@ -72,7 +78,7 @@ def asked(*answers: str, container: str = CONTAINER) -> MergedAdjustment:
     return MergedAdjustment(merge.pristine, merge.adjust, merge.owners)
 
 
-def applied(*answers: str, site: Site = V2) -> Applied:
+def applied(*answers: str, site: NodeCapabilities = V2) -> Applied:
     return apply(request().SerializeToString(), asked(*answers), site)
 
 
@@ -454,7 +460,7 @@ INEXPRESSIBLE: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 #: As above, where it depends on the node or the runtime.
-INEXPRESSIBLE_THERE: dict[str, tuple[Site, str, str, str]] = {
+INEXPRESSIBLE_THERE: dict[str, tuple[NodeCapabilities, str, str, str]] = {
     "unified on cgroup v1": (
         V1,
         'linux { resources { unified { key: "memory.high" value: "6" } } }',
@@ -506,7 +512,7 @@ INEXPRESSIBLE_THERE: dict[str, tuple[Site, str, str, str]] = {
     ids=[*INEXPRESSIBLE, *INEXPRESSIBLE_THERE],
 )
 def test_what_cannot_be_expressed_names_plugin_and_field_and_does_as_set(
-    site: Site, answer: str, name: str, said: str
+    site: NodeCapabilities, answer: str, name: str, said: str
 ) -> None:
     for reaction in Reaction:
         result = applied(answer, site=replace(site, reactions={name: reaction}))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import CLASSES, Cdi, Site
+from cri_proxy.config.options.nri_capabilities import CLASSES, Cdi, NodeCapabilities
 from cri_proxy.nri.apply import apply
 from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Conflict, Merge
@@ -122,7 +122,7 @@ def unknowns(request: cri.CreateContainerRequest) -> list[bytes]:
 #: What adjustments may change of a config; all else must stay.
 CHANGED = ("command", "args", "envs", "mounts", "devices", "annotations", "CDI_devices", "linux")
 SITES = st.builds(
-    Site,
+    NodeCapabilities,
     cgroup_v2=st.booleans(),
     hugetlb=st.booleans(),
     cdi=st.sampled_from(Cdi),
@@ -138,7 +138,7 @@ SITES = st.builds(
     site=SITES,
 )
 def test_applying_never_raises_and_keeps_all_that_nobody_speaks_of(
-    request: Any, answers: list[Any], site: Site
+    request: Any, answers: list[Any], site: NodeCapabilities
 ) -> None:
     status = cri.ContainerStatusResponse(status=cri.ContainerStatus(id="c1"))
     merge = Merge(view_container("p1", status, request.config))

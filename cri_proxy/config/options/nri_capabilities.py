@@ -79,7 +79,7 @@ def always_followed(_path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Site:
+class NodeCapabilities:
     """What the node and its runtime can do, and what the operator wants done about what they cannot."""
 
     cgroup_v2: bool
@@ -117,6 +117,6 @@ class Inexpressible:
         return f"{who} asked for {self.what}: {self.why}"
 
 
-def is_rejected(found: Inexpressible, site: Site) -> bool:
+def is_rejected(found: Inexpressible, site: NodeCapabilities) -> bool:
     """Whether the container must not be created for it."""
     return site.reactions.get(found.name, REACTIONS[found.name]) is Reaction.REJECT

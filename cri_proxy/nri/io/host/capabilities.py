@@ -16,7 +16,7 @@ from typing import Any
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.bounded_files import read_text
-from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, Reaction, Site
+from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, NodeCapabilities, Reaction
 from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
@@ -85,7 +85,7 @@ class Expression:
         self._files = HostFiles(sys_dev, dev, self._run / "nri-devices")
 
     @property
-    def site(self) -> Site:
+    def site(self) -> NodeCapabilities:
         """The node as it is now."""
         config, runtime, root = (
             self._parts.config,
@@ -93,7 +93,7 @@ class Expression:
             Path(self._parts.config["topology.cgroup_root"]),
         )
         is_v2 = (root / "cgroup.controllers").exists()
-        return Site(
+        return NodeCapabilities(
             cgroup_v2=is_v2,
             hugetlb=_has_hugetlb(root, is_v2),
             cdi=cdi_of(runtime.name, runtime.version),
