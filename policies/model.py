@@ -81,7 +81,7 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Condition:
+class MatchExpression:
     """One test of an affinity rule: ``key`` as in nri-plugins ("pod/namespace", "labels/app", ":,:pod/name,name")."""
 
     key: str
@@ -93,8 +93,8 @@ class Condition:
 class AffinityTerm:
     """A container's wish to be near (``weight`` > 0) or far from (< 0) those in ``scope`` that ``match``."""
 
-    scope: Condition
-    match: Condition
+    scope: MatchExpression
+    match: MatchExpression
     weight: int
 
 

@@ -26,7 +26,7 @@ from cri_proxy.config.checks import (
 from cri_proxy.text.sources import Entry, Raw, Remark, Table, describe, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.balloons.types import SHARE_LEVELS, BalloonType
-from policies.model import Condition
+from policies.model import MatchExpression
 
 #: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.
 MAX_TYPES = 200
@@ -122,7 +122,7 @@ def _read_devices(raw: Raw) -> tuple[str, ...]:
     return tuple(_text(item) for item in found)
 
 
-def _read_conditions(raw: Raw) -> tuple[Condition, ...]:
+def _read_conditions(raw: Raw) -> tuple[MatchExpression, ...]:
     if raw == ():
         return ()
     if not isinstance(raw, Table):
@@ -130,21 +130,21 @@ def _read_conditions(raw: Raw) -> tuple[Condition, ...]:
     return tuple(_condition(place, fields) for place, fields, _ in rows(raw))
 
 
-def _condition(place: str, fields: Optional[tuple[Entry, ...]]) -> Condition:
+def _condition(place: str, fields: Optional[tuple[Entry, ...]]) -> MatchExpression:
     given = {entry.key.lower(): entry.raw for entry in fields or ()}
     key, operator, values = given.get("key") or "", given.get("operator"), given.get("values") or ()
     values = (values,) if isinstance(values, str) else values
     if not isinstance(key, str) or not isinstance(operator, str) or not isinstance(values, tuple):
         raise vol.Invalid("expected key and operator as texts, values as a list of texts", [place])
     others = sorted(given.keys() - {"key", "operator", "values"})
-    condition = Condition(key, operator, values)
+    condition = MatchExpression(key, operator, values)
     fault = f"{show_key(others[0])} is not known" if others else fault_of(condition)
     if fault:
         raise vol.Invalid(fault, [place])
     return condition
 
 
-def _write_conditions(found: tuple[Condition, ...]) -> str:
+def _write_conditions(found: tuple[MatchExpression, ...]) -> str:
     items = (
         f"{{key: {write_text(c.key)}, operator: {c.operator}, values: {write_list(c.values)}}}" for c in found
     )

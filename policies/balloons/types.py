@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Optional
 
-from policies.model import Condition
+from policies.model import MatchExpression
 from policies.node import Resident
 
 #: Levels of ``share_idle_cpus_in_same``, small to large; "" = off.
@@ -26,7 +26,7 @@ class BalloonType:
 
     name: str
     namespaces: tuple[str, ...] = ()
-    match: tuple[Condition, ...] = ()
+    match: tuple[MatchExpression, ...] = ()
     group_by: str = ""
     min_cpus: int = 0
     max_cpus: int = 0

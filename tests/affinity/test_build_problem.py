@@ -22,7 +22,7 @@ from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import Proposal, ProposedMove, Vertex
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Condition, Container, Fence, Hint, Qos, Resources, Wishes
+from policies.model import AffinityTerm, Container, Fence, Hint, MatchExpression, Qos, Resources, Wishes
 from policies.topology_aware import TopologyAware
 from tests.config.configs import read
 from tests.machines import ALL_MACHINES, EPYC_NPS1_1S, GIB, HYGON_7285_2S
@@ -201,7 +201,7 @@ def test_every_machine_can_be_asked_about(name: str) -> None:
 
 def test_what_is_declared_counts_beside_what_was_seen() -> None:
     engine = engine_on(HYGON_7285_2S)
-    term = AffinityTerm(Condition("", "AlwaysTrue"), Condition("name", "In", ("b",)), -2)
+    term = AffinityTerm(MatchExpression("", "AlwaysTrue"), MatchExpression("name", "In", ("b",)), -2)
     put(engine, "a", CCX[0], replace(make_container("a", limit=1), wishes=Wishes(affinity=(term,))))
     put(engine, "b", CCX[1])
     traffic = both_ways(("a", "b", 5000.0))

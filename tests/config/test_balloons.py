@@ -7,7 +7,7 @@ import pytest
 from cri_proxy.config.balloons import FIELDS, MAX_TYPES
 from cri_proxy.config.config import balloon_settings
 from policies.balloons.types import BalloonType
-from policies.model import Condition
+from policies.model import MatchExpression
 from tests.config.configs import NAMES, errors_of, read
 
 
@@ -61,7 +61,9 @@ VALUES = {
     "match expressions": (
         "{Name: a, matchExpressions: [{key: name, operator: In, values: [x, y]}, "
         "{key: labels/z, operator: Exists}]}",
-        BalloonType("a", match=(Condition("name", "In", ("x", "y")), Condition("labels/z", "Exists"))),
+        BalloonType(
+            "a", match=(MatchExpression("name", "In", ("x", "y")), MatchExpression("labels/z", "Exists"))
+        ),
     ),
     "flags": (
         "{Name: a, PreferNewBalloons: true, PreferSpreadingPods: yes, PreferPerNamespaceBalloon: on, "

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cri_proxy.text.annotation_value import BadAnnotation, Value, kind_of, read_value
 from cri_proxy.text.sources import quote
 from policies.affinity.pull.expressions import OPERATORS, fault_of
-from policies.model import AffinityTerm, Condition, Pod
+from policies.model import AffinityTerm, MatchExpression, Pod
 
 MAX_WEIGHT = 1000
 #: Terms and values that are looked at, against annotations that would make every placement slow.
@@ -49,7 +49,7 @@ def read_affinity(text: str, container: str, pod: Pod, sign: int) -> Terms:
         raise BadAnnotation(
             f"{quote(container)} is {kind_of(given)}, expected a list of terms or of containers"
         )
-    same_pod = Condition("pod/uid", "Equals", (pod.uid,))
+    same_pod = MatchExpression("pod/uid", "Equals", (pod.uid,))
     terms, notes, names = [], [], []
     for index, item in enumerate(given[:MAX_TERMS]):
         try:
@@ -60,7 +60,7 @@ def read_affinity(text: str, container: str, pod: Pod, sign: int) -> Terms:
         except BadAnnotation as error:
             notes.append(f"term {index + 1} of {quote(container)}: {error}")
     if names:
-        match = Condition("name", "In", tuple(dict.fromkeys(names)))
+        match = MatchExpression("name", "In", tuple(dict.fromkeys(names)))
         terms.append(AffinityTerm(same_pod, match, sign))
     if len(given) > MAX_TERMS:
         notes.append(
@@ -75,7 +75,7 @@ def _name(item: str) -> str:
     return item
 
 
-def _term(item: Value, same_pod: Condition, sign: int) -> AffinityTerm:
+def _term(item: Value, same_pod: MatchExpression, sign: int) -> AffinityTerm:
     if not isinstance(item, dict):
         raise BadAnnotation(f"found {kind_of(item)}, expected a mapping or the name of a container")
     _expect_keys(item, _TERM_KEYS)
@@ -95,7 +95,7 @@ def _weight(given: Value) -> int:
     return max(-MAX_WEIGHT, min(MAX_WEIGHT, int(given))) or 1
 
 
-def read_condition(given: Value, place: str) -> Condition:
+def read_condition(given: Value, place: str) -> MatchExpression:
     """A match expression: ``{key, operator, values}``. ``place``: what to call it in the error.
 
     :raises BadAnnotation: it is none.
@@ -118,7 +118,7 @@ def read_condition(given: Value, place: str) -> Condition:
         )
     if not operator:
         raise BadAnnotation(f"{place}.operator is missing, expected one of {', '.join(OPERATORS)}")
-    condition = Condition(key, operator, tuple(values))
+    condition = MatchExpression(key, operator, tuple(values))
     fault = fault_of(condition)
     if fault:
         raise BadAnnotation(f"{place}: {fault}")

@@ -16,7 +16,7 @@ from typing import Callable, Optional
 
 from policies.affinity.pull.expressions import predicate_of
 from policies.machine.topology import LOCAL_DISTANCE, Topology
-from policies.model import Affinity, AffinityTerm, Condition, Container
+from policies.model import Affinity, AffinityTerm, Container, MatchExpression
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 
@@ -86,7 +86,7 @@ def terms_of(container: Container, settings: PlacementSettings) -> tuple[Affinit
     return container.wishes.affinity or _implicit_terms(container, settings)
 
 
-def in_scope(node: Node, scope: Condition) -> list[str]:
+def in_scope(node: Node, scope: MatchExpression) -> list[str]:
     """The keys of the containers in the books that a scope holds."""
     pod_uid = _only_pod(scope)
     residents = node.residents if pod_uid is None else node.of_pod(pod_uid)
@@ -99,9 +99,9 @@ def in_scope(node: Node, scope: Condition) -> list[str]:
 
 def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]:
     # Replicas repeat each other's terms: a condition is held against the container once.
-    known: dict[Condition, bool] = {}
+    known: dict[MatchExpression, bool] = {}
 
-    def means(condition: Condition) -> bool:
+    def means(condition: MatchExpression) -> bool:
         if condition not in known:
             known[condition] = predicate_of(condition)(container)
         return known[condition]
@@ -124,12 +124,14 @@ def _with_terms(node: Node) -> list[tuple[Resident, Container, tuple[AffinityTer
     ]
 
 
-def _scope_has(scope: Condition, container: Container, means: Callable[[Condition], bool]) -> bool:
+def _scope_has(
+    scope: MatchExpression, container: Container, means: Callable[[MatchExpression], bool]
+) -> bool:
     pod_uid = _only_pod(scope)
     return means(scope) if pod_uid is None else pod_uid == container.pod.uid
 
 
-def _only_pod(scope: Condition) -> Optional[str]:
+def _only_pod(scope: MatchExpression) -> Optional[str]:
     """The uid of the one pod a scope names, as the default scope does; the books can be asked for that."""
     if scope.key == "pod/uid" and scope.operator == "Equals" and scope.values != ("*",):
         return scope.values[0] if len(scope.values) == 1 else None
@@ -142,13 +144,13 @@ def is_same(peer: Container, container: Container) -> bool:
 
 
 def _implicit_terms(container: Container, settings: PlacementSettings) -> tuple[AffinityTerm, ...]:
-    everybody = Condition("", "AlwaysTrue")
+    everybody = MatchExpression("", "AlwaysTrue")
     terms = []
     if settings.colocate_pods:
-        scope = Condition("pod/uid", "Equals", (container.pod.uid,))
+        scope = MatchExpression("pod/uid", "Equals", (container.pod.uid,))
         terms.append(AffinityTerm(scope, everybody, COLOCATION_WEIGHT))
     if settings.colocate_namespaces:
-        scope = Condition("pod/namespace", "Equals", (container.pod.namespace,))
+        scope = MatchExpression("pod/namespace", "Equals", (container.pod.namespace,))
         terms.append(AffinityTerm(scope, everybody, COLOCATION_WEIGHT))
     return tuple(terms)
 

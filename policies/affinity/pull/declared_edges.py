@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from policies.affinity.pull.declared import in_scope, is_same, terms_of
 from policies.affinity.pull.expressions import predicate_of
-from policies.model import AffinityTerm, Condition, Container
+from policies.model import AffinityTerm, Container, MatchExpression
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -23,9 +23,9 @@ class DeclaredEdges:
         self._settings = settings
         self._known = frozenset(keys)
         # Replicas repeat each other's terms: whom one means is found out once.
-        self._means: dict[tuple[Condition, Condition], list[tuple[str, Container]]] = {}
+        self._means: dict[tuple[MatchExpression, MatchExpression], list[tuple[str, Container]]] = {}
         self._found: dict[tuple[str, str], int] = {}
-        self._by_configuration: set[tuple[str, str, Condition]] = set()
+        self._by_configuration: set[tuple[str, str, MatchExpression]] = set()
 
     def add(self, key: str) -> None:
         """What one of them declares, or the configuration for it."""
@@ -60,7 +60,9 @@ def declares_any(node: Node, settings: PlacementSettings) -> bool:
     return bool(node.with_terms or settings.colocate_pods or settings.colocate_namespaces)
 
 
-def _meant(node: Node, known: Keys[str], scope: Condition, match: Condition) -> list[tuple[str, Container]]:
+def _meant(
+    node: Node, known: Keys[str], scope: MatchExpression, match: MatchExpression
+) -> list[tuple[str, Container]]:
     matches = predicate_of(match)
     found = []
     for key in in_scope(node, scope):

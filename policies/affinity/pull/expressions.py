@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping
 from typing import Callable, Optional
 
-from policies.model import Condition, Container, Qos
+from policies.model import Container, MatchExpression, Qos
 
 _ONE_VALUE = ("Equals", "NotEqual", "Matches", "MatchesNot")
 _NO_VALUES = ("Exists", "NotExists", "NotExist", "AlwaysTrue")
@@ -46,7 +46,7 @@ Getter = Callable[[Container], Optional[str]]
 _QOS_CLASSES = {Qos.GUARANTEED: "Guaranteed", Qos.BURSTABLE: "Burstable", Qos.BESTEFFORT: "BestEffort"}
 
 
-def fault_of(condition: Condition) -> str:
+def fault_of(condition: MatchExpression) -> str:
     """What is wrong with a condition, as a phrase; "" if it can be evaluated."""
     operator, count = condition.operator, len(condition.values)
     if operator not in OPERATORS:
@@ -62,12 +62,12 @@ def fault_of(condition: Condition) -> str:
     return ""
 
 
-def matches(condition: Condition, container: Container) -> bool:
+def matches(condition: MatchExpression, container: Container) -> bool:
     """Whether a container is one of those the condition means. A condition with a fault means nobody."""
     return predicate_of(condition)(container)
 
 
-def predicate_of(condition: Condition) -> Predicate:
+def predicate_of(condition: MatchExpression) -> Predicate:
     """The condition as a question to ask of containers."""
     operator = condition.operator
     if operator == "AlwaysTrue":

@@ -9,13 +9,13 @@ import pytest
 from cri_proxy.cri.annotations.affinity import MAX_CONDITION_VALUES, MAX_TERMS, read_affinity, read_condition
 from cri_proxy.text.annotation_value import BadAnnotation
 from policies.affinity.pull.expressions import OPERATORS
-from policies.model import AffinityTerm, Condition
+from policies.model import AffinityTerm, MatchExpression
 from tests.scenes import make_pod
 
 POD = make_pod("farm")
-SAME_POD = Condition("pod/uid", "Equals", ("uid-farm",))
-SHEEP = Condition("name", "Equals", ("sheep",))
-PROD = Condition("pod/namespace", "Matches", ("prod-*",))
+SAME_POD = MatchExpression("pod/uid", "Equals", ("uid-farm",))
+SHEEP = MatchExpression("name", "Equals", ("sheep",))
+PROD = MatchExpression("pod/namespace", "Matches", ("prod-*",))
 
 FULL = """
 peter:
@@ -47,7 +47,7 @@ def test_only_the_containers_own_terms_count() -> None:
 
 def test_the_short_form_names_containers_of_the_pod() -> None:
     assert terms("container3: [ container2, container1, container2 ]", "container3") == (
-        AffinityTerm(SAME_POD, Condition("name", "In", ("container2", "container1")), 1),
+        AffinityTerm(SAME_POD, MatchExpression("name", "In", ("container2", "container1")), 1),
     )
 
 
@@ -55,7 +55,7 @@ def test_both_forms_may_be_mixed() -> None:
     text = "app:\n- db\n- match: {key: name, operator: Equals, values: sheep}\n  weight: 2\n"
     assert terms(text) == (
         AffinityTerm(SAME_POD, SHEEP, 2),
-        AffinityTerm(SAME_POD, Condition("name", "In", ("db",)), 1),
+        AffinityTerm(SAME_POD, MatchExpression("name", "In", ("db",)), 1),
     )
 
 
@@ -87,17 +87,17 @@ def test_weights_are_clamped_and_an_anti_affinitys_count_the_other_way_round(
 
 
 CONDITIONS = [
-    ({"key": "k", "operator": "Equals", "values": ["v"]}, Condition("k", "Equals", ("v",))),
-    ({"key": "k", "operator": "Equals", "values": "v"}, Condition("k", "Equals", ("v",))),
-    ({"key": "k", "operator": "In", "values": ["v", "w"]}, Condition("k", "In", ("v", "w"))),
-    ({"key": "k", "operator": "Exists"}, Condition("k", "Exists")),
-    ({"key": "k", "operator": "NotExist", "values": ""}, Condition("k", "NotExist")),
-    ({"operator": "AlwaysTrue"}, Condition("", "AlwaysTrue")),
+    ({"key": "k", "operator": "Equals", "values": ["v"]}, MatchExpression("k", "Equals", ("v",))),
+    ({"key": "k", "operator": "Equals", "values": "v"}, MatchExpression("k", "Equals", ("v",))),
+    ({"key": "k", "operator": "In", "values": ["v", "w"]}, MatchExpression("k", "In", ("v", "w"))),
+    ({"key": "k", "operator": "Exists"}, MatchExpression("k", "Exists")),
+    ({"key": "k", "operator": "NotExist", "values": ""}, MatchExpression("k", "NotExist")),
+    ({"operator": "AlwaysTrue"}, MatchExpression("", "AlwaysTrue")),
 ]
 
 
 @pytest.mark.parametrize(("given", "condition"), CONDITIONS)
-def test_a_condition_is_key_operator_and_values(given: Any, condition: Condition) -> None:
+def test_a_condition_is_key_operator_and_values(given: Any, condition: MatchExpression) -> None:
     assert read_condition(given, "match") == condition
 
 
@@ -145,7 +145,7 @@ BAD_TERMS = [
 @pytest.mark.parametrize(("term", "phrase"), BAD_TERMS)
 def test_a_term_that_is_not_understood_is_left_out_with_a_note(term: str, phrase: str) -> None:
     read = read_affinity(f"app:\n- good\n- {term}\n", "app", POD, 1)
-    assert read.terms == (AffinityTerm(SAME_POD, Condition("name", "In", ("good",)), 1),)
+    assert read.terms == (AffinityTerm(SAME_POD, MatchExpression("name", "In", ("good",)), 1),)
     assert read.notes == (f'term 2 of "app": {phrase}',)
 
 

@@ -14,7 +14,7 @@ from cri_proxy.cri.annotations.keys import KEYS, NOT_DONE, OUR_NAMES
 from cri_proxy.cri.annotations.koordinator import NUMA_SPEC, QOS_LABEL, RESOURCE_SPEC
 from cri_proxy.cri.annotations.read import MAX_NOTES, read_wishes
 from cri_proxy.text.annotation_value import MAX_CHARACTERS
-from policies.model import Condition, Pod, Qos, Wishes
+from policies.model import MatchExpression, Pod, Qos, Wishes
 from tests.scenes import make_pod
 
 NRI, INTEL = "resource-policy.nri.io", "cri-resource-manager.intel.com"
@@ -432,7 +432,7 @@ def test_a_demand_that_something_else_overrides_is_none() -> None:
 
 # ---------------------------------------------------------------------- affinity
 
-SAME_POD = Condition("pod/uid", "Equals", ("uid-web",))
+SAME_POD = MatchExpression("pod/uid", "Equals", ("uid-web",))
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ SAME_POD = Condition("pod/uid", "Equals", ("uid-web",))
 )
 def test_affinity_is_read_under_every_name(key: str) -> None:
     (term,) = read({key: "app: [db]"}).affinity
-    assert (term.scope, term.match, term.weight) == (SAME_POD, Condition("name", "In", ("db",)), 1)
+    assert (term.scope, term.match, term.weight) == (SAME_POD, MatchExpression("name", "In", ("db",)), 1)
 
 
 def test_affinity_and_anti_affinity_add_up() -> None:

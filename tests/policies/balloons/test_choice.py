@@ -9,14 +9,14 @@ import pytest
 
 from policies.balloons.choice import TypeChooser, group_of
 from policies.balloons.types import BalloonSettings, BalloonType, all_types
-from policies.model import Condition, Container, Wishes
+from policies.model import Container, MatchExpression, Wishes
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.policies.balloons.test_policy import Pools, asks
 from tests.scenes import Number
 
-LABELLED = Condition("labels/tier", "Equals", ("gold",))
+LABELLED = MatchExpression("labels/tier", "Equals", ("gold",))
 TYPES = (
-    BalloonType("gold", match=(Condition("pod/labels/tier", "Equals", ("gold",)), LABELLED)),
+    BalloonType("gold", match=(MatchExpression("pod/labels/tier", "Equals", ("gold",)), LABELLED)),
     BalloonType("prod", namespaces=("prod-*",)),
     BalloonType("late", namespaces=("prod-late", "other")),
 )

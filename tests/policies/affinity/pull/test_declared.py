@@ -9,24 +9,24 @@ import pytest
 
 from policies.affinity.pull.declared import Combined, DeclaredAffinity, peers_of
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Condition, Container, NoAffinity, Wishes
+from policies.model import AffinityTerm, Container, MatchExpression, NoAffinity, Wishes
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from tests.machines import ALL_MACHINES, EPYC_NPS4_1S, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import make_container, make_pod, node_of, topology
 
-EVERYBODY = Condition("", "AlwaysTrue")
+EVERYBODY = MatchExpression("", "AlwaysTrue")
 ALONE = PlacementSettings()
 PODS = PlacementSettings(colocate_pods=True)
 NAMESPACES = PlacementSettings(colocate_namespaces=True)
 
 
-def named(*names: str) -> Condition:
-    return Condition("name", "In", names)
+def named(*names: str) -> MatchExpression:
+    return MatchExpression("name", "In", names)
 
 
-def same_pod(pod: str) -> Condition:
-    return Condition("pod/uid", "Equals", (f"uid-{pod}",))
+def same_pod(pod: str) -> MatchExpression:
+    return MatchExpression("pod/uid", "Equals", (f"uid-{pod}",))
 
 
 def container(name: str, pod: str = "web", *terms: AffinityTerm, namespace: str = "default") -> Container:
@@ -34,7 +34,7 @@ def container(name: str, pod: str = "web", *terms: AffinityTerm, namespace: str 
     return replace(made, wishes=Wishes(affinity=terms))
 
 
-def term(match: Condition, weight: int = 1, scope: Condition = EVERYBODY) -> AffinityTerm:
+def term(match: MatchExpression, weight: int = 1, scope: MatchExpression = EVERYBODY) -> AffinityTerm:
     return AffinityTerm(scope, match, weight)
 
 
@@ -141,25 +141,25 @@ def test_an_anti_affinity_makes_the_far_end_cheaper() -> None:
 def test_as_much_pull_as_push_says_nothing() -> None:
     node = node_of(HYGON_7285_2S)
     put(node, container("db"), "0")
-    app = container("app", "web", term(named("db"), 3), term(Condition("name", "Exists"), -3))
+    app = container("app", "web", term(named("db"), 3), term(MatchExpression("name", "Exists"), -3))
     assert peers_of(node, app, ALONE) is None
 
 
 SCOPES = [
     # scope, whether db of the same pod, of the same namespace, of another namespace is meant
     (same_pod("web"), (True, False, False)),
-    (Condition("pod/namespace", "Equals", ("default",)), (True, True, False)),
-    (Condition("pod/namespace", "Matches", ("d*",)), (True, True, False)),
-    (Condition("namespace", "NotEqual", ("default",)), (False, False, True)),
-    (Condition("pod/name", "In", ("shop", "bank")), (False, True, True)),
-    (Condition("pod/uid", "Equals", ("*",)), (True, True, True)),
+    (MatchExpression("pod/namespace", "Equals", ("default",)), (True, True, False)),
+    (MatchExpression("pod/namespace", "Matches", ("d*",)), (True, True, False)),
+    (MatchExpression("namespace", "NotEqual", ("default",)), (False, False, True)),
+    (MatchExpression("pod/name", "In", ("shop", "bank")), (False, True, True)),
+    (MatchExpression("pod/uid", "Equals", ("*",)), (True, True, True)),
     (EVERYBODY, (True, True, True)),
 ]
 PLACES = [("web", "default"), ("shop", "default"), ("bank", "finance")]
 
 
 @pytest.mark.parametrize(("scope", "meant"), SCOPES)
-def test_only_those_in_scope_are_meant(scope: Condition, meant: tuple[bool, ...]) -> None:
+def test_only_those_in_scope_are_meant(scope: MatchExpression, meant: tuple[bool, ...]) -> None:
     app = container("app", "web", term(named("db"), 1, scope))
     for (pod, namespace), is_meant in zip(PLACES, meant):
         node = node_of(HYGON_7285_2S)
@@ -168,7 +168,7 @@ def test_only_those_in_scope_are_meant(scope: Condition, meant: tuple[bool, ...]
 
 
 @pytest.mark.parametrize(("scope", "meant"), SCOPES)
-def test_and_the_same_the_other_way_round(scope: Condition, meant: tuple[bool, ...]) -> None:
+def test_and_the_same_the_other_way_round(scope: MatchExpression, meant: tuple[bool, ...]) -> None:
     node = node_of(HYGON_7285_2S)
     put(node, container("app", "web", term(named("db"), 1, scope)), "0")
     for (pod, namespace), is_meant in zip(PLACES, meant):
@@ -178,10 +178,10 @@ def test_and_the_same_the_other_way_round(scope: Condition, meant: tuple[bool, .
 
 def test_another_attempt_of_the_container_is_no_peer() -> None:
     node = node_of(HYGON_7285_2S)
-    app = container("app", "web", term(Condition("name", "Exists"), 5))
+    app = container("app", "web", term(MatchExpression("name", "Exists"), 5))
     put(node, app, "0")
     assert peers_of(node, replace(app, attempt=1), ALONE) is None
-    replica = container("app", "web-2", term(Condition("name", "Exists"), 5))
+    replica = container("app", "web-2", term(MatchExpression("name", "Exists"), 5))
     assert peers_of(node, replica, ALONE) is not None
 
 
@@ -189,7 +189,7 @@ def test_those_without_cpus_or_without_a_name_are_no_peers() -> None:
     node = node_of(HYGON_7285_2S)
     put(node, container("db"), "")
     node.add("kubelet", Resident("", 0, 0, parse_cpus("0-3")))
-    assert peers_of(node, container("app", "web", term(Condition("name", "Exists"))), PODS) is None
+    assert peers_of(node, container("app", "web", term(MatchExpression("name", "Exists"))), PODS) is None
 
 
 # ---------------------------------------------------------------------- colocation
@@ -232,7 +232,7 @@ def test_colocation_weighs_ten() -> None:
 
 
 def test_the_order_of_the_books_makes_no_difference() -> None:
-    app = container("app", "web", term(Condition("name", "Exists"), 7))
+    app = container("app", "web", term(MatchExpression("name", "Exists"), 7))
     peers = [(container(f"c{n}", f"p{n}"), f"{3 * n}") for n in range(9)]
     costs = []
     for order in (peers, peers[::-1]):

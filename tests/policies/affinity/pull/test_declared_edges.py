@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from policies.affinity.pull.declared_edges import MOST_MEANT, DeclaredEdges, declares_any
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Condition, Container, Wishes
+from policies.model import AffinityTerm, Container, MatchExpression, Wishes
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S
 from tests.scenes import make_container, make_pod, node_of
 
-EVERYBODY = Condition("", "AlwaysTrue")
+EVERYBODY = MatchExpression("", "AlwaysTrue")
 ALONE = PlacementSettings()
 
 
 def named(name: str, weight: int) -> AffinityTerm:
-    return AffinityTerm(EVERYBODY, Condition("name", "In", (name,)), weight)
+    return AffinityTerm(EVERYBODY, MatchExpression("name", "In", (name,)), weight)
 
 
 def container(name: str, *terms: AffinityTerm, pod: str = "") -> Container:

@@ -8,7 +8,7 @@ from typing import Optional
 import pytest
 
 from policies.affinity.pull.expressions import OPERATORS, fault_of, getter_of, matches
-from policies.model import Condition, Container, Pod, Qos
+from policies.model import Container, MatchExpression, Pod, Qos
 
 POD = Pod(
     "sandbox-1",
@@ -73,7 +73,7 @@ OPERATOR_CASES = [
 def test_an_operator_holds_as_the_table_says(
     key: str, operator: str, values: tuple[str, ...], result: bool
 ) -> None:
-    condition = Condition(key, operator, values)
+    condition = MatchExpression(key, operator, values)
     assert fault_of(condition) == ""
     assert matches(condition, SHEEP) is result
 
@@ -128,11 +128,11 @@ def test_a_key_names_what_the_table_says(key: str, value: Optional[str]) -> None
     [(Qos.GUARANTEED, "Guaranteed"), (Qos.BURSTABLE, "Burstable"), (Qos.BESTEFFORT, "BestEffort")],
 )
 def test_classes_are_spelt_as_kubernetes_does(qos: Qos, name: str) -> None:
-    assert matches(Condition("pod/qosclass", "Equals", (name,)), replace(SHEEP, qos=qos))
+    assert matches(MatchExpression("pod/qosclass", "Equals", (name,)), replace(SHEEP, qos=qos))
 
 
 def test_a_joint_key_stands_for_and() -> None:
-    both = Condition(":,:pod/namespace,name", "Matches", ("prod-*:sheep",))
+    both = MatchExpression(":,:pod/namespace,name", "Matches", ("prod-*:sheep",))
     assert matches(both, SHEEP)
     assert not matches(both, replace(SHEEP, name="goat"))
     assert not matches(both, replace(SHEEP, pod=replace(POD, namespace="test")))
@@ -140,22 +140,22 @@ def test_a_joint_key_stands_for_and() -> None:
 
 FAULTS = [
     (
-        Condition("name", "Is", ("sheep",)),
+        MatchExpression("name", "Is", ("sheep",)),
         'operator "Is" is not known, expected one of ' + ", ".join(OPERATORS),
     ),
-    (Condition("name", ""), 'operator "" is not known, expected one of ' + ", ".join(OPERATORS)),
-    (Condition("", "Exists"), "operator Exists needs a key"),
-    (Condition("name", "Equals"), "operator Equals takes one value, found 0"),
-    (Condition("name", "NotEqual", ("a", "b")), "operator NotEqual takes one value, found 2"),
-    (Condition("name", "Matches", ("a", "b")), "operator Matches takes one value, found 2"),
-    (Condition("name", "MatchesNot"), "operator MatchesNot takes one value, found 0"),
-    (Condition("name", "Exists", ("a",)), "operator Exists takes no values, found 1"),
-    (Condition("name", "NotExists", ("a",)), "operator NotExists takes no values, found 1"),
-    (Condition("name", "NotExist", ("a",)), "operator NotExist takes no values, found 1"),
+    (MatchExpression("name", ""), 'operator "" is not known, expected one of ' + ", ".join(OPERATORS)),
+    (MatchExpression("", "Exists"), "operator Exists needs a key"),
+    (MatchExpression("name", "Equals"), "operator Equals takes one value, found 0"),
+    (MatchExpression("name", "NotEqual", ("a", "b")), "operator NotEqual takes one value, found 2"),
+    (MatchExpression("name", "Matches", ("a", "b")), "operator Matches takes one value, found 2"),
+    (MatchExpression("name", "MatchesNot"), "operator MatchesNot takes one value, found 0"),
+    (MatchExpression("name", "Exists", ("a",)), "operator Exists takes no values, found 1"),
+    (MatchExpression("name", "NotExists", ("a",)), "operator NotExists takes no values, found 1"),
+    (MatchExpression("name", "NotExist", ("a",)), "operator NotExist takes no values, found 1"),
 ]
 
 
 @pytest.mark.parametrize(("condition", "fault"), FAULTS)
-def test_a_condition_with_a_fault_means_nobody(condition: Condition, fault: str) -> None:
+def test_a_condition_with_a_fault_means_nobody(condition: MatchExpression, fault: str) -> None:
     assert fault_of(condition) == fault
     assert not matches(condition, SHEEP)
