@@ -14,7 +14,7 @@ from cluster.operator.objects import Node, NodeState, Policy
 from cluster.operator.selector import selects
 
 
-class Conflict(NamedTuple):
+class PolicyConflict(NamedTuple):
     """Another policy of the same priority selects the same nodes."""
 
     policy: str
@@ -32,7 +32,7 @@ class Resolution:
     wanted: Mapping[str, str]
     #: Nodes whose policy cannot be told now, since the policy that they have does not say which nodes it means.
     held: frozenset[str] = frozenset()
-    conflicts: Mapping[str, tuple[Conflict, ...]] = field(default_factory=dict)
+    conflicts: Mapping[str, tuple[PolicyConflict, ...]] = field(default_factory=dict)
 
 
 def resolve(
@@ -65,9 +65,9 @@ def resolve(
             for other in equals:
                 if one != other:
                     ties.setdefault((one, other), []).append(node.name)
-    conflicts: dict[str, tuple[Conflict, ...]] = {}
+    conflicts: dict[str, tuple[PolicyConflict, ...]] = {}
     for (one, other), names in sorted(ties.items()):
-        conflict = Conflict(other, priorities[one], len(names), min(names))
+        conflict = PolicyConflict(other, priorities[one], len(names), min(names))
         conflicts[one] = (*conflicts.get(one, ()), conflict)
     return Resolution(wanted, frozenset(held), conflicts)
 

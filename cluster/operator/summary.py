@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cluster.api.names import API_VERSION, PLACEMENT_POLICY
 from cluster.operator.objects import NodeState, Policy, write_time
-from cluster.operator.resolve import Conflict
+from cluster.operator.resolve import PolicyConflict
 from cluster.operator.rollout import Step, finished, has, in_change, trouble, well
 
 #: Of the policies that conflict with one, so many are listed.
@@ -26,7 +26,7 @@ class View(NamedTuple):
     targets: Sequence[NodeState]
     #: Nodes that should have the policy, those without a NodePlacement included.
     desired: int
-    conflicts: Sequence[Conflict]
+    conflicts: Sequence[PolicyConflict]
     ready: Mapping[str, bool]
     step: Step
 
@@ -96,7 +96,7 @@ def _facts(
     }
 
 
-def conflict_sentence(policy: Policy, conflicts: Sequence[Conflict]) -> str:
+def conflict_sentence(policy: Policy, conflicts: Sequence[PolicyConflict]) -> str:
     first = conflicts[0]
     nodes = "1 node" if first.nodes == 1 else f"{first.nodes} nodes"
     more = f"; and {len(conflicts) - 1} more policies" if len(conflicts) > 1 else ""
