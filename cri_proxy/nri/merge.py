@@ -32,7 +32,7 @@ KEYED = frozenset(
 _MARKER = "-"
 
 
-class Conflict(Exception):
+class AdjustmentConflict(Exception):
     """What plugins ask for cannot be had together; the text is NRI's own."""
 
 
@@ -56,7 +56,7 @@ class Claims:
         has_cleared = owner == _MARKER + self.plugin
         if owner and not has_cleared:
             # Of what has no key the text ends in a space (pkg/api/owners.go, qualify).
-            raise Conflict(
+            raise AdjustmentConflict(
                 f'plugins "{self.plugin}" and "{plain(owner)}" both tried to set {nri.Field.Name(field)} {key}'
             )
         self._own(field, key, self.plugin)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.merge import Claims, Conflict, overlay
+from cri_proxy.nri.merge import AdjustmentConflict, Claims, overlay
 
 
 class MergedUpdates:
@@ -45,10 +45,12 @@ class MergedUpdates:
                 )
                 continue
             if update.container_id == self._created:
-                raise Conflict(f'plugin "{plugin}" asked update of "{self._created}" during creation')
+                raise AdjustmentConflict(
+                    f'plugin "{plugin}" asked update of "{self._created}" during creation'
+                )
             try:
                 self._add(plugin, update)
-            except Conflict as conflict:
+            except AdjustmentConflict as conflict:
                 if not update.ignore_failure:
                     raise
                 left_out.append(f"update of {update.container_id} left out: {conflict}")

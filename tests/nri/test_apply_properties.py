@@ -15,7 +15,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import CLASSES, Cdi, NodeCapabilities
 from cri_proxy.nri.apply import apply
 from cri_proxy.nri.draft import MergedAdjustment
-from cri_proxy.nri.merge import Conflict, Merge
+from cri_proxy.nri.merge import AdjustmentConflict, Merge
 from cri_proxy.nri.view import view_container
 
 #: Few words, so that adjustments meet what is there: names, paths, removals of them.
@@ -145,7 +145,7 @@ def test_applying_never_raises_and_keeps_all_that_nobody_speaks_of(
     for number, answer in enumerate(answers):
         try:
             merge.add(f"0{number}-x", answer)
-        except Conflict as conflict:
+        except AdjustmentConflict as conflict:
             assert re.fullmatch(r'plugins "0\d-x" and "0\d-x" both tried to set \w+ .*', str(conflict))
     before = with_unknown_fields(request)
     result = apply(before, MergedAdjustment(merge.pristine, merge.adjust, merge.owners), site)

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.merge import Conflict, Merge, owner_of
+from cri_proxy.nri.merge import AdjustmentConflict, Merge, owner_of
 
 FIRST, SECOND, THIRD = "00-bar", "10-foo", "20-baz"
 ORIGINAL = """
@@ -188,7 +188,7 @@ CONFLICTS = {
 def test_two_plugins_that_set_the_same_are_in_conflict(answer: str, field: str) -> None:
     merge = merged(answer)
     before = (str(merge.adjust), str(merge.container), str(merge.owners))
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(AdjustmentConflict) as conflict:
         merge.add(SECOND, asked('env { key: "OTHER" value: "1" }' + answer))
     assert str(conflict.value) == f'plugins "10-foo" and "00-bar" both tried to set {field}'
     # Nothing of the answer is left.
@@ -286,7 +286,9 @@ def test_a_removal_takes_out_what_another_has_set_and_stays_for_the_request(
 
 
 def test_what_was_removed_by_one_cannot_be_set_by_another() -> None:
-    with pytest.raises(Conflict, match='plugins "20-baz" and "10-foo" both tried to set Annotations k'):
+    with pytest.raises(
+        AdjustmentConflict, match='plugins "20-baz" and "10-foo" both tried to set Annotations k'
+    ):
         merged(ALONE["annotations"], 'annotations { key: "-k" }', ALONE["annotations"])
 
 
@@ -300,14 +302,14 @@ def test_what_was_removed_by_one_cannot_be_set_by_another() -> None:
     ],
 )
 def test_one_plugin_that_sets_the_same_twice_is_in_conflict_with_itself(answer: str, field: str) -> None:
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(AdjustmentConflict) as conflict:
         merged(answer)
     assert str(conflict.value) == f'plugins "00-bar" and "00-bar" both tried to set {field}'
 
 
 def test_one_plugin_may_not_answer_a_second_time_what_it_has_set() -> None:
     merge = merged(ALONE["env"])
-    with pytest.raises(Conflict, match='plugins "00-bar" and "00-bar" both tried to set Env K'):
+    with pytest.raises(AdjustmentConflict, match='plugins "00-bar" and "00-bar" both tried to set Env K'):
         merge.add(FIRST, asked(ALONE["env"]))
 
 

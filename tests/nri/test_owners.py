@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.merge import KEYED, Claims, Conflict, owner_of
+from cri_proxy.nri.merge import KEYED, AdjustmentConflict, Claims, owner_of
 
 FOO, BAR, BAZ = "10-foo", "20-bar", "30-baz"
 FIELDS = [field for field in nri.Field.values() if field not in (nri.Field.Value("None"), nri.OciHooks)]
@@ -20,7 +20,7 @@ def test_a_field_is_owned_by_who_sets_it_first(field: nri.Field.ValueType) -> No
     owners = nri.OwningPlugins()
     key = "k" if field in KEYED else ""
     claims(owners, FOO).claim(field, key)
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(AdjustmentConflict) as conflict:
         claims(owners, BAR).claim(field, key)
     assert (
         str(conflict.value)
@@ -36,11 +36,11 @@ def test_who_clears_a_field_may_set_it_and_nobody_else(field: nri.Field.ValueTyp
     claims(owners, FOO).claim(field, key)
     claims(owners, BAR).clear(field, key)
     assert owner_of(owners, "c1", field, key) == BAR
-    with pytest.raises(Conflict, match='plugins "30-baz" and "20-bar" both tried'):
+    with pytest.raises(AdjustmentConflict, match='plugins "30-baz" and "20-bar" both tried'):
         claims(owners, BAZ).claim(field, key)
     claims(owners, BAR).claim(field, key)
     assert owner_of(owners, "c1", field, key) == BAR
-    with pytest.raises(Conflict, match='plugins "20-bar" and "20-bar" both tried'):
+    with pytest.raises(AdjustmentConflict, match='plugins "20-bar" and "20-bar" both tried'):
         claims(owners, BAR).claim(field, key)
 
 

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.merge import Conflict, Merge, owner_of
+from cri_proxy.nri.merge import AdjustmentConflict, Merge, owner_of
 from cri_proxy.nri.updates import MergedUpdates
 
 FIRST, SECOND = "00-bar", "10-foo"
@@ -39,7 +39,7 @@ def test_a_create_updates_another_container(resources: str, _field: str) -> None
 def test_two_plugins_that_update_the_same_are_in_conflict(resources: str, field: str) -> None:
     updates = MergedUpdates(created="new")
     updates.add(FIRST, [update("old", resources)])
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(AdjustmentConflict) as conflict:
         updates.add(SECOND, [update("old", resources)])
     assert str(conflict.value) == f'plugins "10-foo" and "00-bar" both tried to set {field}'
 
@@ -48,7 +48,7 @@ def test_two_plugins_that_update_the_same_are_in_conflict(resources: str, field:
 def test_one_plugin_that_updates_the_same_twice_is_in_conflict_with_itself(
     resources: str, field: str
 ) -> None:
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(AdjustmentConflict) as conflict:
         MergedUpdates().add(FIRST, [update("old", resources), update("old", resources)])
     assert str(conflict.value) == f'plugins "00-bar" and "00-bar" both tried to set {field}'
 
@@ -90,7 +90,7 @@ def test_a_container_that_nobody_updates_is_not_there() -> None:
 
 @pytest.mark.parametrize("may_fail", [False, True])
 def test_the_container_being_created_cannot_be_updated(may_fail: bool) -> None:
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(AdjustmentConflict) as conflict:
         MergedUpdates(created="new").add(SECOND, [update("new", LIMIT, may_fail)])
     assert str(conflict.value) == 'plugin "10-foo" asked update of "new" during creation'
 

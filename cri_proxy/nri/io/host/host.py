@@ -22,7 +22,7 @@ from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.peer import NOW, Peer, PeerLost
 from cri_proxy.nri.io.host.registration import Registrar, World
 from cri_proxy.nri.io.host.supervisor import PluginSupervisor
-from cri_proxy.nri.merge import Conflict, Merge
+from cri_proxy.nri.merge import AdjustmentConflict, Merge
 from cri_proxy.nri.messages import EventMessage, Shown
 from cri_proxy.nri.settings import NriSettings
 from cri_proxy.nri.updates import MergedUpdates
@@ -173,7 +173,7 @@ class NriHost:
                 try:
                     merge.add(peer.title, asked.adjust)
                     self._log_left_out(updates.add(peer.title, asked.update))
-                except Conflict as conflict:
+                except AdjustmentConflict as conflict:
                     raise PluginRefused(str(conflict)) from None
             merged = Merged(merge.adjust, updates.result, merge.owners)
             # Our own rules first, which cost nothing.
@@ -206,7 +206,7 @@ class NriHost:
                 peer.asked_for(None, len(asked.update), len(asked.evict))
                 try:
                     self._log_left_out(updates.add(peer.title, asked.update))
-                except Conflict as conflict:
+                except AdjustmentConflict as conflict:
                     raise PluginRefused(str(conflict)) from None
             return updates.result
 
@@ -230,7 +230,7 @@ class NriHost:
                 for update in asked.update:
                     try:
                         self._log_left_out(updates.add(peer.title, [update]))
-                    except Conflict as conflict:
+                    except AdjustmentConflict as conflict:
                         self._log.warning("an update is left out", plugin=peer.title, reason=str(conflict))
             return updates.result
 
