@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.figures import cpu_s, machine_line, memory_mb, print_row
 from cluster.agent.io.clock import Clock
-from cluster.agent.io.daemon import Daemon
+from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.agent.io.written import PLACEMENTS
 from cluster.api.names import API_VERSION, NODE_PLACEMENT
@@ -192,7 +192,7 @@ async def hour(api: ApiServer, socket: Path, kubeconfig: Path) -> tuple[int, int
 
     clock = Clock(lambda: now_s, lambda: now_s, no_sleep, lambda: 0.5)
     client = Client(Access.kubeconfig(kubeconfig), user_agent="cri-resmgr-agent")
-    reporter = Reporter(Daemon(socket), client, Reporting(NODE), clock)
+    reporter = Reporter(DaemonClient(socket), client, Reporting(NODE), clock)
     try:
         # The first write is of the start, not of the hour.
         await reporter.round()

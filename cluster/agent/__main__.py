@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.commander import Commander
-from cluster.agent.io.daemon import Daemon, FolderGone
+from cluster.agent.io.daemon import DaemonClient, FolderGone
 from cluster.agent.io.log import log
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.notify import notify
@@ -148,10 +148,10 @@ async def _run(options: argparse.Namespace, access: Access, trim: Callable[[], o
             options.single_numa_node,
             options.kubelet_config,
         )
-        halves.append(Reporter(Daemon(options.view_socket), client, reporting, clock, beat).run())
+        halves.append(Reporter(DaemonClient(options.view_socket), client, reporting, clock, beat).run())
     if options.control_socket is not None:
         file = MemoryFile(options.state_dir)
-        daemon = Daemon(options.control_socket)
+        daemon = DaemonClient(options.control_socket)
         halves.append(Commander(daemon, client, options.node, file, clock, options.period, beat).run())
     tasks: list[asyncio.Future[object]] = [
         asyncio.ensure_future(half) for half in (*halves, _figures(client))

@@ -17,7 +17,7 @@ from cluster.agent.abort import DOCTOR_ERRORS, LOST_S, WITHIN_S, Signs, signs_of
 from cluster.agent.commands import Command, Refusals
 from cluster.agent.conditions import written
 from cluster.agent.io.clock import Clock
-from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway
+from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
 from cluster.agent.io.log import Said, log
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
@@ -52,7 +52,7 @@ class Commander:
 
     def __init__(
         self,
-        daemon: Daemon,
+        daemon: DaemonClient,
         client: Client,
         node: str,
         file: MemoryFile,

@@ -29,7 +29,7 @@ class FolderGone(Exception):
     """The socket's folder was removed from the host while this process has it mounted: no daemon can be there again."""
 
 
-class Daemon:
+class DaemonClient:
     """One socket of the daemon."""
 
     def __init__(self, socket: Path) -> None:

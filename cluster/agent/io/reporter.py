@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from cluster.agent.events import EventCursor, Events, Write
 from cluster.agent.io.clock import Clock
-from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, Daemon, DaemonAway, FolderGone
+from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
 from cluster.agent.io.log import Said, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import Pace
@@ -67,7 +67,7 @@ class Reporter:
 
     def __init__(
         self,
-        daemon: Daemon,
+        daemon: DaemonClient,
         client: Client,
         reporting: Reporting,
         clock: Clock,
@@ -290,7 +290,7 @@ class Reporter:
 class _Doctor:
     """``doctor``'s answer, asked beside the reports: it takes seconds."""
 
-    def __init__(self, daemon: Daemon, clock: Clock) -> None:
+    def __init__(self, daemon: DaemonClient, clock: Clock) -> None:
         self._daemon, self._clock = daemon, clock
         self.problems: Optional[Sequence[Mapping[str, Any]]] = None
         self._asked_at_s = 0.0

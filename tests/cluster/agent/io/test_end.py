@@ -11,7 +11,7 @@ import pytest
 
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.commander import Commander
-from cluster.agent.io.daemon import Daemon
+from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.kube.io.access import Access
@@ -37,10 +37,10 @@ async def test_both_halves_end_at_any_point_of_a_round(
     for seed in range(SEEDS):
         api = Client(Access.kubeconfig(node.kubeconfig), user_agent="test")
         reporter = Reporter(
-            Daemon(node.view), api, Reporting(NAME, 0.0, 0.0, commands_elsewhere=False), clock
+            DaemonClient(node.view), api, Reporting(NAME, 0.0, 0.0, commands_elsewhere=False), clock
         )
         file = MemoryFile(tmp_path / f"state-{seed}")
-        commander = Commander(Daemon(node.daemon.control), api, NAME, file, clock, 0.0)
+        commander = Commander(DaemonClient(node.daemon.control), api, NAME, file, clock, 0.0)
         halves = [asyncio.ensure_future(half) for half in (reporter.run(), commander.run())]
         for _ in range(random.Random(seed).randrange(MOST_STEPS)):
             await asyncio.sleep(0)

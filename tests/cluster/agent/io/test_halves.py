@@ -10,7 +10,7 @@ import pytest
 from cluster.agent.abort import HOLD_S, LOST_S
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.commander import Commander
-from cluster.agent.io.daemon import Daemon
+from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.crds import definitions
@@ -52,13 +52,13 @@ async def api_client(node: NodeAgent) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def reporter(node: NodeAgent, api_client: Client, time: Time) -> Reporter:
-    return Reporter(Daemon(node.view), api_client, Reporting(NAME), _clock(time))
+    return Reporter(DaemonClient(node.view), api_client, Reporting(NAME), _clock(time))
 
 
 @pytest.fixture
 def commander(node: NodeAgent, api_client: Client, time: Time, tmp_path: Path) -> Commander:
     file = MemoryFile(tmp_path / "state")
-    return Commander(Daemon(node.daemon.control), api_client, NAME, file, _clock(time))
+    return Commander(DaemonClient(node.daemon.control), api_client, NAME, file, _clock(time))
 
 
 def _clock(time: Time) -> Clock:
