@@ -35,7 +35,7 @@ from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
 from cri_proxy.simulator.node import Process, Runtime
 from cri_proxy.simulator.observer import SimulatedObserver, rebalance
-from cri_proxy.simulator.scenario import Edge
+from cri_proxy.simulator.scenario import ScenarioEdge
 from policies.machine.topology import Topology, TopologyData
 from policies.model import BudgetSpent, PlacementRefused, Pod
 
@@ -260,7 +260,7 @@ class SimulatedShell:
             seen, resources=resources_told(grant, process.linux), has_no_quota=process.linux.cpu_quota < 0
         )
 
-    def pass_time(self, seconds: float, edges: Iterable[Edge] = ()) -> Resync:
+    def pass_time(self, seconds: float, edges: Iterable[ScenarioEdge] = ()) -> Resync:
         """Let time pass, in which containers have talked, and look what has become of everything."""
         self.now_s += seconds
         found = self.look()

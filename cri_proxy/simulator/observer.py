@@ -15,7 +15,7 @@ from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Update
 from cri_proxy.simulator.node import Process
-from cri_proxy.simulator.scenario import Edge
+from cri_proxy.simulator.scenario import ScenarioEdge
 from policies.affinity.graph.graph import Graph, Identity
 from policies.affinity.pull.owners import owner_of
 
@@ -48,7 +48,9 @@ class SimulatedObserver:
         self._is_blind = config["affinity.provider"] == "declared"
         self._graph.refresh()
 
-    def observe(self, seconds: float, edges: Iterable[Edge], containers: Mapping[str, Process]) -> None:
+    def observe(
+        self, seconds: float, edges: Iterable[ScenarioEdge], containers: Mapping[str, Process]
+    ) -> None:
         """One sample: what was said in the last ``seconds``, among those that run."""
         alive = {process.id: _identity(process) for process in containers.values() if not process.exited}
         flows = [

@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Edge:
+class ScenarioEdge:
     """Traffic between two containers, by their ids."""
 
     a: str
@@ -210,13 +210,13 @@ def _names(value: Any) -> tuple[str, ...]:
 _EDGE = ("a", "b", "bytes_per_s", "msgs_per_s")
 
 
-def _edges(value: Any) -> tuple[Edge, ...]:
+def _edges(value: Any) -> tuple[ScenarioEdge, ...]:
     if not isinstance(value, list):
         raise ValueError(f"it is {_shown(value)}, expected a list of edges")
     return tuple(_edge(index, item) for index, item in enumerate(value))
 
 
-def _edge(index: int, item: Any) -> Edge:
+def _edge(index: int, item: Any) -> ScenarioEdge:
     where = f"edge {index}"
     if not isinstance(item, dict):
         raise ValueError(f"{where} is {_shown(item)}, expected an object")
@@ -225,7 +225,7 @@ def _edge(index: int, item: Any) -> Edge:
         raise ValueError(f"{where} has no field {_shown(unknown[0])}; it has {', '.join(_EDGE)}")
     try:
         rates = [_number(item.get(name, 0)) for name in _EDGE[2:]]
-        return Edge(_name(item.get("a")), _name(item.get("b")), *rates)
+        return ScenarioEdge(_name(item.get("a")), _name(item.get("b")), *rates)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
