@@ -29,7 +29,7 @@ from bench.figures import cpu_s, machine_line, percentile, print_row, process, r
 from bench.raw import SERVICE, Client, calls_by
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import parse
-from cri_proxy.relay.interception import End, Forward
+from cri_proxy.relay.interception import CallEnd, Forward
 from tests.cri_client import CHANNEL_OPTIONS
 
 CONTAINERS = 500
@@ -225,7 +225,7 @@ class EventReader:
     async def replied(self, message: bytes) -> None:
         parse(cri.ContainerEventResponse, message)
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         pass
 
 

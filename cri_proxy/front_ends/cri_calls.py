@@ -34,7 +34,7 @@ from cri_proxy.relay.interception import (
     INTERNAL,
     NOT_FOUND,
     UNAVAILABLE,
-    End,
+    CallEnd,
     Forward,
     Interception,
     Outcome,
@@ -106,7 +106,7 @@ class InterceptedCall:
         except Exception as error:
             self._fail_open(error)
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         try:
             await self.close(end, code, details)
         except Exception as error:
@@ -140,7 +140,7 @@ class InterceptedCall:
     async def done(self, message: bytes) -> None:
         pass
 
-    async def close(self, end: End, code: int, details: str) -> None:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
         pass
 
 
@@ -207,10 +207,10 @@ class CreateContainer(InterceptedCall):
         self.fields["id"] = container_id
         self.keeper.send(missed)
 
-    async def close(self, end: End, code: int, details: str) -> None:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.admission is None or self.bound:
             return
-        if end is End.REFUSED:
+        if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
             self.keeper.send(
                 self.engine.cancel(
@@ -257,17 +257,17 @@ class UpdateContainerResources(InterceptedCall):
         await keeper.make_room(self.admission.before)
         return Forward(write_update_delta(self.admission.placement, self.give_back))
 
-    async def close(self, end: End, code: int, details: str) -> None:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.admission is None:
             return
-        if end is End.OK:
+        if end is CallEnd.OK:
             sent = self.admission.placement
             is_open = self.admission.ticket in self.engine.tickets  # else a later resize has superseded it
             if is_open and (sent.cpus or self.give_back is not None):
                 why = "a client's update came between"
                 self.keeper.updates.overtaken(Update(self.container_id, sent, False, why, self.give_back))
             self.keeper.send(self.engine.commit(self.admission.ticket, self.keeper.clock()))
-        elif end is End.REFUSED:
+        elif end is CallEnd.REFUSED:
             self.outcome = "cancelled"
             self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock()))
         else:
@@ -326,8 +326,8 @@ class RestorePod(InterceptedCall):
         self.is_placed = len(made) == named and all(key in self.engine.grants for key in made)
         self.outcome = "placed" if self.is_placed else "in doubt"
 
-    async def close(self, end: End, code: int, details: str) -> None:
-        is_known = self.is_placed or end is End.REFUSED
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
+        is_known = self.is_placed or end is CallEnd.REFUSED
         self._restores.ended(self.pod_uid, is_known)
         if not is_known:
             self.keeper.on_doubt()
@@ -341,8 +341,8 @@ class UpdatePodSandboxResources(InterceptedCall):
         self.message = message
         return Forward()
 
-    async def close(self, end: End, code: int, details: str) -> None:
-        if end is End.OK:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
+        if end is CallEnd.OK:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
             self.fields["id"] = request.pod_sandbox_id
             size = sum_pod_size(request.resources, request.overhead)
@@ -368,11 +368,11 @@ class _AboutContainer(InterceptedCall):
 class StartContainer(_AboutContainer):
     method = "StartContainer"
 
-    async def close(self, end: End, code: int, details: str) -> None:
-        if end is End.OK:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
+        if end is CallEnd.OK:
             self.engine.started(self.container_id)
         elif (
-            end is End.REFUSED and code != UNAVAILABLE
+            end is CallEnd.REFUSED and code != UNAVAILABLE
         ):  # of a runtime that is away the place is not to blame
             distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
             self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
@@ -383,8 +383,8 @@ class StartContainer(_AboutContainer):
 class StopContainer(_AboutContainer):
     method = "StopContainer"
 
-    async def close(self, end: End, code: int, details: str) -> None:
-        if end is End.OK:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
+        if end is CallEnd.OK:
             self.keeper.updates.forget(self.container_id)
             self.keeper.send(self.engine.exited(self.container_id, None, self.keeper.clock()))
             await self.keeper.saved()
@@ -393,8 +393,8 @@ class StopContainer(_AboutContainer):
 class RemoveContainer(_AboutContainer):
     method = "RemoveContainer"
 
-    async def close(self, end: End, code: int, details: str) -> None:
-        if end is End.OK or code == NOT_FOUND:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
+        if end is CallEnd.OK or code == NOT_FOUND:
             self.keeper.updates.forget(self.container_id)
             self.keeper.send(self.engine.remove(self.container_id))
             await self.keeper.saved()
@@ -410,8 +410,8 @@ class EndPodSandbox(InterceptedCall):
         self.fields["id"] = self.sandbox_id
         return Forward()
 
-    async def close(self, end: End, code: int, details: str) -> None:
-        if end is End.OK or code == NOT_FOUND:
+    async def close(self, end: CallEnd, code: int, details: str) -> None:
+        if end is CallEnd.OK or code == NOT_FOUND:
             self.keeper.send(self.engine.end_pod(self.sandbox_id))
             await self.keeper.saved()
 

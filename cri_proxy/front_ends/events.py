@@ -7,7 +7,7 @@ from typing import Callable, Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import parse
 from cri_proxy.engine.engine import Engine
-from cri_proxy.relay.interception import End, Forward, Outcome
+from cri_proxy.relay.interception import CallEnd, Forward, Outcome
 from cri_proxy.services.node_state import Keeper
 from cri_proxy.services.services import EventCount
 
@@ -36,7 +36,7 @@ class EventStream:
         except Exception as error:
             self._keeper.log.error("event not understood", error=str(error))
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         if self._counted:
             self._count.add(-1)
         self._keeper.log.info("GetContainerEvents ended", code=code)

@@ -108,7 +108,7 @@ class AnswerFailed(Exception):
 Outcome = Union[Forward, Refuse, Answer]
 
 
-class End(Enum):
+class CallEnd(Enum):
     """How a call ended that was sent to the runtime."""
 
     OK = "ok"
@@ -123,16 +123,16 @@ RESOURCE_EXHAUSTED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 8, 9, 13, 14
 _DOUBTFUL = frozenset([CANCELLED, DEADLINE_EXCEEDED])
 
 
-def end_of(code: int, sent: bool) -> End:
+def end_of(code: int, sent: bool) -> CallEnd:
     """Classify a gRPC status (design rule 3). ``sent``: the request may have reached the runtime.
 
     UNAVAILABLE from a connection that never was means nothing was sent; from one that broke, nobody knows.
     """
     if code == 0:
-        return End.OK
+        return CallEnd.OK
     if code in _DOUBTFUL or (code == UNAVAILABLE and sent):
-        return End.UNKNOWN
-    return End.REFUSED
+        return CallEnd.UNKNOWN
+    return CallEnd.REFUSED
 
 
 class Interception(Protocol):
@@ -152,7 +152,7 @@ class Interception(Protocol):
         """A reply message has come; called before it is passed on."""
         ...
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         """The call is over. Called exactly once after ``request`` began, also when the client is gone.
 
         ``end`` is REFUSED also if nothing was sent to the runtime. Of an answer: when the coroutine is over.

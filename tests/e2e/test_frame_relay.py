@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.relay.interception import End, Forward, Outcome, Refuse, intercepted
+from cri_proxy.relay.interception import CallEnd, Forward, Outcome, Refuse, intercepted
 from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.e2e.containerd import Containerd
@@ -37,7 +37,7 @@ class Creates:
 
     def __init__(self) -> None:
         self.refuses = False
-        self.ends: list[tuple[str, End, int]] = []
+        self.ends: list[tuple[str, CallEnd, int]] = []
 
     def open(self, full_method: str) -> Optional[Create]:
         method = intercepted(full_method)
@@ -59,7 +59,7 @@ class Create:
     async def replied(self, message: bytes) -> None:
         pass
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         self._creates.ends.append((self._method, end, code))
 
 
@@ -101,7 +101,7 @@ async def test_a_container_runs_on_the_cpuset_that_was_appended(
     assert (await client.exec(container, "echo", "hello"))[0] == "hello\n"
     await client.stop(container)
     await client.remove(container)
-    assert [end for _, end, _ in creates.ends] == [End.OK] * 5
+    assert [end for _, end, _ in creates.ends] == [CallEnd.OK] * 5
     await remove_all_pods(client)
 
 

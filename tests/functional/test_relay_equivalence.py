@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cri_proxy.relay.interception import End, Forward, Outcome, intercepted
+from cri_proxy.relay.interception import CallEnd, Forward, Outcome, intercepted
 from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient, RawReply
 from tests.fake_runtime import Call, FakeRuntime
@@ -51,7 +51,7 @@ class Look:
     async def replied(self, message: bytes) -> None:
         pass
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         self._open.remove(self)
 
 

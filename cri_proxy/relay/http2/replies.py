@@ -39,7 +39,7 @@ from cri_proxy.relay.interception import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     UNKNOWN,
-    End,
+    CallEnd,
     end_of,
 )
 
@@ -158,7 +158,7 @@ class Replies:
             return None
         code, details = status_of(headers) if stream.call is not None else (0, "")
         # Without a status nobody knows whether it was done.
-        end = End.UNKNOWN if code is None else end_of(code, sent=True)
+        end = CallEnd.UNKNOWN if code is None else end_of(code, sent=True)
         self._end(stream, UNKNOWN if code is None else code, details, end)
         return self._over(stream, frame)
 
@@ -211,14 +211,14 @@ class Replies:
             return b""
         error = int.from_bytes(frame.payload, "big")
         # REFUSED_STREAM: nothing was done (RFC 9113, 8.7).
-        end = End.REFUSED if error == Error.REFUSED_STREAM else End.UNKNOWN
+        end = CallEnd.REFUSED if error == Error.REFUSED_STREAM else CallEnd.UNKNOWN
         if not self._is_ended:
             details = f"the runtime has reset the call (HTTP/2 error {error})"
             self._end(stream, _CODES.get(error, INTERNAL), details, end)
         self._wire.forget(stream)
         return None
 
-    def _end(self, stream: Stream, code: int, details: str, end: End) -> None:
+    def _end(self, stream: Stream, code: int, details: str, end: CallEnd) -> None:
         """The frame at hand ends a stream.
 
         :raises Paused: that is being noted; handled again, the frame passes.
@@ -247,7 +247,7 @@ class Replies:
                 return b""
             kept = self._show(stream, frame)
             if is_end and not self._is_ended:
-                self._end(stream, INTERNAL, "no trailers", End.UNKNOWN)
+                self._end(stream, INTERNAL, "no trailers", CallEnd.UNKNOWN)
             if kept is not None:
                 self.pipe.flush(frame)
                 if kept or is_end:
@@ -346,7 +346,7 @@ class Replies:
         last = int.from_bytes(frame.payload[:4], "big") & STREAM_MASK
         # The client takes streams above to be over, without a word from either side.
         for stream in [stream for stream in wire.streams.values() if stream.id > last]:
-            wire.end(stream, UNAVAILABLE, "the runtime has ended the connection", End.REFUSED)
+            wire.end(stream, UNAVAILABLE, "the runtime has ended the connection", CallEnd.REFUSED)
             wire.forget(stream)
         if last > wire.served_to:
             return b""  # it was told less (6.8: the number may not grow)

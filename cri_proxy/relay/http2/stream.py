@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Callable, Optional, Union
 
 from cri_proxy.relay.http2.messages import Hold, ReplyHold
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 
 
 class Stage(Enum):
@@ -86,7 +86,7 @@ class Ended:
 
     stream: int
     call: Any
-    end: End
+    end: CallEnd
     code: int
     details: str
     waits: bool = False

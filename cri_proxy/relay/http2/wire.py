@@ -17,7 +17,7 @@ from cri_proxy.relay.http2.frames import (
     write_settings,
 )
 from cri_proxy.relay.http2.stream import Ended, Event, Stage, Stream
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 
 #: So many at once; nghttp2 takes 1,000 resets. A client of 1,000 streams of events may end all of them.
 BURST = 2_000
@@ -127,13 +127,13 @@ class Wire:
             stream.reader = None
 
     def end(
-        self, stream: Stream, code: int, details: str, end: End = End.UNKNOWN, waits: bool = False
+        self, stream: Stream, code: int, details: str, end: CallEnd = CallEnd.UNKNOWN, waits: bool = False
     ) -> None:
         """Tell that an intercepted call is over, if it was asked about; what was not sent has not happened."""
         if stream.call is None or stream.stage is Stage.HOLDING:
             return
         if stream.stage is Stage.DECIDING:
-            end = End.REFUSED
+            end = CallEnd.REFUSED
         self.events.append(Ended(stream.id, stream.call, end, code, details, waits))
         stream.call = None  # it ends once
 

@@ -14,7 +14,7 @@ from cri_proxy.relay.interception import (
     UNAVAILABLE,
     Answer,
     AnswerFailed,
-    End,
+    CallEnd,
     Forward,
     Interception,
     Outcome,
@@ -61,20 +61,20 @@ class FrameCall:
         """From the request to the end, which is told to the interception exactly once."""
         self.under_way.grace_s = grace_of(self.method, asked.message)
         # Said if a stop of the daemon cancels this: nothing was sent yet.
-        ended = Ended(asked.stream, self, End.REFUSED, UNAVAILABLE, STOPPING)
+        ended = Ended(asked.stream, self, CallEnd.REFUSED, UNAVAILABLE, STOPPING)
         done: Done = _nothing
         try:
             outcome = await self._decide(asked.message)
             if any(isinstance(step, Ended) for step, _done in self._steps):
                 outcome = Forward()  # to nobody, for the call is over: above all no answer is begun
             if not isinstance(outcome, Refuse):
-                ended = Ended(asked.stream, self, End.UNKNOWN, UNAVAILABLE, STOPPING)
+                ended = Ended(asked.stream, self, CallEnd.UNKNOWN, UNAVAILABLE, STOPPING)
             if isinstance(outcome, Forward):
                 self._link.forward(asked.stream, outcome.delta)
                 ended, done = await self._watch()
             elif isinstance(outcome, Refuse):
                 self._link.take_over(asked.stream)
-                ended = Ended(asked.stream, self, End.REFUSED, outcome.code, outcome.message)
+                ended = Ended(asked.stream, self, CallEnd.REFUSED, outcome.code, outcome.message)
                 done = self._finishing(ended, None)
             else:
                 self._link.take_over(asked.stream)
@@ -119,13 +119,13 @@ class FrameCall:
         trailers: Metadata = ()
         try:
             reply = await outcome.reply()
-            ended = Ended(asked.stream, self, End.OK, 0, "")
+            ended = Ended(asked.stream, self, CallEnd.OK, 0, "")
         except AnswerFailed as error:
             ended = Ended(asked.stream, self, end_of(error.code, True), error.code, error.message)
             trailers = error.trailers
         except Exception as error:
             ended = Ended(
-                asked.stream, self, End.UNKNOWN, INTERNAL, f"cri-resmgr: {type(error).__name__}: {error}"
+                asked.stream, self, CallEnd.UNKNOWN, INTERNAL, f"cri-resmgr: {type(error).__name__}: {error}"
             )
         return ended, self._finishing(ended, reply, trailers)
 

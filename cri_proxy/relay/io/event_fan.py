@@ -22,7 +22,7 @@ from cri_proxy.relay.http2.wire import CLIENT_GONE
 from cri_proxy.relay.interception import (
     CANCELLED,
     UNAVAILABLE,
-    End,
+    CallEnd,
     Forward,
     Interception,
     Interceptor,
@@ -228,7 +228,7 @@ class Shared:
                 self._fan.owner.failed(error)
             self._shut()
             if interception is not None:
-                await interception.ended(End.REFUSED, UNAVAILABLE, "not shared")
+                await interception.ended(CallEnd.REFUSED, UNAVAILABLE, "not shared")
             return False
         self._noting = self._fan.begin(self._note(interception))
         self._socket.begin(connection)
@@ -334,7 +334,7 @@ class Shared:
 
     # ------------------------------------------------------------------ the end
 
-    def _how(self) -> tuple[End, int, str]:
+    def _how(self) -> tuple[CallEnd, int, str]:
         code, details = (CANCELLED, CLIENT_GONE) if self._is_shut else self.caller.status
         return end_of(code, sent=True), code, details
 

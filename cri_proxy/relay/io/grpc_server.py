@@ -20,7 +20,7 @@ from cri_proxy.relay.interception import (
     UNAVAILABLE,
     Answer,
     AnswerFailed,
-    End,
+    CallEnd,
     Forward,
     Interception,
     Interceptor,
@@ -213,14 +213,14 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._pass(call, requests, context)
             return
         call.grace_s = grace_of(call.method, message)
-        end, code, details = End.REFUSED, 1, "the client went away"
+        end, code, details = CallEnd.REFUSED, 1, "the client went away"
         upstream: Any = None
         answered = False
         try:
             outcome: Outcome = await interception.request(message)
             if isinstance(outcome, Forward):
                 upstream = await self._start(call, context, _prepend(message + outcome.delta, requests))
-                end = End.UNKNOWN
+                end = CallEnd.UNKNOWN
                 await _copy_replies(call, interception, upstream, context)
                 code, details = await _status(upstream)
                 end = end_of(code, not details.startswith(_NEVER_SENT))
@@ -312,10 +312,10 @@ async def _run_answer(
     """The reply (None: it failed), code, details and trailers of an answer; its end is told here."""
     reply: Optional[bytes] = None
     trailers: Sequence[tuple[str, Union[str, bytes]]] = ()
-    end, code, details = End.UNKNOWN, UNAVAILABLE, STOPPING
+    end, code, details = CallEnd.UNKNOWN, UNAVAILABLE, STOPPING
     try:
         reply = await outcome.reply()
-        end, code, details = End.OK, 0, ""
+        end, code, details = CallEnd.OK, 0, ""
     except AnswerFailed as error:
         code, details, trailers = error.code, error.message, error.trailers
         end = end_of(code, True)

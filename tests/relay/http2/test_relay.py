@@ -17,7 +17,7 @@ from cri_proxy.relay.http2.frames import (
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import CLEAR_S, RelayedConnection
 from cri_proxy.relay.http2.stream import FarewellRead
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from tests.relay.http2.hand import (
     CONFIRMED,
     CREATE,
@@ -186,7 +186,7 @@ def test_when_the_runtime_goes_calls_end_unavailable_and_the_client_is_sent_away
     pair.relay.runtime_lost()
     pair.relay_writes()
     assert [pair.headers(stream)[-1]["grpc-status"] for stream in (begun, waiting, held)] == ["14"] * 3
-    assert [e.end for e in pair.ended()] == [End.UNKNOWN, End.REFUSED]
+    assert [e.end for e in pair.ended()] == [CallEnd.UNKNOWN, CallEnd.REFUSED]
     assert len(pair.closing()) == 1 and goaways(pair.to_client) == [(held, Error.NO_ERROR)]
 
 
@@ -212,7 +212,7 @@ def test_a_connection_in_which_something_is_half_done_ends_with_all_its_calls() 
     pair.call(CREATE, b"held")
     pair.relay.fail("a bug")
     pair.relay_writes()
-    assert [e.end for e in pair.ended()] == [End.UNKNOWN, End.REFUSED]
+    assert [e.end for e in pair.ended()] == [CallEnd.UNKNOWN, CallEnd.REFUSED]
     assert [closing.reason for closing in pair.closing()] == ["a bug"]
     assert goaways(pair.to_client) == [(3, Error.INTERNAL_ERROR)] and goaways(pair.to_runtime) != []
     pair.relay.fail("another")
@@ -235,7 +235,7 @@ def test_goaway_of_the_runtime_passes_and_ends_what_it_will_not_serve() -> None:
     told = goaway(served)
     pair.relay.from_runtime(told, 0.0)
     pair.relay_writes()
-    assert [(e.end, e.code) for e in pair.ended()] == [(End.REFUSED, 14)]
+    assert [(e.end, e.code) for e in pair.ended()] == [(CallEnd.REFUSED, 14)]
     assert goaways(pair.to_client) == [(served, 0)] and list(pair.relay.methods) == [served]
 
 
@@ -308,5 +308,5 @@ def test_a_call_that_is_stopped_ends_with_our_word_on_both_sides() -> None:
     pair.relay.stop_call(stream, 14, "stopping")
     pair.pump()
     assert pair.headers(stream)[-1] == {"grpc-status": "14", "grpc-message": "stopping"}
-    assert pair.was_reset(stream) and [(e.end, e.code) for e in pair.ended()] == [(End.UNKNOWN, 14)]
+    assert pair.was_reset(stream) and [(e.end, e.code) for e in pair.ended()] == [(CallEnd.UNKNOWN, 14)]
     assert all_is_in_step(pair)

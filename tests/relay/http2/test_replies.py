@@ -8,7 +8,7 @@ from cri_proxy.relay.http2.frames import (
     Error,
 )
 from cri_proxy.relay.http2.messages import write_message
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from tests.relay.http2.hand import CREATE, VERSION
 from tests.relay.http2.pair import LONG, Pair, all_is_in_step, created
 
@@ -24,7 +24,7 @@ def test_the_state_knows_of_a_reply_and_of_the_end_before_the_client_does() -> N
     pair.pump()
     assert pair.received(stream, "client") == write_message(b"the id")
     [ended] = pair.ended()
-    assert (ended.end, ended.code) == (End.OK, 0) and not pair.has_ended(stream, "client")
+    assert (ended.end, ended.code) == (CallEnd.OK, 0) and not pair.has_ended(stream, "client")
     pair.relay.resume()
     pair.pump()
     assert pair.has_ended(stream, "client") and all_is_in_step(pair)
@@ -94,9 +94,15 @@ def test_a_filtered_reply_larger_than_the_clients_window_comes_as_it_is_taken() 
 
 @pytest.mark.parametrize(
     ("status", "end"),
-    [("9", End.REFUSED), ("2", End.REFUSED), ("1", End.UNKNOWN), ("4", End.UNKNOWN), ("14", End.UNKNOWN)],
+    [
+        ("9", CallEnd.REFUSED),
+        ("2", CallEnd.REFUSED),
+        ("1", CallEnd.UNKNOWN),
+        ("4", CallEnd.UNKNOWN),
+        ("14", CallEnd.UNKNOWN),
+    ],
 )
-def test_the_runtimes_errors_are_told_apart_and_pass(status: str, end: End) -> None:
+def test_the_runtimes_errors_are_told_apart_and_pass(status: str, end: CallEnd) -> None:
     pair = Pair()
     stream = created(pair)
     pair.reply(stream, status=status)
@@ -115,12 +121,12 @@ def test_the_runtimes_errors_are_told_apart_and_pass(status: str, end: End) -> N
 @pytest.mark.parametrize(
     ("error", "end", "code"),
     [
-        (Error.REFUSED_STREAM, End.REFUSED, 14),
-        (Error.CANCEL, End.UNKNOWN, 1),
-        (Error.INTERNAL_ERROR, End.UNKNOWN, 13),
+        (Error.REFUSED_STREAM, CallEnd.REFUSED, 14),
+        (Error.CANCEL, CallEnd.UNKNOWN, 1),
+        (Error.INTERNAL_ERROR, CallEnd.UNKNOWN, 13),
     ],
 )
-def test_a_reset_by_the_runtime_is_an_end(error: Error, end: End, code: int) -> None:
+def test_a_reset_by_the_runtime_is_an_end(error: Error, end: CallEnd, code: int) -> None:
     pair = Pair()
     stream = created(pair)
     pair.runtime.reset_stream(stream, error)
@@ -138,7 +144,7 @@ def test_an_end_without_a_status_leaves_a_doubt() -> None:
     pair.runtime.send_headers(stream, [("x-other", "1")], end_stream=True)
     pair.pump()
     pair.answer_notes()
-    assert [(e.end, e.code) for e in pair.ended()] == [(End.UNKNOWN, 2)]
+    assert [(e.end, e.code) for e in pair.ended()] == [(CallEnd.UNKNOWN, 2)]
     assert pair.headers(stream)[-1] == {"x-other": "1"} and all_is_in_step(pair)
 
 
@@ -146,7 +152,7 @@ def test_a_runtime_that_answers_before_it_has_the_request_is_believed() -> None:
     pair = Pair()
     stream = pair.call(CREATE, b"create")
     pair.reply(stream, status="12")
-    assert [(e.end, e.code, e.waits) for e in pair.ended()] == [(End.REFUSED, 12, False)]
+    assert [(e.end, e.code, e.waits) for e in pair.ended()] == [(CallEnd.REFUSED, 12, False)]
     assert pair.headers(stream)[-1]["grpc-status"] == "12"
     pair.relay.forward(stream, b"+")
     pair.pump()
@@ -161,7 +167,7 @@ def test_a_reset_of_what_is_held_is_a_cancel_and_nothing_was_sent() -> None:
     stream = pair.call(CREATE, b"create")
     pair.client.reset_stream(stream, Error.CANCEL)
     pair.pump()
-    assert [(e.end, e.code) for e in pair.ended()] == [(End.REFUSED, 1)]
+    assert [(e.end, e.code) for e in pair.ended()] == [(CallEnd.REFUSED, 1)]
     assert pair.was_reset(stream) and pair.received(stream) == b"" and all_is_in_step(pair)
 
 
@@ -170,7 +176,7 @@ def test_a_reset_of_what_was_sent_leaves_a_doubt() -> None:
     stream = created(pair)
     pair.client.reset_stream(stream, Error.CANCEL)
     pair.pump()
-    assert [(e.end, e.code) for e in pair.ended()] == [(End.UNKNOWN, 1)]
+    assert [(e.end, e.code) for e in pair.ended()] == [(CallEnd.UNKNOWN, 1)]
     assert pair.was_reset(stream) and all_is_in_step(pair)
 
 
@@ -232,4 +238,4 @@ def test_a_lost_client_ends_all_its_calls() -> None:
     pair.call(CREATE, b"held")
     pair.relay.client_lost()
     pair.relay_writes()
-    assert [e.end for e in pair.ended()] == [End.UNKNOWN, End.REFUSED] and len(pair.closing()) == 1
+    assert [e.end for e in pair.ended()] == [CallEnd.UNKNOWN, CallEnd.REFUSED] and len(pair.closing()) == 1

@@ -17,7 +17,7 @@ from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
 from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived
 from cri_proxy.relay.http2.wire import MAX_HELD_BYTES
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from tests.relay.http2.hand import CONFIRMED, CREATE, data, headers, written
 from tests.relay.http2.pair import Pair, all_is_in_step, created
 
@@ -119,7 +119,7 @@ def test_an_end_that_is_being_noted_is_not_said_again_when_the_client_leaves() -
     pair.relay.resume()
     pair.relay.client_lost()
     pair.relay_writes()
-    assert [ended.end for ended in pair.ended()] == [End.OK, End.OK]
+    assert [ended.end for ended in pair.ended()] == [CallEnd.OK, CallEnd.OK]
 
 
 # ---------------------------------------------------------------------- the runtime ends a call too early

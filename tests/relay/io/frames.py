@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.relay.http2.frames import HEAD, HEAD_BYTES, PING, PREFACE, write_settings
 from cri_proxy.relay.http2.wire import PING_MARK
-from cri_proxy.relay.interception import End, Forward, Outcome, intercepted
+from cri_proxy.relay.interception import CallEnd, Forward, Outcome, intercepted
 from cri_proxy.relay.io.link import Link
 from cri_proxy.relay.io.server import FrameRelay
 from tests.relay.http2.hand import CONFIRMED, Written, data, headers, path, written
@@ -45,7 +45,7 @@ class Recorder:
             await self.hold.wait()
         self.notes.append(("replied", message))
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         self.notes.append(("ended", end, code))
 
     async def until(self, kind: str, count: int = 1) -> None:

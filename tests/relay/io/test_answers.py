@@ -13,7 +13,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.io.host.upstream import failure
-from cri_proxy.relay.interception import Answer, AnswerFailed, End, Forward, Interception, Outcome
+from cri_proxy.relay.interception import Answer, AnswerFailed, CallEnd, Forward, Interception, Outcome
 from cri_proxy.relay.io.grpc_server import SERVER_OPTIONS, Relay, open_channel
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.fake_runtime import FakeRuntime
@@ -33,7 +33,7 @@ class Scripted:
     ) -> None:
         self._reply = reply
         self.filter = cut
-        self.ends: list[tuple[End, int, str]] = []
+        self.ends: list[tuple[CallEnd, int, str]] = []
         self.has_ended = asyncio.Event()
 
     async def request(self, message: bytes) -> Outcome:
@@ -42,7 +42,7 @@ class Scripted:
     async def replied(self, message: bytes) -> None:
         pass
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         self.ends.append((end, code, details))
         self.has_ended.set()
 
@@ -81,24 +81,24 @@ async def test_an_answer_is_the_reply_and_nothing_is_sent(tmp_path: Path) -> Non
     async with relayed(tmp_path, interception) as (runtime, client, _):
         got = await client.call_bytes(VERSION, b"")
         assert (got.messages, got.code) == ((b"\x0a\x01x",), 0)
-        assert interception.ends == [(End.OK, 0, "")]
+        assert interception.ends == [(CallEnd.OK, 0, "")]
         assert runtime.calls == []
 
 
 @pytest.mark.parametrize(
     ("error", "code", "details", "trailers", "end"),
     [
-        pytest.param(AnswerFailed(9, "not now"), 9, "not now", (), End.REFUSED, id="of our own"),
+        pytest.param(AnswerFailed(9, "not now"), 9, "not now", (), CallEnd.REFUSED, id="of our own"),
         pytest.param(
-            AnswerFailed(2, "no", [("why-bin", b"\x01")]), 2, "no", (("why-bin", b"\x01"),), End.REFUSED,
+            AnswerFailed(2, "no", [("why-bin", b"\x01")]), 2, "no", (("why-bin", b"\x01"),), CallEnd.REFUSED,
             id="with trailers",
         ),
-        pytest.param(AnswerFailed(4, "late"), 4, "late", (), End.UNKNOWN, id="in doubt"),
-        pytest.param(KeyError("x"), 13, "cri-resmgr: KeyError: 'x'", (), End.UNKNOWN, id="a bug"),
+        pytest.param(AnswerFailed(4, "late"), 4, "late", (), CallEnd.UNKNOWN, id="in doubt"),
+        pytest.param(KeyError("x"), 13, "cri-resmgr: KeyError: 'x'", (), CallEnd.UNKNOWN, id="a bug"),
     ],
 )  # fmt: skip
 async def test_an_answer_that_fails_ends_the_call_with_its_status(
-    tmp_path: Path, error: Exception, code: int, details: str, trailers: Any, end: End
+    tmp_path: Path, error: Exception, code: int, details: str, trailers: Any, end: CallEnd
 ) -> None:
     async def reply() -> bytes:
         raise error
@@ -151,7 +151,7 @@ async def test_an_answer_runs_to_its_end_when_the_client_is_gone(tmp_path: Path,
         assert interception.ends == []
         go_on.set()
         await asyncio.wait_for(interception.has_ended.wait(), HANG_S)
-        assert interception.ends == [(End.OK, 0, "")]
+        assert interception.ends == [(CallEnd.OK, 0, "")]
 
 
 async def test_a_stop_waits_for_an_answer_and_then_cancels_it(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_a_stop_waits_for_an_answer_and_then_cancels_it(tmp_path: Path) ->
         await relay.drain(0.05)
         got = await call
         assert (got.code, got.details) == (14, "cri-resmgr is stopping; call again")
-        assert interception.ends == [(End.UNKNOWN, 14, "cri-resmgr is stopping; call again")]
+        assert interception.ends == [(CallEnd.UNKNOWN, 14, "cri-resmgr is stopping; call again")]
 
 
 async def test_a_filter_changes_a_unary_reply(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.relay.interception import Answer, AnswerFailed, End, Forward, Outcome, Refuse
+from cri_proxy.relay.interception import Answer, AnswerFailed, CallEnd, Forward, Outcome, Refuse
 from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -24,7 +24,7 @@ async def test_a_call_is_shown_in_order_and_its_delta_arrives(
     assert reply.messages == (b"the id",) and runtime.calls_of("CreateContainer")[0].request == (
         b"create+delta",
     )
-    assert calls.notes == [("request", b"create"), ("replied", b"the id"), ("ended", End.OK, 0)]
+    assert calls.notes == [("request", b"create"), ("replied", b"the id"), ("ended", CallEnd.OK, 0)]
 
 
 async def test_a_refusal_reaches_the_client_and_nothing_the_runtime(
@@ -36,7 +36,7 @@ async def test_a_refusal_reaches_the_client_and_nothing_the_runtime(
         assert (reply.code, reply.details, reply.messages) == (9, "größer than\nall", ())
         assert (await soon(client.call_bytes(VERSION, b""))).code == 0
     assert all(call.request == () for call in runtime.calls_of("CreateContainer"))
-    assert calls.notes == 3 * [("request", b"create"), ("ended", End.REFUSED, 9)]
+    assert calls.notes == 3 * [("request", b"create"), ("ended", CallEnd.REFUSED, 9)]
 
 
 @pytest.mark.parametrize("size", [0, 10, 3 << 20])
@@ -48,7 +48,7 @@ async def test_an_answer_is_all_the_client_gets(client: CriClient, calls: Record
     for _ in range(2):
         found = await soon(client.call_bytes(CREATE, b"create"))
         assert (found.code, found.messages) == (0, (bytes(size),))
-    assert calls.notes[-1] == ("ended", End.OK, 0)
+    assert calls.notes[-1] == ("ended", CallEnd.OK, 0)
 
 
 async def test_an_answer_that_fails_says_why_with_its_trailers(client: CriClient, calls: Recorder) -> None:
@@ -59,7 +59,7 @@ async def test_an_answer_that_fails_says_why_with_its_trailers(client: CriClient
     found = await soon(client.call_bytes(CREATE, b"create"))
     assert (found.code, found.details) == (5, "not found: 7%")
     assert found.trailing_metadata == (("t", "1"), ("t-bin", b"\0\xff"))
-    assert calls.notes[-1] == ("ended", End.REFUSED, 5)
+    assert calls.notes[-1] == ("ended", CallEnd.REFUSED, 5)
 
 
 async def test_an_answer_runs_to_its_end_when_the_client_has_gone(client: CriClient, calls: Recorder) -> None:
@@ -76,7 +76,7 @@ async def test_an_answer_runs_to_its_end_when_the_client_has_gone(client: CriCli
     assert (await soon(client.call_bytes(VERSION, b""))).code == 0
     go_on.set()
     await soon(calls.until("ended"))
-    assert calls.notes[-1] == ("ended", End.OK, 0)
+    assert calls.notes[-1] == ("ended", CallEnd.OK, 0)
 
 
 async def test_no_answer_is_begun_for_a_client_that_has_gone(client: CriClient, calls: Recorder) -> None:
@@ -93,7 +93,7 @@ async def test_no_answer_is_begun_for_a_client_that_has_gone(client: CriClient, 
     assert (await soon(client.call_bytes(VERSION, b""))).code == 0  # the reset came before it
     calls.deciding.set()
     await soon(calls.until("ended"))
-    assert calls.notes[1:] == [("ended", End.REFUSED, 1)] and begun == []
+    assert calls.notes[1:] == [("ended", CallEnd.REFUSED, 1)] and begun == []
 
 
 async def test_a_filter_cuts_messages_and_leaves_some_out_also_when_it_comes_late(
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_cancels_what_was_not_sent(
     assert (await soon(client.call_bytes(VERSION, b""))).code == 0  # the reset came before it
     calls.deciding.set()
     await soon(calls.until("ended"))
-    assert calls.notes[-1] == ("ended", End.UNKNOWN if was_sent else End.REFUSED, 1)
+    assert calls.notes[-1] == ("ended", CallEnd.UNKNOWN if was_sent else CallEnd.REFUSED, 1)
     await soon(runtime.wait_until(lambda: all(c.finished for c in runtime.calls_of("CreateContainer"))))
 
 
@@ -156,7 +156,7 @@ async def test_an_interception_that_fails_passes_its_call_on(
         runtime.script("CreateContainer", reply=b"the id")
         reply = await soon(client.call_bytes(CREATE, b"create"))
     assert reply.messages == (b"the id",) and runtime.calls_of("CreateContainer")[0].request == (b"create",)
-    assert [str(bug) for bug in bugs] == [step] and calls.notes[-1] == ("ended", End.OK, 0)
+    assert [str(bug) for bug in bugs] == [step] and calls.notes[-1] == ("ended", CallEnd.OK, 0)
 
 
 async def test_a_reply_that_is_noted_too_slowly_passes_all_the_same_and_that_is_told(
@@ -171,7 +171,7 @@ async def test_a_reply_that_is_noted_too_slowly_passes_all_the_same_and_that_is_
     assert calls.notes == [("request", b"")] and unseen == [(EVENTS, "slow state")]
     calls.hold.set()
     await soon(calls.until("ended"))
-    assert calls.notes[1:] == [("replied", b"event"), ("ended", End.OK, 0)]
+    assert calls.notes[1:] == [("replied", b"event"), ("ended", CallEnd.OK, 0)]
 
 
 async def test_other_calls_pass_while_one_is_decided(

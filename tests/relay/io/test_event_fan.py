@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from cri_proxy.relay.io.event_fan import MAX_SHARED
 from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient
@@ -165,7 +165,7 @@ async def test_an_end_goes_to_all_as_it_came(
         assert ("x-first", "1") in got.initial_metadata
         assert {("x-last", "2"), ("x-raw-bin", b"\x00\xff")} <= set(got.trailing_metadata)
     await soon(calls.until("ended"))
-    assert calls.notes[-1] == ("ended", End.REFUSED, 15)
+    assert calls.notes[-1] == ("ended", CallEnd.REFUSED, 15)
     assert len(runtime.calls_of("GetContainerEvents")) == 1
 
 
@@ -231,7 +231,7 @@ async def test_clients_that_leave_while_the_call_is_made_leave_nothing(
     await until(lambda: all(not link.methods for link in relay._links))
     calls.deciding.set()
     await until(lambda: not relay.tasks)
-    assert calls.notes[-1] == ("ended", End.UNKNOWN, 1) and runtime.subscribers == 0
+    assert calls.notes[-1] == ("ended", CallEnd.UNKNOWN, 1) and runtime.subscribers == 0
     assert not relay.fan._shared  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cri_proxy.relay.http2.frames import GOAWAY, PING, write_window_update
 from cri_proxy.relay.http2.messages import write_message
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from cri_proxy.relay.io.endpoint import FULL_BYTES, READ_BYTES
 from cri_proxy.relay.io.link import SILENT_S
 from cri_proxy.relay.io.server import FrameRelay
@@ -221,7 +221,7 @@ async def test_a_client_that_vanishes_takes_its_calls_and_the_runtimes_connectio
         calls.deciding.set()
         if is_held:
             await soon(calls.until("ended"))
-    assert [note for note in calls.notes if note[0] == "ended"] == [("ended", End.REFUSED, 1)] * is_held
+    assert [note for note in calls.notes if note[0] == "ended"] == [("ended", CallEnd.REFUSED, 1)] * is_held
 
 
 async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: Path, calls: Recorder) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from cri_proxy.relay.http2.frames import GOAWAY, HEADERS, Error
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CREATE, VERSION, data, headers
 from tests.relay.io.frames import Raw, RawRuntime, Recorder, links_of, relaying, request, soon, until
@@ -94,7 +94,7 @@ async def test_the_calls_of_a_connection_that_loses_are_told_to_have_ended(
         for stream in (3, 5, 7):
             await hold(client, stream)
         await soon(calls.until("ended"))
-        assert calls.notes[-1][:2] == ("ended", End.UNKNOWN)
+        assert calls.notes[-1][:2] == ("ended", CallEnd.UNKNOWN)
         await links_of(relay, 0)
         await client.close()
 

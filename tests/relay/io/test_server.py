@@ -22,7 +22,7 @@ from cri_proxy.relay.http2.frames import (
     write_settings,
 )
 from cri_proxy.relay.http2.local import NO_RUNTIME
-from cri_proxy.relay.interception import End
+from cri_proxy.relay.interception import CallEnd
 from cri_proxy.relay.io.grpc_server import STOPPING
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.server import ACCEPT_AT_ONCE, ACCEPTING, REACHING, FrameRelay
@@ -93,7 +93,7 @@ async def test_calls_under_way_end_unavailable_when_the_runtime_dies(
     await soon(runtime.wait_for_call("Version"))
     await runtime.stop()
     assert [(await soon(call)).code for call in both] == [14, 14]
-    assert calls.notes[-1] == ("ended", End.UNKNOWN, 14)
+    assert calls.notes[-1] == ("ended", CallEnd.UNKNOWN, 14)
 
 
 async def test_a_runtime_that_is_killed_in_the_middle_of_a_reply_ends_calls_and_the_connection(
@@ -232,7 +232,7 @@ async def test_a_stop_waits_no_longer_than_it_is_told(
     await soon(runtime.wait_for_call("CreateContainer"))
     await soon(relay.close(0))
     assert ((await create).code, (await create).details) == (14, STOPPING)
-    assert calls.notes[-1] == ("ended", End.UNKNOWN, 14)
+    assert calls.notes[-1] == ("ended", CallEnd.UNKNOWN, 14)
 
 
 # ---------------------------------------------------------------------- sockets

@@ -22,7 +22,7 @@ from cri_proxy.nri.io.host.under_way import UnderWay
 from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
 from cri_proxy.nri.lifecycle import Due, Life
 from cri_proxy.nri.view import view_resources
-from cri_proxy.relay.interception import NOT_FOUND, Answer, End, Forward, Interception, Outcome, Refuse
+from cri_proxy.relay.interception import NOT_FOUND, Answer, CallEnd, Forward, Interception, Outcome, Refuse
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class HostedCall:
         if self.engine is not None:
             await self.engine.replied(message)
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         if self.engine is not None and self.is_asked:
-            await self.engine.ended(End.UNKNOWN if self.is_refused else end, code, details)
+            await self.engine.ended(CallEnd.UNKNOWN if self.is_refused else end, code, details)
         try:
             await self.after(end, code)
         except Exception:
@@ -101,7 +101,7 @@ class HostedCall:
         """Before the request is sent on."""
         return outcome
 
-    async def after(self, end: End, code: int) -> None:
+    async def after(self, end: CallEnd, code: int) -> None:
         """When the call is over. Replies of other calls wait for this: what plugins are told now, they are told soon."""
 
 
@@ -118,19 +118,19 @@ class Start(HostedCall):
             await self.parties.host.start_container(pod, container)
         return outcome
 
-    async def after(self, end: End, code: int) -> None:
+    async def after(self, end: CallEnd, code: int) -> None:
         life, teller = self.parties.life, self.parties.teller
-        if self.is_refused or end is End.REFUSED:
+        if self.is_refused or end is CallEnd.REFUSED:
             teller.soon(life.stopped(self.container_id))
-        elif end is End.OK:
+        elif end is CallEnd.OK:
             life.started(self.container_id)
             if life.pod_of(self.container_id):
                 teller.soon([_post(nri.POST_START_CONTAINER, life, self.container_id)])
 
 
 class Stop(HostedCall):
-    async def after(self, end: End, code: int) -> None:
-        if end is End.OK:
+    async def after(self, end: CallEnd, code: int) -> None:
+        if end is CallEnd.OK:
             container_id = parse(cri.StopContainerRequest, self.message).container_id
             self.parties.teller.soon(self.parties.life.stopped(container_id))
 
@@ -161,8 +161,8 @@ class Removal(HostedCall):
         await self.replied(reply)
         return reply
 
-    async def after(self, end: End, code: int) -> None:
-        if end is End.OK or code == NOT_FOUND:
+    async def after(self, end: CallEnd, code: int) -> None:
+        if end is CallEnd.OK or code == NOT_FOUND:
             self.parties.teller.soon(self.gone())
 
 
@@ -215,8 +215,8 @@ class Update(HostedCall):
         linux = world.expression.resources(own[-1])
         return bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString())
 
-    async def after(self, end: End, code: int) -> None:
-        if end is End.OK and self.container_id:
+    async def after(self, end: CallEnd, code: int) -> None:
+        if end is CallEnd.OK and self.container_id:
             linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
             self.parties.world.known.note_resources(self.container_id, view_resources(linux))
             due = _post(nri.POST_UPDATE_CONTAINER, self.parties.life, self.container_id)
@@ -235,8 +235,8 @@ class UpdatePod(HostedCall):
             await self.parties.host.update_pod(pod, overhead, resources)
         return outcome
 
-    async def after(self, end: End, code: int) -> None:
-        if end is End.OK and self.pod_id:
+    async def after(self, end: CallEnd, code: int) -> None:
+        if end is CallEnd.OK and self.pod_id:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
             self.parties.world.known.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
@@ -316,7 +316,7 @@ class Showing:
     async def replied(self, message: bytes) -> None:
         pass
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         pass
 
 

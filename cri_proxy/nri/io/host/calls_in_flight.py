@@ -13,7 +13,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.cri.visibility import container_key, sandbox_key
 from cri_proxy.nri.io.host.calls import HostedCall, Parties
-from cri_proxy.relay.interception import AnswerFailed, End, Interception, Outcome, runtime_method
+from cri_proxy.relay.interception import AnswerFailed, CallEnd, Interception, Outcome, runtime_method
 
 
 class Passing:
@@ -55,6 +55,6 @@ class PassingCall(HostedCall):
             pass  # the runtime says what there is to say
         return await super().request(message)
 
-    async def after(self, end: End, code: int) -> None:
+    async def after(self, end: CallEnd, code: int) -> None:
         self.parties.under_way.over(self)
         self._passing.over()

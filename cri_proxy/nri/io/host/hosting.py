@@ -45,7 +45,7 @@ from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import (
     SHOWING,
     AnswerFailed,
-    End,
+    CallEnd,
     Interception,
     Interceptor,
     Outcome,
@@ -292,6 +292,6 @@ class _Undecided:
         if self._call is not None:
             await self._call.replied(message)
 
-    async def ended(self, end: End, code: int, details: str) -> None:
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
         if self._call is not None:
             await self._call.ended(end, code, details)
