@@ -35,7 +35,7 @@ FULL_BYTES, ROOM_BYTES = 1 << 16, 1 << 14
 _MOST_PIECES = 1024
 
 
-class End:
+class Endpoint:
     """``data``: bytes have come. ``lost``: it is closed, by whom ever. ``regulate``: ``is_full`` has changed.
 
     ``most_bytes``: the largest read until ``pace`` says otherwise.

@@ -30,7 +30,7 @@ from cri_proxy.relay.interception import (
     runtime_method,
 )
 from cri_proxy.relay.io.call import FrameCall
-from cri_proxy.relay.io.endpoint import End as Socket
+from cri_proxy.relay.io.endpoint import Endpoint as Socket
 from cri_proxy.relay.io.link import CONNECT_S, NOTE_S, connected
 
 #: Different calls that are shared at once; each is a connection to the runtime. More go their own way.

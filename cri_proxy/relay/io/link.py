@@ -27,7 +27,7 @@ from cri_proxy.relay.http2.stream import (
 from cri_proxy.relay.interception import Interception, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import UnderWay
-from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, End
+from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, Endpoint
 from cri_proxy.relay.io.links import Kind
 
 #: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
@@ -86,8 +86,8 @@ class Link:
         self.connection: Optional[RelayedConnection] = None
         self.local: Optional[LocalEnd] = None
         self.has_read_farewell = False
-        self.client = End(self._from_client, self._client_lost, self._client_takes, FIRST_READ_BYTES)
-        self.runtime = End(self._from_runtime, self._runtime_lost, self._regulate)
+        self.client = Endpoint(self._from_client, self._client_lost, self._client_takes, FIRST_READ_BYTES)
+        self.runtime = Endpoint(self._from_runtime, self._runtime_lost, self._regulate)
         self.kind = Kind.UNFINISHED
         #: What the client has said while the runtime did not accept yet; None: it has, or was not asked to.
         self._early: Optional[bytes] = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.relay.io.endpoint import FULL_BYTES, End
+from cri_proxy.relay.io.endpoint import FULL_BYTES, Endpoint
 
 WAIT_S = 10
 #: More than both sockets' buffers take.
@@ -23,7 +23,7 @@ class Owner:
         self.received = bytearray()
         self.losses = 0
         self.fullness: list[bool] = []
-        self.end = End(self.received.extend, self._lost, self._regulate)
+        self.end = Endpoint(self.received.extend, self._lost, self._regulate)
         self._told = asyncio.Event()
 
     def _lost(self) -> None:
