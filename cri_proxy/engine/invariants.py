@@ -17,7 +17,7 @@ from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.node import Node
 
 
-class Engine(Protocol):
+class EngineView(Protocol):
     """What is looked at: of an engine, or of its books."""
 
     @property
@@ -33,7 +33,7 @@ class Engine(Protocol):
     def host(self) -> Host: ...
 
 
-def broken_invariants(engine: Engine) -> list[str]:
+def broken_invariants(engine: EngineView) -> list[str]:
     """Sentences, one for each violation; empty if all is well.
 
     Exclusive sets are disjoint from each other, from every shared set and from the reserved set; no cpuset
@@ -70,17 +70,17 @@ def broken_invariants(engine: Engine) -> list[str]:
     return problems
 
 
-def unmet(engine: Engine) -> list[str]:
+def unmet(engine: EngineView) -> list[str]:
     """Both."""
     return broken_invariants(engine) + crowded_out(engine)
 
 
-def unmet_in_short(engine: Engine) -> str:
+def unmet_in_short(engine: EngineView) -> str:
     """The first of them, as a reason in the status; "" if there is none."""
     return "; ".join(unmet(engine)[:3])
 
 
-def crowded_out(engine: Engine) -> list[str]:
+def crowded_out(engine: EngineView) -> list[str]:
     """Sentences, one for each container that runs on nothing but CPUs that are exclusive to others."""
     found = []
     for key, owners in crowded_by(engine).items():
@@ -91,7 +91,7 @@ def crowded_out(engine: Engine) -> list[str]:
     return found
 
 
-def crowded_by(engine: Engine) -> dict[str, set[str]]:
+def crowded_by(engine: EngineView) -> dict[str, set[str]]:
     """By the keys of containers with a cpuset of their own, all of whose CPUs others own: the keys of these owners."""
     usable, exclusive = engine.node.usable, engine.node.exclusive
     target = {t.key: t.target for t in engine.tickets.values() if t.target}
@@ -109,7 +109,7 @@ def crowded_by(engine: Engine) -> dict[str, set[str]]:
     return found
 
 
-def rival_claims(engine: Engine) -> dict[str, frozenset[int]]:
+def rival_claims(engine: EngineView) -> dict[str, frozenset[int]]:
     """By the keys of containers that own CPUs of others: which. Of each CPU one owner is left out, the first there."""
     target = {t.key: t.target for t in engine.tickets.values() if t.target}
     owners = _owners(engine, target)
@@ -128,7 +128,7 @@ def rival_claims(engine: Engine) -> dict[str, frozenset[int]]:
     return found
 
 
-def _owners(engine: Engine, target: Mapping[str, str]) -> dict[int, set[str]]:
+def _owners(engine: EngineView, target: Mapping[str, str]) -> dict[int, set[str]]:
     """Whose each exclusive CPU is."""
     owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
     for grant in engine.grants.values():
@@ -142,13 +142,13 @@ def _owner(grant: Grant, target: Mapping[str, str]) -> str:
     return grant.placement.group or target.get(grant.key, grant.key)
 
 
-def _is_one_container(engine: Engine, cpu: int, target: Mapping[str, str]) -> bool:
+def _is_one_container(engine: EngineView, cpu: int, target: Mapping[str, str]) -> bool:
     """Whether a CPU has two owners only since its container, while it is resized, goes from a group to CPUs of its own."""
     holders = {target.get(grant.key, grant.key) for grant in engine.grants.values() if cpu in grant.exclusive}
     return len(holders) == 1 and cpu not in _unclaimed(engine)
 
 
-def _broken_books(engine: Engine) -> list[str]:
+def _broken_books(engine: EngineView) -> list[str]:
     residents, known = engine.node.residents, engine.host.topology.cpus.keys()
     if set(engine.grants) != set(residents) - {KUBELET_KEY}:
         return ["the node's books do not hold the containers the records name"]
@@ -160,7 +160,7 @@ def _broken_books(engine: Engine) -> list[str]:
     return problems
 
 
-def broken_placement(engine: Engine, grant: Grant) -> list[str]:
+def broken_placement(engine: EngineView, grant: Grant) -> list[str]:
     """Sentences on what is wrong with the place of one container, whatever the others have."""
     who, placement, node = f"{grant.container.path} ({grant.key})", grant.placement, engine.node
     problems = []
@@ -183,7 +183,7 @@ def broken_placement(engine: Engine, grant: Grant) -> list[str]:
     return problems
 
 
-def _unclaimed(engine: Engine) -> frozenset[int]:
+def _unclaimed(engine: EngineView) -> frozenset[int]:
     """CPUs that kubelet has assigned and no container of ours has yet."""
     assigned = engine.node.residents.get(KUBELET_KEY)
     claimed = frozenset().union(*[g.exclusive for g in engine.grants.values() if g.stance is Stance.KUBELET])
