@@ -18,7 +18,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
-class Entry:
+class DirectoryEntry:
     """A directory's entry: mode and owner of what it leads to, the beginning of the file.
 
     ``problem``: why it could not be looked at.
@@ -54,7 +54,7 @@ class PassedOver:
     reason: str
 
 
-def judge(entry: Entry, own_uid: int = 0) -> Union[Preregistered, PassedOver]:
+def judge(entry: DirectoryEntry, own_uid: int = 0) -> Union[Preregistered, PassedOver]:
     """Whether an entry is a plugin. ``own_uid``: files of this user are trusted as well as root's."""
     if entry.problem:
         return PassedOver(entry.path, entry.problem)

@@ -6,41 +6,53 @@ import stat
 
 import pytest
 
-from cri_proxy.nri.discovery import Entry, PassedOver, Preregistered, config_names, insecurity, judge
+from cri_proxy.nri.discovery import DirectoryEntry, PassedOver, Preregistered, config_names, insecurity, judge
 
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
 PLUGINS = {
-    "a plain one": (Entry("10-foo", "/p/10-foo", FILE | 0o755, 0), Preregistered("10", "foo", "/p/10-foo")),
-    "of root alone": (Entry("00-x", "/p/00-x", FILE | 0o700, 0), Preregistered("00", "x", "/p/00-x")),
+    "a plain one": (
+        DirectoryEntry("10-foo", "/p/10-foo", FILE | 0o755, 0),
+        Preregistered("10", "foo", "/p/10-foo"),
+    ),
+    "of root alone": (
+        DirectoryEntry("00-x", "/p/00-x", FILE | 0o700, 0),
+        Preregistered("00", "x", "/p/00-x"),
+    ),
     "executable for others only": (
-        Entry("10-foo", "/p/10-foo", FILE | 0o611, 0),
+        DirectoryEntry("10-foo", "/p/10-foo", FILE | 0o611, 0),
         Preregistered("10", "foo", "/p/10-foo"),
     ),
     "with dashes in its name": (
-        Entry("99-a-b", "/p/99-a-b", FILE | 0o755, 0),
+        DirectoryEntry("99-a-b", "/p/99-a-b", FILE | 0o755, 0),
         Preregistered("99", "a-b", "/p/99-a-b"),
     ),
-    "of ourselves": (Entry("10-foo", "/p/10-foo", FILE | 0o755, 7), Preregistered("10", "foo", "/p/10-foo")),
+    "of ourselves": (
+        DirectoryEntry("10-foo", "/p/10-foo", FILE | 0o755, 7),
+        Preregistered("10", "foo", "/p/10-foo"),
+    ),
 }
 NAME = "its name is not like 10-NAME, two digits and a name"
 PASSED_OVER = {
-    "a directory": (Entry("10-foo", "/p/x", FOLDER | 0o755, 0), ""),
-    "a socket": (Entry("10-foo", "/p/x", stat.S_IFSOCK | 0o755, 0), "it is not a file"),
-    "not executable": (Entry("10-foo", "/p/x", FILE | 0o644, 0), "it is not executable"),
-    "without an index": (Entry("foo", "/p/x", FILE | 0o755, 0), NAME),
-    "of one digit": (Entry("1-foo", "/p/x", FILE | 0o755, 0), NAME),
-    "without a name": (Entry("10-", "/p/x", FILE | 0o755, 0), NAME),
-    "with a space": (Entry("10-a b", "/p/x", FILE | 0o755, 0), NAME),
-    "somebody's": (Entry("10-foo", "/p/x", FILE | 0o755, 1000), "it belongs to user 1000, not to root"),
+    "a directory": (DirectoryEntry("10-foo", "/p/x", FOLDER | 0o755, 0), ""),
+    "a socket": (DirectoryEntry("10-foo", "/p/x", stat.S_IFSOCK | 0o755, 0), "it is not a file"),
+    "not executable": (DirectoryEntry("10-foo", "/p/x", FILE | 0o644, 0), "it is not executable"),
+    "without an index": (DirectoryEntry("foo", "/p/x", FILE | 0o755, 0), NAME),
+    "of one digit": (DirectoryEntry("1-foo", "/p/x", FILE | 0o755, 0), NAME),
+    "without a name": (DirectoryEntry("10-", "/p/x", FILE | 0o755, 0), NAME),
+    "with a space": (DirectoryEntry("10-a b", "/p/x", FILE | 0o755, 0), NAME),
+    "somebody's": (
+        DirectoryEntry("10-foo", "/p/x", FILE | 0o755, 1000),
+        "it belongs to user 1000, not to root",
+    ),
     "writable by a group": (
-        Entry("10-foo", "/p/x", FILE | 0o775, 0),
+        DirectoryEntry("10-foo", "/p/x", FILE | 0o775, 0),
         "others may write to it (mode 0775)",
     ),
     "WebAssembly": (
-        Entry("10-foo", "/p/x", FILE | 0o755, 0, b"\0asm\1\0\0\0"),
+        DirectoryEntry("10-foo", "/p/x", FILE | 0o755, 0, b"\0asm\1\0\0\0"),
         "it is WebAssembly, which is not run here",
     ),
-    "unreadable": (Entry("10-foo", "/p/x", 0, 0, problem="Permission denied"), "Permission denied"),
+    "unreadable": (DirectoryEntry("10-foo", "/p/x", 0, 0, problem="Permission denied"), "Permission denied"),
 }
 
 

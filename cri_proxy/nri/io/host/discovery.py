@@ -9,7 +9,7 @@ from typing import Optional, Union
 
 from cri_proxy.nri.discovery import (
     WASM,
-    Entry,
+    DirectoryEntry,
     PassedOver,
     Preregistered,
     config_names,
@@ -41,7 +41,7 @@ def discover(plugin_path: str, config_path: str) -> tuple[list[Preregistered], l
     return found, passed_over
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> DirectoryEntry:
     try:
         status = path.stat()
         head = b""
@@ -52,8 +52,8 @@ def _entry(path: Path) -> Entry:
             with path.open("rb") as file:
                 head = file.read(len(WASM))
     except OSError as error:
-        return Entry(path.name, str(path), 0, 0, problem=error.strerror or str(error))
-    return Entry(path.name, str(path), status.st_mode, status.st_uid, head, problem)
+        return DirectoryEntry(path.name, str(path), 0, 0, problem=error.strerror or str(error))
+    return DirectoryEntry(path.name, str(path), status.st_mode, status.st_uid, head, problem)
 
 
 def _with_config(plugin: Preregistered, config_path: str) -> Union[Preregistered, PassedOver]:
