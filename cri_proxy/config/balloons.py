@@ -23,7 +23,7 @@ from cri_proxy.config.checks import (
     write_list,
     write_text,
 )
-from cri_proxy.text.sources import Entry, Raw, Remark, Table, describe, rows, show_key
+from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.balloons.types import SHARE_LEVELS, BalloonType
 from policies.model import MatchExpression
@@ -130,7 +130,7 @@ def _read_conditions(raw: Raw) -> tuple[MatchExpression, ...]:
     return tuple(_condition(place, fields) for place, fields, _ in rows(raw))
 
 
-def _condition(place: str, fields: Optional[tuple[Entry, ...]]) -> MatchExpression:
+def _condition(place: str, fields: Optional[tuple[SourceEntry, ...]]) -> MatchExpression:
     given = {entry.key.lower(): entry.raw for entry in fields or ()}
     key, operator, values = given.get("key") or "", given.get("operator"), given.get("values") or ()
     values = (values,) if isinstance(values, str) else values
@@ -299,7 +299,7 @@ def read_types(
 
 
 def _read_type(
-    place: str, fields: tuple[Entry, ...], errors: list[str], remark: Callable[[Remark], None]
+    place: str, fields: tuple[SourceEntry, ...], errors: list[str], remark: Callable[[Remark], None]
 ) -> Optional[BalloonSpec]:
     before = len(errors)
     values: dict[str, Any] = {}
@@ -327,7 +327,7 @@ def _read_type(
     return BalloonSpec(BalloonType(**values), frozenset(values)) if len(errors) == before else None
 
 
-def _read_field(entry: Entry, field: Field, values: dict[str, Any], errors: list[str]) -> None:
+def _read_field(entry: SourceEntry, field: Field, values: dict[str, Any], errors: list[str]) -> None:
     try:
         values[field.name] = field.check(entry.raw)
     except vol.Invalid as error:
@@ -338,7 +338,7 @@ def _read_field(entry: Entry, field: Field, values: dict[str, Any], errors: list
             errors.append(f"{entry.origin}: {entry.key} is {describe(entry.raw)}, {expected}")
 
 
-def _unknown(entry: Entry) -> Remark:
+def _unknown(entry: SourceEntry) -> Remark:
     key = show_key(entry.key)
     if entry.key.lower() in MEANINGLESS:
         return Remark(f"{entry.origin}: {key} of a balloon type has no meaning here", is_doubt=False)

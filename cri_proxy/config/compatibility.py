@@ -14,7 +14,7 @@ from typing import Optional
 from cri_proxy.config.checks import FALSE_WORDS, TRUE_WORDS
 from cri_proxy.config.options.table import BY_KEY
 from cri_proxy.config.options.table import SECTIONS as OUR_SECTIONS
-from cri_proxy.text.sources import Entry, Raw, Remark, describe, show_key
+from cri_proxy.text.sources import Raw, Remark, SourceEntry, describe, show_key
 
 #: Policies of theirs, and the one of ours that is nearest; those that have the same name are not here.
 POLICIES = {
@@ -95,7 +95,7 @@ class KnownSections:
         return key in OUR_SECTIONS or str(key).lower() in SECTIONS or str(key).lower() in _NRI_SECTIONS
 
 
-def active_policy(entries: Iterable[Entry]) -> str:
+def active_policy(entries: Iterable[SourceEntry]) -> str:
     """The policy that a file names, in its own words; "" if it names none."""
     active = ""
     for entry in entries:
@@ -106,7 +106,7 @@ def active_policy(entries: Iterable[Entry]) -> str:
     return active
 
 
-def unpinned(entries: Iterable[Entry], active: str) -> tuple[Optional[Entry], Optional[Remark]]:
+def unpinned(entries: Iterable[SourceEntry], active: str) -> tuple[Optional[SourceEntry], Optional[Remark]]:
     """``policy.Active: none``, and a note, where a file of theirs says that CPUs are not to be pinned."""
     for entry in entries:
         section, name = _split(entry.key)
@@ -116,7 +116,7 @@ def unpinned(entries: Iterable[Entry], active: str) -> tuple[Optional[Entry], Op
     return None, None
 
 
-def translate(entry: Entry, active: str) -> tuple[Optional[Entry], Optional[Remark]]:
+def translate(entry: SourceEntry, active: str) -> tuple[Optional[SourceEntry], Optional[Remark]]:
     """An entry as one of ours, or None if it means nothing here; and a remark, if there is any.
 
     ``active``: the policy that the same file names. Of their policies only that one's section counts.
@@ -138,7 +138,9 @@ def translate(entry: Entry, active: str) -> tuple[Optional[Entry], Optional[Rema
     return _of_others(entry, section, low)
 
 
-def _of_policy(entry: Entry, section: str, low: str, active: str) -> tuple[Optional[Entry], Optional[Remark]]:
+def _of_policy(
+    entry: SourceEntry, section: str, low: str, active: str
+) -> tuple[Optional[SourceEntry], Optional[Remark]]:
     """A key of a policy's section, or at the top of nri-plugins' files."""
     if section == "" and low == "kind" and isinstance(entry.raw, str) and entry.raw in KINDS:
         return _ours(entry, "policy.Active", KINDS[entry.raw]), None
@@ -158,7 +160,7 @@ def _of_policy(entry: Entry, section: str, low: str, active: str) -> tuple[Optio
     return _counterpart(entry, _SPELLED[low])
 
 
-def _counterpart(entry: Entry, name: str) -> tuple[Optional[Entry], Optional[Remark]]:
+def _counterpart(entry: SourceEntry, name: str) -> tuple[Optional[SourceEntry], Optional[Remark]]:
     key, raw = COUNTERPARTS[name], entry.raw
     if key == _RESERVED:
         return _ours(entry, key, _with_kube_system(raw)), None
@@ -171,7 +173,7 @@ def _counterpart(entry: Entry, name: str) -> tuple[Optional[Entry], Optional[Rem
     return _ours(entry, key, raw), None
 
 
-def _of_others(entry: Entry, section: str, low: str) -> tuple[Optional[Entry], Optional[Remark]]:
+def _of_others(entry: SourceEntry, section: str, low: str) -> tuple[Optional[SourceEntry], Optional[Remark]]:
     """A key of the sections that are no policy's."""
     if section in _NRI_RESOURCES and low == "cpu":
         return _ours(entry, f"policy.{_NRI_RESOURCES[section]}.CPU", entry.raw), None
@@ -213,16 +215,16 @@ def _same(policy: str) -> str:
     return "topology-aware" if policy == "memtier" else policy
 
 
-def _word(entry: Entry) -> str:
+def _word(entry: SourceEntry) -> str:
     return entry.raw.strip().lower() if isinstance(entry.raw, str) else ""
 
 
-def _nothing(entry: Entry) -> tuple[None, Remark]:
+def _nothing(entry: SourceEntry) -> tuple[None, Remark]:
     return None, Remark(f"{entry.origin}: {show_key(entry.key)} has no meaning here", is_doubt=False)
 
 
-def _ours(entry: Entry, key: str, raw: Raw) -> Entry:
-    return Entry(key, raw, entry.origin, via=entry.key)
+def _ours(entry: SourceEntry, key: str, raw: Raw) -> SourceEntry:
+    return SourceEntry(key, raw, entry.origin, via=entry.key)
 
 
 def _with_kube_system(raw: Raw) -> Raw:

@@ -21,9 +21,9 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.text.sources import (
     BadText,
-    Entry,
     Remark,
     Source,
+    SourceEntry,
     Table,
     describe,
     read_entries,
@@ -206,11 +206,11 @@ def reservation(
     return Reservation(wanted.milli, cgroup_cpus if wanted.cgroup else wanted.of(online))
 
 
-def _settle(entries: list[Entry], errors: list[str], remarks: list[Remark]) -> dict[str, Entry]:
+def _settle(entries: list[SourceEntry], errors: list[str], remarks: list[Remark]) -> dict[str, SourceEntry]:
     """One entry for each option the source sets; what is left over goes to the errors and remarks."""
     active = config_intel.active_policy(entries)
     own = {entry.key for entry in entries}
-    settings: dict[str, Entry] = {}
+    settings: dict[str, SourceEntry] = {}
     for given in entries:
         entry, remark = config_intel.translate(given, active)
         if remark is not None:
@@ -233,7 +233,9 @@ def _settle(entries: list[Entry], errors: list[str], remarks: list[Remark]) -> d
     return settings
 
 
-def _validate(settings: Mapping[str, Entry], errors: list[str], remarks: list[Remark]) -> dict[str, Any]:
+def _validate(
+    settings: Mapping[str, SourceEntry], errors: list[str], remarks: list[Remark]
+) -> dict[str, Any]:
     raw = {key: entry.raw for key, entry in settings.items()}
     types: dict[str, Any] = {}
     table = raw.get(_TYPES)
@@ -253,11 +255,11 @@ def _validate(settings: Mapping[str, Entry], errors: list[str], remarks: list[Re
     return {**_SCHEMA(raw), **types}
 
 
-def _origin(entry: Entry) -> str:
+def _origin(entry: SourceEntry) -> str:
     return f"{entry.origin} ({entry.via})" if entry.via else entry.origin
 
 
-def _unknown(entry: Entry, suggest: bool) -> str:
+def _unknown(entry: SourceEntry, suggest: bool) -> str:
     sentence = f"{entry.origin}: unknown key {show_key(entry.key)}"
     if entry.key.endswith("<<"):
         return f"{sentence}; merge keys are not followed"

@@ -60,7 +60,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SourceEntry:
     """One setting. ``via``: the key it was given under, where that is not ``key``."""
 
     key: str
@@ -85,7 +85,7 @@ class BadText(ValueError):
     """The text cannot be read as settings. The message is a sentence that names file and line."""
 
 
-def read_entries(source: Source, sections: Container[str]) -> tuple[list[Entry], list[str]]:
+def read_entries(source: Source, sections: Container[str]) -> tuple[list[SourceEntry], list[str]]:
     """The entries of a source in the order they were written, and warnings about keys given twice.
 
     ``sections``: the dotted keys that hold other keys; every other key is a setting, known or not.
@@ -123,7 +123,7 @@ def quote(text: str) -> str:
 class _Walk:
     source: Source
     sections: Container[str]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[SourceEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class _Walk:
             if key in self.sections and isinstance(value, MappingNode):
                 self.mapping(value, f"{key}.")
             elif not (key in self.sections and _is_null(value)):
-                self.entries.append(Entry(key, _raw(value, self._origin), origin))
+                self.entries.append(SourceEntry(key, _raw(value, self._origin), origin))
 
     def _origin(self, line: int) -> str:
         if not line:
@@ -200,7 +200,7 @@ def _hint(error: yaml.MarkedYAMLError) -> str:
     return ""
 
 
-def rows(table: Table) -> Iterator[tuple[str, Optional[tuple[Entry, ...]], str]]:
+def rows(table: Table) -> Iterator[tuple[str, Optional[tuple[SourceEntry, ...]], str]]:
     """Each item of a list: its place, its entries (None: it is no mapping), and what it is instead, for a sentence."""
     for item in table.node.value:
         origin = table.place(_line(item))
@@ -210,7 +210,7 @@ def rows(table: Table) -> Iterator[tuple[str, Optional[tuple[Entry, ...]], str]]
         entries = []
         for key_node, value in item.value:
             name = key_node.value if isinstance(key_node, ScalarNode) else "(a key that is no text)"
-            entries.append(Entry(name, _raw(value, table.place), table.place(_line(key_node))))
+            entries.append(SourceEntry(name, _raw(value, table.place), table.place(_line(key_node))))
         yield origin, tuple(entries), ""
 
 
