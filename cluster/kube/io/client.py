@@ -40,7 +40,7 @@ _GONE = 410
 Keep = Callable[[dict[str, Any]], Any]
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     """``kind``: SYNC (``object`` is the list of all that there is now), ADDED, MODIFIED or DELETED."""
 
     kind: str
@@ -184,7 +184,7 @@ class Client:
         keep: Keep = _whole,
         limit: int = 500,
         metadata_only: bool = False,
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """What there is, and what becomes of it. It never ends and raises nothing: ``problem`` says why it is silent.
 
         After SYNC the caller must forget what is not in its list: news may have been lost before it. Only what ``keep``
@@ -201,14 +201,14 @@ class Client:
                 if not version:
                     found = await self._pages(where, query, limit, keep, metadata_only)
                     version = str(found.get("metadata", {}).get("resourceVersion", ""))
-                    yield Event("SYNC", found["items"])
+                    yield WatchEvent("SYNC", found["items"])
                 news = self._news(where, query, version, metadata_only)
                 try:
                     async for kind, found in news:
                         version = str(found.get("metadata", {}).get("resourceVersion") or version)
                         backoff.reset()
                         if kind != "BOOKMARK":
-                            yield Event(kind, keep(found))
+                            yield WatchEvent(kind, keep(found))
                 finally:
                     await news.aclose()
                 # The server has ended it, as asked; at once is a failure that has no name.
