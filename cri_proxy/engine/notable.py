@@ -22,7 +22,7 @@ TYPES = {LARGER_RUNG: "Warning", REFUSED: "Warning", MOVED: "Normal", UNPLACED: 
 
 
 @dataclass(frozen=True)
-class Event:
+class NotableEvent:
     """One thing that happened to a container; ``message``: one line."""
 
     seq: int
@@ -39,7 +39,7 @@ class NotableEvents:
     """The last ``KEPT`` events of one daemon's life, numbered from 1."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._events: deque[NotableEvent] = deque(maxlen=KEPT)
         self._next = 1
 
     def add(self, reason: str, container: Container, message: str) -> None:
@@ -47,7 +47,7 @@ class NotableEvents:
         text = " ".join(message.split())
         pod = container.pod
         self._events.append(
-            Event(
+            NotableEvent(
                 self._next,
                 reason,
                 TYPES[reason],
