@@ -71,7 +71,7 @@ class _Budget:
     at_s: float
 
 
-class Events:
+class PodEvents:
     """What is to be written, and what has been. ``node``: where the pods run; ``instance``: this process's own word.
 
     The caller takes ``next``, carries it out, and says ``written``, ``gone`` or ``dropped``; or nothing, and tries again.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from cluster.agent.events import EventCursor, Events, Write
+from cluster.agent.events import EventCursor, PodEvents, Write
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
 from cluster.agent.io.log import Said, log
@@ -79,7 +79,7 @@ class Reporter:
         self._trouble = ""
         self._asked = False
         self._cursor = EventCursor()
-        self._events = Events(reporting.node, f"{int(clock.wall()):x}")
+        self._events = PodEvents(reporting.node, f"{int(clock.wall()):x}")
         self._status = Written(Pace(reporting.period_s))
         self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
         self._topology = Written(Pace(reporting.period_s))

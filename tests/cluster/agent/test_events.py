@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from cluster.agent.events import BURST, FORGOTTEN_AFTER_S, MOST_WAITING, REFILL_S, EventCursor, Events
+from cluster.agent.events import BURST, FORGOTTEN_AFTER_S, MOST_WAITING, REFILL_S, EventCursor, PodEvents
 from tests.cluster.agent.reports import happened, report
 
 NOW = "2026-11-22T10:00:00Z"
 
 
-def events() -> Events:
-    return Events("node-1", "abc")
+def events() -> PodEvents:
+    return PodEvents("node-1", "abc")
 
 
-def drained(found: Events, now_s: float = 0) -> list[tuple[str, bool, int]]:
+def drained(found: PodEvents, now_s: float = 0) -> list[tuple[str, bool, int]]:
     """Every write that is due, carried out: name, whether it is new, count."""
     made = []
     while True:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.agent.commands import Refusals, acknowledgement
-from cluster.agent.events import Events
+from cluster.agent.events import PodEvents
 from cluster.agent.memory import Memory
 from cluster.agent.spec import read_spec
 from cluster.agent.status import Seen, status_of
@@ -52,7 +52,7 @@ def test_what_an_agent_says_of_its_spec_is_in_the_schema(state: str, trouble: st
 
 
 def test_the_events_of_an_agent_are_admitted_from_its_own_node_only() -> None:
-    events = Events("a", "0123")
+    events = PodEvents("a", "0123")
     events.add(happened(), NOW)
     write = events.next(0.0)
     assert write is not None
