@@ -320,7 +320,7 @@ class Showing:
         pass
 
 
-class Events(HostedCall):
+class ContainerEvents(HostedCall):
     """A client's GetContainerEvents: events of what is hidden are left out; exits are noticed."""
 
     @property

@@ -15,7 +15,7 @@ from cri_proxy.cri.messages import linux_delta
 from cri_proxy.cri.visibility import Hidden
 from cri_proxy.engine import records as grants
 from cri_proxy.nri.io.host.calls import (
-    Events,
+    ContainerEvents,
     HostedCall,
     Parties,
     Remove,
@@ -116,7 +116,7 @@ class NriHosting:
             return Showing(parties.hidden, method) if is_needed else None
         engine = self._engine.open(full_method)
         if method == "GetContainerEvents":
-            return Events(parties, engine, full_method)
+            return ContainerEvents(parties, engine, full_method)
         if method in _MAKING and (self.is_on or len(parties.leftovers)):
             return _Undecided(self, engine, full_method)
         kind = _KINDS.get(method) if self._is_asking else None
