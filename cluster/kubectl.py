@@ -48,7 +48,7 @@ WIDTH = 80
 Document = Mapping[str, Any]
 
 
-class Failed(Exception):
+class CommandError(Exception):
     """One sentence, and what to do."""
 
 
@@ -277,7 +277,7 @@ async def explain(client: Client, options: argparse.Namespace) -> int:
     rows = [row for each in found for row in each]
     if not rows:
         wanted = "/".join(part for part in (namespace, options.pod, options.container) if part)
-        raise Failed(
+        raise CommandError(
             f"no node tells of {wanted}: is it running, and in the namespace {namespace!r} "
             "(-n)? An agent tells of new pods within some ten seconds"
         )
@@ -294,18 +294,18 @@ async def doctor(client: Client, options: argparse.Namespace) -> int:
 async def uninstall(client: Client, options: argparse.Namespace) -> int:
     """Node by node: the operator is told to leave it alone, the Job takes everything back, the labels go."""
     if not options.node and not options.all:
-        raise Failed("give --node NODE (as often as wanted) or --all")
+        raise CommandError("give --node NODE (as often as wanted) or --all")
     image = options.image or await _image(client, options.install_namespace)
     listed = await client.list(NODES, label_selector="" if options.node else INSTALLED_LABEL)
     names = sorted(each["metadata"]["name"] for each in listed["items"])
     if unknown := sorted(set(options.node) - set(names)):
-        raise Failed(f"the cluster has no node {unknown[0]!r}")
+        raise CommandError(f"the cluster has no node {unknown[0]!r}")
     wanted = list(options.node) or names
     if not wanted:
         print("No node is labelled as installed; nothing is to be taken back.")
         return 0
     if not options.yes:
-        raise Failed(
+        raise CommandError(
             f"this gives kubelet back to the runtime and removes the package on {', '.join(wanted)}; "
             "say --yes to do it"
         )
@@ -339,14 +339,14 @@ async def _uninstall_one(client: Client, node: str, image: str, namespace: str, 
         try:
             end = await within(ended(), timeout_s)
         except asyncio.TimeoutError:
-            raise Failed(
+            raise CommandError(
                 f"{node}: the Job {name} in namespace {namespace} has not ended within {timeout_s:.0f} s; "
                 f"see: kubectl -n {namespace} describe job {name}"
             ) from None
     pods = await client.list(PODS, namespace, label_selector=f"job-name={name}")
     sentence = next(filter(None, map(termination_sentence, pods["items"])), "")
     if end == "Failed":
-        raise Failed(
+        raise CommandError(
             f"{node}: {sentence or 'the Job has failed without a word'}; what is not taken back is kept on the "
             f"node for the next attempt; see: kubectl -n {namespace} logs job/{name}"
         )
@@ -384,7 +384,7 @@ async def _image(client: Client, namespace: str) -> str:
             raise
         image = ""
     if not image:
-        raise Failed(
+        raise CommandError(
             f"no operator in namespace {namespace} tells what nodes were installed with; give --image, as in "
             "its --installer-image"
         )
@@ -401,8 +401,10 @@ async def _placements(client: Client, nodes: Sequence[str], keep: Callable[[Docu
         if error.status != 404:
             raise
         if error.reason == "NotFound" and nodes and "nodeplacements" in error.message:
-            raise Failed(f"{error.message}; the nodes that have one: kubectl get nodeplacements") from None
-        raise Failed(
+            raise CommandError(
+                f"{error.message}; the nodes that have one: kubectl get nodeplacements"
+            ) from None
+        raise CommandError(
             "this cluster does not know NodePlacements: kubectl apply -k packaging/cluster/crds, then the agents"
         ) from None
 
@@ -491,7 +493,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except ApiError as error:
         hint = "; your account needs that right" if error.status == 403 else ""
         print(f"error: the API server refuses: {error.message or error}{hint}", file=sys.stderr)
-    except (Failed, NoAccess, Unreachable) as error:
+    except (CommandError, NoAccess, Unreachable) as error:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
