@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from cri_proxy.affinity.io.mover import Failed, Mover, Outcome
+from cri_proxy.affinity.io.mover import FailedMove, Mover, Outcome
 from cri_proxy.affinity.moves import plan_of, without_banned
 from cri_proxy.affinity.pressure_guard import Ban, Bans
 from cri_proxy.affinity.problem_snapshot import Question
@@ -88,7 +88,7 @@ class Carrier:
             self.parts.log.warning("the rest of a plan is dropped", why=outcome.stopped)
         return outcome
 
-    def _ban(self, failed: Collection[Failed], homes: dict[str, frozenset[int]]) -> None:
+    def _ban(self, failed: Collection[FailedMove], homes: dict[str, frozenset[int]]) -> None:
         for each in failed:
             self._bans.add(each.id, homes[each.id], self.parts.keeper.clock())
 

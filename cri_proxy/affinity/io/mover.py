@@ -31,7 +31,7 @@ Wait = Callable[[float], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedMove:
     """A move that was made and could not be kept: what the runtime, or the guard, said."""
 
     id: str
@@ -44,7 +44,7 @@ class Outcome:
     """``made``: the moves that stand. ``failed``: those taken back. ``stopped``: why there is no use in trying more."""
 
     made: tuple[Move, ...] = ()
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailedMove, ...] = ()
     stopped: str = ""
 
     @property
@@ -96,7 +96,7 @@ class Mover:
                     # It has never left its old place, so it need not be told; others may have made room for it.
                     keeper.updates.forget(move.id)
                     keeper.send(update for update in back if update.id != move.id)
-                    failed.append(Failed(move.id, path_of(engine, move.id), error))
+                    failed.append(FailedMove(move.id, path_of(engine, move.id), error))
         keeper.save()
         refused = {failure.id for failure in failed}
         for move in [] if plan.is_order else made:
@@ -150,7 +150,7 @@ class Mover:
         """Bytes in use, by id, where cgroups tell."""
         return await asyncio.to_thread(memory_in_use, self._root, self._paths(engine))
 
-    async def guard(self, engine: Engine, made: tuple[Move, ...]) -> tuple[Failed, ...]:
+    async def guard(self, engine: Engine, made: tuple[Move, ...]) -> tuple[FailedMove, ...]:
         """Wait, compare, and take back what went into places whose containers now wait longer. Returns those."""
         before = shares(self._looks[0].readings, self._looks[1].readings)
         if not before or not made:
@@ -169,17 +169,17 @@ class Mover:
         before: Mapping[str, float],
         start: Mapping[str, Reading],
         end: Mapping[str, Reading],
-    ) -> tuple[Failed, ...]:
+    ) -> tuple[FailedMove, ...]:
         cpus_of = {key: grant.cpus for key, grant in engine.grants.items()}
         places = [move.home for move in made]
-        failed: list[Failed] = []
+        failed: list[FailedMove] = []
         updates: list[Update] = []
         for worse in worse_places(places, cpus_of, before, shares(start, end)):
             for move in reversed([m for m in made if m.home == worse.place]):
                 back = self._take_back(engine, move, worse.sentence)
                 if back:
                     updates += back
-                    failed.append(Failed(move.id, path_of(engine, move.id), worse.sentence))
+                    failed.append(FailedMove(move.id, path_of(engine, move.id), worse.sentence))
         self._parts.keeper.save()
         self._parts.metrics.moves.labels("taken_back").inc(len(failed))
         await self._parts.keeper.updates.send_and_wait(updates, WAIT_S)
