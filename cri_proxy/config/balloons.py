@@ -64,7 +64,7 @@ class BalloonSpec:
 
 
 @dataclass(frozen=True)
-class Field:
+class BalloonField:
     """One key of a balloon type; ``name`` is the field of ``BalloonType``. ``default``: in words."""
 
     key: str
@@ -217,38 +217,38 @@ _CONDITIONS = Check(
     ),
 )
 
-FIELDS: tuple[Field, ...] = (
-    Field("Name", "name", _NAME, "required", "Its name; reserved and default change the two that are built in."),
-    Field("Namespaces", "namespaces", names(), "[]", "Namespaces (globs) whose containers are of this type."),
-    Field("MatchExpressions", "match", _CONDITIONS, "[]", "Containers for which one of these holds are, too."),
-    Field("GroupBy", "group_by", _TEXT, '""', 'Containers for which this text, such as "${pod/labels/app}", '
+FIELDS: tuple[BalloonField, ...] = (
+    BalloonField("Name", "name", _NAME, "required", "Its name; reserved and default change the two that are built in."),
+    BalloonField("Namespaces", "namespaces", names(), "[]", "Namespaces (globs) whose containers are of this type."),
+    BalloonField("MatchExpressions", "match", _CONDITIONS, "[]", "Containers for which one of these holds are, too."),
+    BalloonField("GroupBy", "group_by", _TEXT, '""', 'Containers for which this text, such as "${pod/labels/app}", '
           "comes out the same share a balloon."),
-    Field("MinCPUs", "min_cpus", whole(0, MAX_CPUS), "0", "A balloon never has fewer CPUs."),
-    Field("MaxCPUs", "max_cpus", whole(-1, MAX_CPUS), "0",
+    BalloonField("MinCPUs", "min_cpus", whole(0, MAX_CPUS), "0", "A balloon never has fewer CPUs."),
+    BalloonField("MaxCPUs", "max_cpus", whole(-1, MAX_CPUS), "0",
           "Nor more; 0: no limit; -1: containers of this type are refused."),
-    Field("MinBalloons", "min_balloons", whole(0, MAX_CPUS), "0", "As many are made at once, and stay."),
-    Field("MaxBalloons", "max_balloons", whole(0, MAX_CPUS), "0", "No more are made; 0: no limit."),
-    Field("AllocatorPriority", "allocator_priority", _PRIORITY, "high",
+    BalloonField("MinBalloons", "min_balloons", whole(0, MAX_CPUS), "0", "As many are made at once, and stay."),
+    BalloonField("MaxBalloons", "max_balloons", whole(0, MAX_CPUS), "0", "No more are made; 0: no limit."),
+    BalloonField("AllocatorPriority", "allocator_priority", _PRIORITY, "high",
           "The order in which the balloons of MinBalloons are made."),
-    Field("PreferNewBalloons", "prefer_new_balloons", flag(), "false",
+    BalloonField("PreferNewBalloons", "prefer_new_balloons", flag(), "false",
           "A balloon of its own for each container, while there are CPUs for that."),
-    Field("PreferSpreadingPods", "prefer_spreading_pods", flag(), "false",
+    BalloonField("PreferSpreadingPods", "prefer_spreading_pods", flag(), "false",
           "Containers of a pod go to different balloons, rather than into one."),
-    Field("PreferPerNamespaceBalloon", "prefer_per_namespace_balloon", flag(), "false",
+    BalloonField("PreferPerNamespaceBalloon", "prefer_per_namespace_balloon", flag(), "false",
           "Each namespace has a balloon of its own."),
-    Field("PreferSpreadOnPhysicalCores", "prefer_spread_on_physical_cores", flag(),
+    BalloonField("PreferSpreadOnPhysicalCores", "prefer_spread_on_physical_cores", flag(),
           "policy.balloons.PreferSpreadOnPhysicalCores", "One thread of many cores, rather than whole cores."),
-    Field("AllocatorTopologyBalancing", "allocator_topology_balancing", flag(),
+    BalloonField("AllocatorTopologyBalancing", "allocator_topology_balancing", flag(),
           "policy.balloons.AllocatorTopologyBalancing",
           "Balloons are made where most CPUs are free, rather than packed."),
-    Field("HideHyperthreads", "hide_hyperthreads", flag(), "false",
+    BalloonField("HideHyperthreads", "hide_hyperthreads", flag(), "false",
           "Containers see one thread of each core; the others stay idle."),
-    Field("PreferIsolCpus", "prefer_isolated_cpus", flag(), "false", "CPUs of isolcpus= come first."),
-    Field("PreferCloseToDevices", "prefer_close_to_devices", _DEVICES, "[]",
+    BalloonField("PreferIsolCpus", "prefer_isolated_cpus", flag(), "false", "CPUs of isolcpus= come first."),
+    BalloonField("PreferCloseToDevices", "prefer_close_to_devices", _DEVICES, "[]",
           "Balloons are made near these devices, the first of them first."),
-    Field("ShareIdleCPUsInSame", "share_idle_cpus_in_same", _SHARE, "off",
+    BalloonField("ShareIdleCPUsInSame", "share_idle_cpus_in_same", _SHARE, "off",
           "Containers may also run on CPUs that are in no balloon, in the same ..."),
-    Field("PinMemory", "memory", _MEMORY, "placement.memory",
+    BalloonField("PinMemory", "memory", _MEMORY, "placement.memory",
           "true: as placement.memory prefer; pin: as its pin; false: memory nodes are not set."),
 )  # fmt: skip
 
@@ -327,7 +327,7 @@ def _read_type(
     return BalloonSpec(BalloonType(**values), frozenset(values)) if len(errors) == before else None
 
 
-def _read_field(entry: SourceEntry, field: Field, values: dict[str, Any], errors: list[str]) -> None:
+def _read_field(entry: SourceEntry, field: BalloonField, values: dict[str, Any], errors: list[str]) -> None:
     try:
         values[field.name] = field.check(entry.raw)
     except vol.Invalid as error:
