@@ -234,7 +234,7 @@ def _edge(index: int, item: Any) -> ScenarioEdge:
 
 
 @dataclass(frozen=True)
-class Field:
+class StepField:
     """One field: how it is read (``ValueError`` says what is wrong), and its value where it is not given."""
 
     read: Callable[[Any], Any]
@@ -242,11 +242,11 @@ class Field:
     required: bool = False
 
 
-_ID = Field(_name, required=True)
-_TEXT, _CPU_LIST, _TEXTS = Field(_text, ""), Field(_cpu_list, NO_CPUS), Field(_texts, {})
-_CPUS, _MEMORY = Field(_cpus), Field(_memory)
+_ID = StepField(_name, required=True)
+_TEXT, _CPU_LIST, _TEXTS = StepField(_text, ""), StepField(_cpu_list, NO_CPUS), StepField(_texts, {})
+_CPUS, _MEMORY = StepField(_cpus), StepField(_memory)
 
-FIELDS: dict[str, dict[str, Field]] = {
+FIELDS: dict[str, dict[str, StepField]] = {
     "pod": {
         "id": _ID,
         "namespace": _TEXT,
@@ -263,38 +263,38 @@ FIELDS: dict[str, dict[str, Field]] = {
         "pod": _ID,
         "namespace": _TEXT,
         "name": _TEXT,
-        "qos": Field(_word("", *[qos.value for qos in Qos]), ""),
+        "qos": StepField(_word("", *[qos.value for qos in Qos]), ""),
         "cpu_request": _CPUS,
         "cpu_limit": _CPUS,
         "memory_request": _MEMORY,
         "memory_limit": _MEMORY,
         "annotations": _TEXTS,
         "labels": _TEXTS,
-        "attempt": Field(_whole(0, MAX_ATTEMPT), 0),
-        "kind": Field(_word("app", "init", "sidecar"), "app"),
+        "attempt": StepField(_whole(0, MAX_ATTEMPT), 0),
+        "kind": StepField(_word("app", "init", "sidecar"), "app"),
         "cpuset": _CPU_LIST,
         "mems": _CPU_LIST,
-        "devices": Field(_names, ()),
-        "hugepages": Field(_names, ()),
-        "result": Field(_word("ok", "refused", "doubt", "start-fails"), "ok"),
+        "devices": StepField(_names, ()),
+        "hugepages": StepField(_names, ()),
+        "result": StepField(_word("ok", "refused", "doubt", "start-fails"), "ok"),
     },
     "resize": {
         "id": _ID,
         "cpu_request": _CPUS,
         "cpu_limit": _CPUS,
         "memory_limit": _MEMORY,
-        "result": Field(_word("ok", "refused"), "ok"),
+        "result": StepField(_word("ok", "refused"), "ok"),
     },
     "update": {"id": _ID, "cpuset": _CPU_LIST},
-    "exit": {"id": _ID, "code": Field(_whole(-MAX_EXIT_CODE - 1, MAX_EXIT_CODE), 0)},
+    "exit": {"id": _ID, "code": StepField(_whole(-MAX_EXIT_CODE - 1, MAX_EXIT_CODE), 0)},
     "remove": {"id": _ID},
     "remove-pod": {"id": _ID},
-    "traffic": {"edges": Field(_edges, ())},
+    "traffic": {"edges": StepField(_edges, ())},
     "rebalance": {},
-    "wait": {"seconds": Field(_seconds, required=True)},
-    "restart": {"state": Field(_word("kept", "lost", "corrupt"), "kept")},
-    "config": {"file": Field(_name, required=True)},
+    "wait": {"seconds": StepField(_seconds, required=True)},
+    "restart": {"state": StepField(_word("kept", "lost", "corrupt"), "kept")},
+    "config": {"file": StepField(_name, required=True)},
     "cpus": {"offline": _CPU_LIST, "online": _CPU_LIST},
-    "drift": {"id": _ID, "cpus": Field(_cpu_list, required=True)},
+    "drift": {"id": _ID, "cpus": StepField(_cpu_list, required=True)},
     "state": {},
 }
