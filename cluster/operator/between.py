@@ -15,7 +15,7 @@ from cluster.operator.advice import NodeTraffic, Owner, owner_of
 _ENDED = ("Succeeded", "Failed")
 
 
-class Found(NamedTuple):
+class PodFacts(NamedTuple):
     """What is needed of one pod."""
 
     namespace: str
@@ -42,10 +42,10 @@ class Between(NamedTuple):
     unknown: int
 
 
-def read_pod(pod: Mapping[str, Any]) -> Found:
+def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     """The little that is kept of a pod, as it is read."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    return Found(
+    return PodFacts(
         metadata.get("namespace", ""),
         metadata["name"],
         spec.get("nodeName", ""),
@@ -54,7 +54,7 @@ def read_pod(pod: Mapping[str, Any]) -> Found:
     )
 
 
-def holder_of(pods: Iterable[Found]) -> Optional[Holder]:
+def holder_of(pods: Iterable[PodFacts]) -> Optional[Holder]:
     """The owner of the one pod that has an address; None = it is left out."""
     living = [pod for pod in pods if not pod.ended]
     if len(living) != 1 or not living[0].alone:
