@@ -24,7 +24,7 @@ from cri_proxy.kubelet.io.service import (
     OUR_UNITS,
     WAIT_S,
     CannotRestart,
-    Found,
+    KubeletHost,
     find_kubelet,
     is_connected,
     is_failing,
@@ -72,7 +72,7 @@ class Host:
     config_file: Optional[Path]
     files: KubeletFiles
 
-    def look(self) -> Found:
+    def look(self) -> KubeletHost:
         return look(self.files, self.proc)
 
 
@@ -213,7 +213,7 @@ def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
         click.echo(remark, err=True)
 
 
-def _write(host: Host, found: Found, edits: Sequence[Edit], endpoint: str) -> None:
+def _write(host: Host, found: KubeletHost, edits: Sequence[Edit], endpoint: str) -> None:
     older = found.record
     # What kubelet had before the first of our switches, unless somebody has given it something else since.
     ours = points_at(found.setup.endpoint, found.names(our_sockets(host.config)))
@@ -223,7 +223,7 @@ def _write(host: Host, found: Found, edits: Sequence[Edit], endpoint: str) -> No
     host.files.switch(merged(record, older, kept), edits, older)
 
 
-def _bring_back(host: Host, found: Found, endpoint: str, restart: bool) -> bool:
+def _bring_back(host: Host, found: KubeletHost, endpoint: str, restart: bool) -> bool:
     """Restart the kubelet that was found, or say how; whether none is left that does not use ``endpoint``."""
     if not restart:
         if found.kubelet is None:
@@ -282,7 +282,7 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
         click.echo(f"and then: {RELEASE}")
 
 
-def _look_unless_it_never_was_ours(host: Host) -> Optional[Found]:
+def _look_unless_it_never_was_ours(host: Host) -> Optional[KubeletHost]:
     """None: kubelet's files cannot be understood, and neither they nor the kubelet that runs have to do with us.
 
     :raises BadKubeletFile: they cannot be understood, and may have.
@@ -306,7 +306,7 @@ def _look_unless_it_never_was_ours(host: Host) -> Optional[Found]:
         return None
 
 
-def _way_back(host: Host, found: Found) -> tuple[str, tuple[Edit, ...]]:
+def _way_back(host: Host, found: KubeletHost) -> tuple[str, tuple[Edit, ...]]:
     """The endpoint kubelet gets back, and the edits.
 
     :raises CannotSwitch: it would still use us, through what we did not write.

@@ -9,7 +9,7 @@ from typing import Any
 
 from cri_api.control import ControlError
 from cri_proxy.control import DaemonAbsent, ask
-from cri_proxy.kubelet.io.service import Found, is_soon_connected
+from cri_proxy.kubelet.io.service import KubeletHost, is_soon_connected
 from cri_proxy.kubelet.settings import socket_of
 from cri_proxy.kubelet.status import socket_to_write, unfit, unknown
 from cri_proxy.kubelet.switch import CannotSwitch, points_at
@@ -34,7 +34,7 @@ def likely_socket(control: Path, sockets: Sequence[str]) -> str:
         return sockets[0]
 
 
-def fit_socket(control: Path, sockets: Sequence[str], found: Found, wait_s: float = CONNECT_S) -> str:
+def fit_socket(control: Path, sockets: Sequence[str], found: KubeletHost, wait_s: float = CONNECT_S) -> str:
     """The socket kubelet is given, of a daemon that is healthy and has the runtime kubelet uses now.
 
     :raises CannotSwitch: it is not, or has not.

@@ -211,7 +211,7 @@ def wait_for_kubelet(
 
 
 @dataclass(frozen=True)
-class Found:
+class KubeletHost:
     """All there is to know about this host's kubelet."""
 
     kubelet: Optional[Kubelet]
@@ -233,7 +233,7 @@ class Found:
         return judge(self.setup, self.record, sockets, running)
 
 
-def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> Found:
+def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> KubeletHost:
     """Reads /proc and some small files: a few milliseconds, outside of an event loop.
 
     :raises BadKubeletFile: a file of kubelet's, or our record, cannot be understood.
@@ -242,7 +242,7 @@ def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> Found:
     argv: Sequence[str] = kubelet.argv if kubelet else ()
     record = kubelet_files.load()
     files = kubelet_files.read(argv, record.paths if record else ())
-    return Found(kubelet, files, survey(files, argv), record)
+    return KubeletHost(kubelet, files, survey(files, argv), record)
 
 
 def our_sockets(config: Config) -> tuple[str, ...]:
