@@ -12,7 +12,7 @@ from policies.node import Node, Resident
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundBalloons:
     """What was found in the books.
 
     ``balloons``: by name; their CPUs are disjoint, and may be theirs. ``foreign``: CPUs that others own. ``idle``:
@@ -29,7 +29,7 @@ class Found:
         """The idle CPUs without those that must stay idle."""
         return self.idle - set(sorted(self.idle)[len(self.idle) - self.kept_idle :])
 
-    def without(self, cpus: frozenset[int]) -> Found:
+    def without(self, cpus: frozenset[int]) -> FoundBalloons:
         """As if some of the idle CPUs were somebody else's: those of the balloon that a container is to leave."""
         return replace(self, foreign=self.foreign | (cpus & self.idle), idle=self.idle - cpus)
 
@@ -45,11 +45,11 @@ class BalloonReader:
         self._types = types
         self._node: Optional[Node] = None
         self._version = -1
-        self._found = Found({}, NO_CPUS, NO_CPUS, 0)
+        self._found = FoundBalloons({}, NO_CPUS, NO_CPUS, 0)
         #: By group: the version of its containers, these, what they own, the sum of their requests and who is there twice.
         self._known: dict[str, tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]] = {}
 
-    def read(self, node: Node) -> Found:
+    def read(self, node: Node) -> FoundBalloons:
         """The balloons in the books. A group of a type there is none of (any more) is somebody else's."""
         if node is not self._node:
             self._node, self._known, self._version = node, {}, -1
@@ -57,7 +57,7 @@ class BalloonReader:
             self._version, self._found = node.version, self._read(node)
         return self._found
 
-    def _read(self, node: Node) -> Found:
+    def _read(self, node: Node) -> FoundBalloons:
         # 1. What belongs to others.
         owned = [resident.exclusive for resident in node.owners.values()]
         own: list[str] = []
@@ -76,7 +76,7 @@ class BalloonReader:
             if kind is not None:
                 balloons[group] = Balloon(kind, number, cpus & left, members, milli, twice)
                 left -= cpus
-        return Found(balloons, foreign, left, int(node.sharers > 0))
+        return FoundBalloons(balloons, foreign, left, int(node.sharers > 0))
 
     def _group(
         self, node: Node, group: str

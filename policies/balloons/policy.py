@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Callable, Optional
 
-from policies.balloons.books import BalloonReader, Found, must_stay
+from policies.balloons.books import BalloonReader, FoundBalloons, must_stay
 from policies.balloons.choice import BalloonRequest, TypeChooser, choose
 from policies.balloons.cpus import BalloonCpus, Cost
 from policies.balloons.places import BalloonPlaces
@@ -151,7 +151,12 @@ class Balloons:
         return None if named is None else self._types.get(named[0])
 
     def _kept(
-        self, found: Found, keep: Optional[Placement], kind: BalloonType, container: Container, fence: Fence
+        self,
+        found: FoundBalloons,
+        keep: Optional[Placement],
+        kind: BalloonType,
+        container: Container,
+        fence: Fence,
     ) -> Optional[Balloon]:
         """The balloon that a container is in; also if it was alone there, and its CPUs count as idle now."""
         named = parse_name(keep.group) if keep is not None else None
@@ -162,7 +167,9 @@ class Balloons:
             balloon = Balloon(kind, named[1], keep.exclusive & found.idle)
         return balloon if self._lets_run(kind, balloon.cpus, container, fence.cpus) else None
 
-    def _chosen(self, node: Node, found: Found, kind: BalloonType, ask: BalloonRequest) -> Optional[Balloon]:
+    def _chosen(
+        self, node: Node, found: FoundBalloons, kind: BalloonType, ask: BalloonRequest
+    ) -> Optional[Balloon]:
         of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
         used = {b.number for b in of_kind}
         # 1. Those that are to be there from the start are there, with no one in them. Nobody takes the last CPU
@@ -180,7 +187,7 @@ class Balloons:
         may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
         return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask)
 
-    def _any(self, found: Found, ask: BalloonRequest) -> Optional[Balloon]:
+    def _any(self, found: FoundBalloons, ask: BalloonRequest) -> Optional[Balloon]:
         """Where there is no CPU left for a balloon, nor one that all share: the default balloon, else any that has CPUs."""
         if found.idle if ask.inside is None else found.idle & ask.inside:
             return None
@@ -208,7 +215,12 @@ class Balloons:
         return len(balloon.cpus) - len(balloon.cpus) // max(len(visible), 1) >= wanted
 
     def _inflated(
-        self, node: Node, found: Found, balloon: Balloon, ask: BalloonRequest, affinity: Optional[Affinity]
+        self,
+        node: Node,
+        found: FoundBalloons,
+        balloon: Balloon,
+        ask: BalloonRequest,
+        affinity: Optional[Affinity],
     ) -> frozenset[int]:
         """The CPUs of a balloon with one container more; never fewer than others in it have now."""
         wanted = balloon.kind.size_for(balloon.milli + ask.milli)
@@ -227,7 +239,7 @@ class Balloons:
     def _grown(
         self,
         node: Node,
-        found: Found,
+        found: FoundBalloons,
         balloon: Balloon,
         wanted: int,
         free: frozenset[int],
@@ -267,7 +279,7 @@ class Balloons:
                 return found
         return own
 
-    def _waiting(self, node: Node, found: Found, but: str = "") -> frozenset[int]:
+    def _waiting(self, node: Node, found: FoundBalloons, but: str = "") -> frozenset[int]:
         """The CPUs that are set aside for balloons that have no containers now; ``but``: all but one's."""
         aside = self._cpus.set_aside(node)
         waiting = [cpus for name, cpus in aside.items() if name not in found.balloons and name != but]
@@ -278,7 +290,7 @@ class Balloons:
     def _decided(
         self,
         node: Node,
-        found: Found,
+        found: FoundBalloons,
         balloon: Balloon,
         own: frozenset[int],
         container: Container,
