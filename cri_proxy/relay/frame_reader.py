@@ -32,7 +32,7 @@ PREFACE_BYTES = len(PREFACE)
 FAREWELL = b"cri-bye!"
 
 
-class Frame(NamedTuple):
+class FrameSeen(NamedTuple):
     """One frame that has gone by. ``payload``: of a PING only."""
 
     kind: int
@@ -64,9 +64,9 @@ class FrameReader:
         self._frame: Optional[tuple[int, int, int]] = None
         self._payload = b""
 
-    def read(self, data: bytes) -> list[Frame]:
+    def read(self, data: bytes) -> list[FrameSeen]:
         """The frames that end in the next piece of the stream."""
-        frames: list[Frame] = []
+        frames: list[FrameSeen] = []
         self.gap = None
         at = min(self._left, len(data)) if self._frame is None else 0
         if self._frame is None:
@@ -81,7 +81,7 @@ class FrameReader:
             at, self._left = at + taken, self._left - taken
             if self._left:
                 break
-            frame = Frame(*self._frame, self._payload)
+            frame = FrameSeen(*self._frame, self._payload)
             self._frame, self._payload = None, b""
             frames.append(frame)
             # A header block is in one piece: nothing may go between its frames (RFC 9113, 4.3).
@@ -119,7 +119,7 @@ class OpenCalls:
     def __len__(self) -> int:
         return len(self._open)
 
-    def from_client(self, frame: Frame) -> None:
+    def from_client(self, frame: FrameSeen) -> None:
         """A frame has gone to the server."""
         if frame.kind == HEADERS and frame.stream > self._last:
             self._last = frame.stream
@@ -129,7 +129,7 @@ class OpenCalls:
         elif frame.kind == PING and frame.flags & ACK and frame.payload == FAREWELL:
             self.is_told = True
 
-    def from_server(self, frame: Frame) -> None:
+    def from_server(self, frame: FrameSeen) -> None:
         """A frame has gone to the client."""
         has_ended = frame.kind in (DATA, HEADERS) and frame.flags & END_STREAM
         if has_ended or frame.kind == RST_STREAM:

@@ -10,8 +10,8 @@ from cri_proxy.relay.frame_reader import (
     FAREWELL,
     PREFACE_BYTES,
     FirstAnswer,
-    Frame,
     FrameReader,
+    FrameSeen,
     OpenCalls,
     going_away,
 )
@@ -60,7 +60,7 @@ def test_the_same_frames_are_read_from_any_pieces(cuts: list[int]) -> None:
     seen = [found for piece in pieces(PREFACE + b"".join(FRAMES), cuts) for found in reader.read(piece)]
     assert [found.kind for found in seen] == KINDS
     assert [found.stream for found in seen] == [0, 0, 1, 1, 1, 0, 3]
-    assert seen[5] == Frame(PING, ACK, 0, FAREWELL)
+    assert seen[5] == FrameSeen(PING, ACK, 0, FAREWELL)
 
 
 @given(CUTS)
@@ -96,31 +96,31 @@ def test_the_first_answer_is_taken_out_and_nothing_else(cuts: list[int]) -> None
 
 def test_the_farewell_is_a_goaway_that_ends_no_call_and_a_ping() -> None:
     goaway, ping = FrameReader().read(going_away())
-    assert (goaway.kind, ping) == (GOAWAY, Frame(PING, 0, 0, FAREWELL))
+    assert (goaway.kind, ping) == (GOAWAY, FrameSeen(PING, 0, 0, FAREWELL))
     assert going_away()[9:17] == b"\x7f\xff\xff\xff" + bytes(4)  # any stream, NO_ERROR
 
 
-BEGUN = ("client", Frame(HEADERS, END_HEADERS, 1, b""))
+BEGUN = ("client", FrameSeen(HEADERS, END_HEADERS, 1, b""))
 
 
 @pytest.mark.parametrize(
     ("frames", "still_open"),
     [
         ([BEGUN], 1),
-        ([BEGUN, ("client", Frame(HEADERS, END_HEADERS, 3, b""))], 2),
+        ([BEGUN, ("client", FrameSeen(HEADERS, END_HEADERS, 3, b""))], 2),
         ([BEGUN, BEGUN], 1),
-        ([BEGUN, ("client", Frame(DATA, END_STREAM, 1, b""))], 1),
-        ([BEGUN, ("server", Frame(HEADERS, END_HEADERS, 1, b""))], 1),
-        ([BEGUN, ("server", Frame(HEADERS, END_HEADERS | END_STREAM, 1, b""))], 0),
-        ([BEGUN, ("server", Frame(DATA, END_STREAM, 1, b""))], 0),
-        ([BEGUN, ("server", Frame(RST_STREAM, 0, 1, b""))], 0),
-        ([BEGUN, ("client", Frame(RST_STREAM, 0, 1, b""))], 0),
-        ([BEGUN, ("client", Frame(RST_STREAM, 0, 1, b"")), BEGUN], 0),  # trailers of an ended call
-        ([BEGUN, ("server", Frame(SETTINGS, ACK, 0, b""))], 1),
+        ([BEGUN, ("client", FrameSeen(DATA, END_STREAM, 1, b""))], 1),
+        ([BEGUN, ("server", FrameSeen(HEADERS, END_HEADERS, 1, b""))], 1),
+        ([BEGUN, ("server", FrameSeen(HEADERS, END_HEADERS | END_STREAM, 1, b""))], 0),
+        ([BEGUN, ("server", FrameSeen(DATA, END_STREAM, 1, b""))], 0),
+        ([BEGUN, ("server", FrameSeen(RST_STREAM, 0, 1, b""))], 0),
+        ([BEGUN, ("client", FrameSeen(RST_STREAM, 0, 1, b""))], 0),
+        ([BEGUN, ("client", FrameSeen(RST_STREAM, 0, 1, b"")), BEGUN], 0),  # trailers of an ended call
+        ([BEGUN, ("server", FrameSeen(SETTINGS, ACK, 0, b""))], 1),
     ],
 )
 def test_calls_are_open_from_their_headers_to_the_servers_end(
-    frames: list[tuple[str, Frame]], still_open: int
+    frames: list[tuple[str, FrameSeen]], still_open: int
 ) -> None:
     calls = OpenCalls()
     for side, found in frames:
@@ -131,12 +131,12 @@ def test_calls_are_open_from_their_headers_to_the_servers_end(
 @pytest.mark.parametrize(
     ("found", "is_told"),
     [
-        (Frame(PING, ACK, 0, FAREWELL), True),
-        (Frame(PING, ACK, 0, b"12345678"), False),
-        (Frame(PING, 0, 0, FAREWELL), False),
+        (FrameSeen(PING, ACK, 0, FAREWELL), True),
+        (FrameSeen(PING, ACK, 0, b"12345678"), False),
+        (FrameSeen(PING, 0, 0, FAREWELL), False),
     ],
 )
-def test_a_client_is_told_when_it_answers_that_ping(found: Frame, is_told: bool) -> None:
+def test_a_client_is_told_when_it_answers_that_ping(found: FrameSeen, is_told: bool) -> None:
     calls = OpenCalls()
     calls.from_client(found)
     assert calls.is_told is is_told
