@@ -46,7 +46,7 @@ class Message(NamedTuple):
     data: Union[bytes, None]
 
 
-class FrameReader:
+class TrunkReader:
     """Takes a trunk's bytes apart: (connection, piece of its stream). Holds no more than a frame's head."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class MessageReader:
 class Begun(NamedTuple):
     """How far a connection has come that another has begun: what was read of it, and the stream ids that were used."""
 
-    frames: FrameReader
+    frames: TrunkReader
     messages: dict[int, MessageReader]
     last_served: int
     next_stream: int
@@ -125,7 +125,7 @@ class Begun(NamedTuple):
 def begin() -> Begun:
     """Of a trunk on which nothing was said."""
     return Begun(
-        FrameReader(), {PLUGIN_CONNECTION: MessageReader(), RUNTIME_CONNECTION: MessageReader()}, 0, 1
+        TrunkReader(), {PLUGIN_CONNECTION: MessageReader(), RUNTIME_CONNECTION: MessageReader()}, 0, 1
     )
 
 

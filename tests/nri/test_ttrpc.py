@@ -14,9 +14,9 @@ from cri_proxy.nri.ttrpc_frames import (
     MAX_FRAME_BYTES,
     PLUGIN_CONNECTION,
     RUNTIME_CONNECTION,
-    FrameReader,
     Garbage,
     TooLarge,
+    TrunkReader,
 )
 
 HOST_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin"
@@ -284,7 +284,7 @@ def test_messages_survive_being_cut_anywhere(payloads: list[bytes], cuts: list[i
 def test_the_streams_of_connections_stay_apart_however_frames_are_cut(
     frames: list[tuple[int, bytes]], cuts: list[int]
 ) -> None:
-    reader = FrameReader()
+    reader = TrunkReader()
     whole = b"".join(raw_frame(*frame) for frame in frames)
     found: dict[int, bytes] = {}
     for piece in pieces(whole, cuts):
