@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.installer.io.host import Host, tell
+from cluster.installer.io.host import InstallationHost, tell
 from cluster.installer.io.installer import IMAGE_PACKAGES, Installer
 from cluster.installer.job import HOST_ROOT, INSTALL, UNINSTALL
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     told_to_end: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told_to_end.append(number))
-    installer = Installer(Host(options.root), tell, options.packages, lambda: bool(told_to_end))
+    installer = Installer(InstallationHost(options.root), tell, options.packages, lambda: bool(told_to_end))
     outcome, sentence = installer.install() if options.action == INSTALL else installer.uninstall()
     tell(sentence)
     with contextlib.suppress(OSError):  # not in a pod

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.installer.io.host import Host, packages_in
+from cluster.installer.io.host import InstallationHost, packages_in
 from cluster.installer.io.installer import Installer, Outcome
 from cluster.installer.plan import HostState
 from tests.packaging.roots import Root
@@ -34,14 +34,16 @@ exit 0
 
 
 @pytest.fixture
-def host(root: Root, package: Callable[..., Path], tmp_path: Path) -> Callable[[], tuple[Host, Installer]]:
+def host(
+    root: Root, package: Callable[..., Path], tmp_path: Path
+) -> Callable[[], tuple[InstallationHost, Installer]]:
     """The root as a host; the image carries the deb."""
     root.pretend_systemd()
     root.write("/usr/bin/systemctl", SYSTEMCTL, 0o755)
     shutil.copyfile(package("deb"), tmp_path / package("deb").name)
 
-    def make() -> tuple[Host, Installer]:
-        found = Host(root.path, root.command())
+    def make() -> tuple[InstallationHost, Installer]:
+        found = InstallationHost(root.path, root.command())
         found.pause = lambda seconds: None
         return found, Installer(found, print, tmp_path)
 
@@ -53,7 +55,7 @@ def changed(root: Root, before: set[str]) -> set[str]:
 
 
 def test_a_node_whose_kubelet_cannot_be_switched_is_as_it_was(
-    root: Root, host: Callable[[], tuple[Host, Installer]]
+    root: Root, host: Callable[[], tuple[InstallationHost, Installer]]
 ) -> None:
     before = root.files()
     machine, installer = host()
@@ -66,7 +68,7 @@ def test_a_node_whose_kubelet_cannot_be_switched_is_as_it_was(
 
 
 def test_what_was_installed_by_a_killed_installer_is_taken_back_by_the_next(
-    root: Root, host: Callable[[], tuple[Host, Installer]], tmp_path: Path
+    root: Root, host: Callable[[], tuple[InstallationHost, Installer]], tmp_path: Path
 ) -> None:
     before = root.files()
     machine, installer = host()

@@ -61,7 +61,7 @@ class CommandResult:
     said: str
 
 
-class Host:
+class InstallationHost:
     """``root``: where its files are; ``enter``: what runs a command on it; ``pause`` waits seconds."""
 
     def __init__(self, root: Path, enter: Sequence[str] = NSENTER) -> None:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Optional
 
-from cluster.installer.io.host import Host, StepFailed, packages_in
+from cluster.installer.io.host import InstallationHost, StepFailed, packages_in
 from cluster.installer.plan import (
     CannotInstall,
     HostState,
@@ -45,7 +45,7 @@ class Installer:
 
     def __init__(
         self,
-        host: Host,
+        host: InstallationHost,
         tell: Callable[[str], None],
         packages: Path = IMAGE_PACKAGES,
         is_ending: Callable[[], bool] = lambda: False,

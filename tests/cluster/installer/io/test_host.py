@@ -6,35 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from cluster.installer.io.host import Host, StepFailed, packages_in
+from cluster.installer.io.host import InstallationHost, StepFailed, packages_in
 from cluster.installer.plan import Platform
 
 
 def test_a_commands_words_and_code_come_back(tmp_path: Path) -> None:
-    answer = Host(tmp_path, ("env",)).run(("sh", "-c", "echo out; echo why >&2; exit 3"), 60.0)
+    answer = InstallationHost(tmp_path, ("env",)).run(("sh", "-c", "echo out; echo why >&2; exit 3"), 60.0)
     assert (answer.code, answer.out, answer.said) == (3, "out\n", "why out")
 
 
 def test_of_a_long_answer_the_end_is_kept(tmp_path: Path) -> None:
-    answer = Host(tmp_path, ("env",)).run(("sh", "-c", "seq 10000; echo last"), 60.0)
+    answer = InstallationHost(tmp_path, ("env",)).run(("sh", "-c", "seq 10000; echo last"), 60.0)
     assert answer.said.endswith("10000 last") and len(answer.said) == 1500
 
 
 def test_a_command_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     with pytest.raises(StepFailed, match=r"^tail -f /dev/null: not done after 0 s$"):
-        Host(tmp_path, ("env",)).run(("tail", "-f", "/dev/null"), 0.1)
+        InstallationHost(tmp_path, ("env",)).run(("tail", "-f", "/dev/null"), 0.1)
 
 
 def test_a_host_that_cannot_be_entered_is_said(tmp_path: Path) -> None:
     with pytest.raises(StepFailed, match=r"^no-such-program: No such file or directory$"):
-        Host(tmp_path, ("no-such-program",)).run(("true",), 60.0)
+        InstallationHost(tmp_path, ("no-such-program",)).run(("true",), 60.0)
 
 
 def test_a_command_sees_nothing_of_the_pods_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert "KUBERNETES" not in Host(tmp_path, ("env",)).run(("env",), 60.0).out
+    assert "KUBERNETES" not in InstallationHost(tmp_path, ("env",)).run(("env",), 60.0).out
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_hosts_files_say_what_it_can_take(
     if "dpkg" in programs:
         (tmp_path / "var/lib/dpkg").mkdir(parents=True)
         (tmp_path / "var/lib/dpkg/status").touch()
-    assert Host(tmp_path, ("false",)).platform() == platform
+    assert InstallationHost(tmp_path, ("false",)).platform() == platform
 
 
 def test_a_packages_name_says_for_what_it_is(tmp_path: Path) -> None:

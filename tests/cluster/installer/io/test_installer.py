@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 
 import pytest
 
-from cluster.installer.io.host import CommandResult, Host
+from cluster.installer.io.host import CommandResult, InstallationHost
 from cluster.installer.io.installer import Installer, Outcome
 from tests.cluster.installer import host_program
 
@@ -77,7 +77,7 @@ class FakeHost:
         return installer.install() if action == "install" else installer.uninstall()
 
 
-class FolderHost(Host):
+class FolderHost(InstallationHost):
     """Its files are a folder; its programs are ``host_program``, without a process for each."""
 
     def __init__(self, fake: FakeHost) -> None:
@@ -324,7 +324,7 @@ def test_a_record_that_cannot_be_read_stops_both_ways(host: FakeHost) -> None:
 
 
 def test_two_installers_do_not_work_on_one_host(host: FakeHost) -> None:
-    with Host(host.root).alone() as is_alone:
+    with InstallationHost(host.root).alone() as is_alone:
         assert is_alone
         assert host.run("install")[1].startswith("another installer is at work")
     assert host.run("install")[0] is Outcome.DONE
