@@ -61,7 +61,7 @@ DISABLE = "cri-resmgr kubelet disable --restart"
 
 
 @dataclass(frozen=True)
-class Host:
+class HostPaths:
     """Where things are; everything but / is for tests and packages."""
 
     root: Path
@@ -116,11 +116,11 @@ def kubelet(
     files = KubeletFiles(root, Path(config["state.directory"]))
     # `release`, which ends a disable, asks the same daemon.
     ctx.find_root().obj = ctx.find_root().obj or Path(config["control.socket"])
-    ctx.meta["kubelet"] = Host(root, proc, systemctl, wait_s, config, config_file, files)
+    ctx.meta["kubelet"] = HostPaths(root, proc, systemctl, wait_s, config, config_file, files)
 
 
-def _host() -> Host:
-    host: Host = click.get_current_context().meta["kubelet"]
+def _host() -> HostPaths:
+    host: HostPaths = click.get_current_context().meta["kubelet"]
     return host
 
 
@@ -213,7 +213,7 @@ def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
         click.echo(remark, err=True)
 
 
-def _write(host: Host, found: KubeletHost, edits: Sequence[Edit], endpoint: str) -> None:
+def _write(host: HostPaths, found: KubeletHost, edits: Sequence[Edit], endpoint: str) -> None:
     older = found.record
     # What kubelet had before the first of our switches, unless somebody has given it something else since.
     ours = points_at(found.setup.endpoint, found.names(our_sockets(host.config)))
@@ -223,7 +223,7 @@ def _write(host: Host, found: KubeletHost, edits: Sequence[Edit], endpoint: str)
     host.files.switch(merged(record, older, kept), edits, older)
 
 
-def _bring_back(host: Host, found: KubeletHost, endpoint: str, restart: bool) -> bool:
+def _bring_back(host: HostPaths, found: KubeletHost, endpoint: str, restart: bool) -> bool:
     """Restart the kubelet that was found, or say how; whether none is left that does not use ``endpoint``."""
     if not restart:
         if found.kubelet is None:
@@ -282,7 +282,7 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
         click.echo(f"and then: {RELEASE}")
 
 
-def _look_unless_it_never_was_ours(host: Host) -> Optional[KubeletHost]:
+def _look_unless_it_never_was_ours(host: HostPaths) -> Optional[KubeletHost]:
     """None: kubelet's files cannot be understood, and neither they nor the kubelet that runs have to do with us.
 
     :raises BadKubeletFile: they cannot be understood, and may have.
@@ -306,7 +306,7 @@ def _look_unless_it_never_was_ours(host: Host) -> Optional[KubeletHost]:
         return None
 
 
-def _way_back(host: Host, found: KubeletHost) -> tuple[str, tuple[Edit, ...]]:
+def _way_back(host: HostPaths, found: KubeletHost) -> tuple[str, tuple[Edit, ...]]:
     """The endpoint kubelet gets back, and the edits.
 
     :raises CannotSwitch: it would still use us, through what we did not write.
@@ -331,7 +331,7 @@ def _way_back(host: Host, found: KubeletHost) -> tuple[str, tuple[Edit, ...]]:
     return after.endpoint, edits
 
 
-def _release(host: Host) -> None:
+def _release(host: HostPaths) -> None:
     """What `cri-resmgr release --all` does."""
     _invoke("release", container=None, everything=True, config_file=host.config_file, as_json=False)
 
