@@ -17,7 +17,7 @@ from cri_proxy.nri.io.plugin import sync as nri_sync
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
 from cri_proxy.nri.io.plugin.placing import LATE_S, NriPlacing
 from cri_proxy.nri.io.plugin.sender import NriSender
-from cri_proxy.nri.io.plugin.session import Hooks, Host, Identity, NriSession
+from cri_proxy.nri.io.plugin.session import Hooks, HostFacts, Identity, NriSession
 from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.io.plugin.takeover import take_over
 from cri_proxy.nri.subscription import MASK_CLASSIC
@@ -127,7 +127,7 @@ class NriPlugin:
 
     def status(self) -> dict[str, Any]:
         session = self._session
-        host = session.host if session is not None else Host()
+        host = session.host if session is not None else HostFacts()
         found = {
             "plugin": f"{self._identity.index}-{self._identity.name}",
             "socket": self._path,
@@ -187,10 +187,10 @@ class NriPlugin:
             return "is NRI enabled in the runtime?"
         return "a launch that was missed is made up for where it lets plugins connect (disable_connections = false)"
 
-    def _is_small(self, host: Host) -> bool:
+    def _is_small(self, host: HostFacts) -> bool:
         return (host.runtime, host.version) in self._small
 
-    async def _configured(self, host: Host) -> None:
+    async def _configured(self, host: HostFacts) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._is_up.wait(), UP_S)
         told = self._options.told

@@ -46,7 +46,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostFacts:
     """What Configure says of the host. ``nri_version``: "" before NRI 0.12."""
 
     runtime: str = ""
@@ -64,7 +64,7 @@ class Hooks:
     that it ends, or that we are not wanted any more.
     """
 
-    configured: Callable[[Host], Awaitable[None]]
+    configured: Callable[[HostFacts], Awaitable[None]]
     synchronized: Callable[[Optional[Snapshot]], None]
     shut_down: Callable[[], None]
 
@@ -77,7 +77,7 @@ class NriSession:
         keeper: Keeper,
         placing: NriPlacing,
         hooks: Hooks,
-        refused: Callable[[Host], bool],
+        refused: Callable[[HostFacts], bool],
     ) -> None:
         self._keeper = keeper
         self._hooks = hooks
@@ -85,7 +85,7 @@ class NriSession:
         self._snapshot = Snapshot()
         self._connection: Optional[NriConnection] = None
         self._works = works_of(placing)
-        self.host = Host()
+        self.host = HostFacts()
         self.mask = 0
         self.events = 0
         #: How long the host has waited for the answer to Synchronize, all of its messages together, seconds.
@@ -187,7 +187,7 @@ class NriSession:
     def _note_host(self, message: bytes, timeout_s: float) -> None:
         told = nri.ConfigureRequest.FromString(message)
         event_s = told.request_timeout / 1000 or timeout_s or EVENT_S
-        self.host = Host(told.runtime_name, told.runtime_version, told.NRI_version, told.config, event_s)
+        self.host = HostFacts(told.runtime_name, told.runtime_version, told.NRI_version, told.config, event_s)
         self.mask = subscription(
             told.runtime_name, told.runtime_version, told.NRI_version, self._refused(self.host)
         )
