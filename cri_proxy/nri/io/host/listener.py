@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any, Optional
 
-from cri_proxy.nri.io.host.peer import EXTERNAL, Identity
+from cri_proxy.nri.io.host.peer import EXTERNAL, PluginIdentity
 from cri_proxy.nri.io.host.registration import Registrar
 from cri_proxy.unix_sockets import is_served
 
@@ -88,7 +88,7 @@ class Listener:
             self._log.warning("too many NRI connections", most=MOST_CONNECTIONS)
             writer.transport.abort()
             return
-        origin = Identity("", "", EXTERNAL, peer_pid(writer.get_extra_info("socket")))
+        origin = PluginIdentity("", "", EXTERNAL, peer_pid(writer.get_extra_info("socket")))
         task = asyncio.ensure_future(self._registrar.serve((reader, writer), origin))
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -32,7 +32,7 @@ class PeerLost(Exception):
 
 
 @dataclass(frozen=True)
-class Identity:
+class PluginIdentity:
     """Who a plugin is. ``pid`` 0: not known. ``told``: the release of NRI it says it has."""
 
     index: str
@@ -51,7 +51,7 @@ class Peer:
     """A plugin after it has registered. Calls wait for each other, in the order in which they were made."""
 
     def __init__(
-        self, identity: Identity, connection: NriConnection, metrics: NriMetrics, order: int
+        self, identity: PluginIdentity, connection: NriConnection, metrics: NriMetrics, order: int
     ) -> None:
         self.identity = identity
         self.connection = connection

@@ -18,7 +18,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
 from cri_proxy.nri.io.host.connected import Roster
-from cri_proxy.nri.io.host.peer import Identity, Peer, PeerLost
+from cri_proxy.nri.io.host.peer import Peer, PeerLost, PluginIdentity
 from cri_proxy.nri.messages import Shown, sync_parts
 from cri_proxy.nri.subscription import NRI_VERSION
 from cri_proxy.nri.ttrpc import INVALID_ARGUMENT, UNKNOWN
@@ -71,7 +71,7 @@ class Registrar:
     async def serve(
         self,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        origin: Identity,
+        origin: PluginIdentity,
         config: str = "",
         admitted: Optional[Callable[[], None]] = None,
     ) -> str:
@@ -207,7 +207,9 @@ class Registrar:
 class _Visit:
     """What one connected plugin says by itself: who it is, and what it wants of containers, unasked."""
 
-    def __init__(self, world: World, log: Any, origin: Identity, waits_s: Callable[[str], float]) -> None:
+    def __init__(
+        self, world: World, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
+    ) -> None:
         self.is_admitted = False
         self.is_refused = False
         self.title = origin.title if origin.name else ""
@@ -215,10 +217,10 @@ class _Visit:
         self._log = log
         self._origin = origin
         self._waits_s = waits_s
-        self._registration: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
+        self._registration: asyncio.Future[PluginIdentity] = asyncio.get_running_loop().create_future()
         self.handlers = {"RegisterPlugin": self._register, "UpdateContainers": self._update}
 
-    async def registered(self, connection: NriConnection, timeout_s: float) -> Identity:
+    async def registered(self, connection: NriConnection, timeout_s: float) -> PluginIdentity:
         """Who it is, once it has said so.
 
         :raises NotAdmitted: it does not, or is not one.

@@ -16,7 +16,7 @@ from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.discovery import discover
 from cri_proxy.nri.io.host.launch import ChildLauncher, Launcher, Running, UnitLauncher
 from cri_proxy.nri.io.host.listener import Listener
-from cri_proxy.nri.io.host.peer import LAUNCHED, Identity
+from cri_proxy.nri.io.host.peer import LAUNCHED, PluginIdentity
 from cri_proxy.nri.io.host.plugin_stderr import Words
 from cri_proxy.nri.io.host.registration import Registrar
 
@@ -145,7 +145,7 @@ class _Kept:
         self._last_words = ""
         running = await self._launcher.launch(self._plugin)
         listening = asyncio.ensure_future(self._listen(running))
-        origin = Identity(self._plugin.index, self._plugin.name, LAUNCHED, running.pid)
+        origin = PluginIdentity(self._plugin.index, self._plugin.name, LAUNCHED, running.pid)
         try:
             return await self._registrar.serve(running.streams, origin, self._plugin.config, self._admitted)
         finally:
