@@ -17,7 +17,7 @@ from cri_proxy.nri.io.plugin import sync as nri_sync
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
 from cri_proxy.nri.io.plugin.placing import LATE_S, NriPlacing
 from cri_proxy.nri.io.plugin.sender import NriSender
-from cri_proxy.nri.io.plugin.session import Hooks, HostFacts, Identity, NriSession
+from cri_proxy.nri.io.plugin.session import Hooks, HostFacts, NriSession, PluginName
 from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.io.plugin.takeover import take_over
 from cri_proxy.nri.subscription import MASK_CLASSIC
@@ -62,7 +62,7 @@ class NriPlugin:
         self._parts = parts
         self._options = options
         self._path = str(parts.config["nri.plugin.socket"])
-        self._identity = Identity(parts.config["nri.plugin.name"], parts.config["nri.plugin.index"])
+        self._identity = PluginName(parts.config["nri.plugin.name"], parts.config["nri.plugin.index"])
         self._sender = NriSender(parts.runtime, parts.log)
         parts.keeper.updates.deliver = self._sender.deliver
         self._placing = NriPlacing(parts.keeper, self._sender)

@@ -38,7 +38,7 @@ Work = Callable[[Any, Told], Awaitable[Optional[Message]]]
 
 
 @dataclass(frozen=True)
-class Identity:
+class PluginName:
     """What the plugin is called, and where it stands among others: two digits."""
 
     name: str
@@ -101,7 +101,7 @@ class NriSession:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        identity: Identity,
+        identity: PluginName,
         taken: Optional[Taken] = None,
     ) -> str:
         """Until the connection ends; returns why it has. ``taken``: it is one that the host has launched us with."""
@@ -121,7 +121,7 @@ class NriSession:
             connection.close("stopped")
             await asyncio.gather(running, return_exceptions=True)
 
-    async def _register(self, connection: NriConnection, identity: Identity) -> None:
+    async def _register(self, connection: NriConnection, identity: PluginName) -> None:
         request = nri.RegisterPluginRequest(
             plugin_name=identity.name, plugin_idx=identity.index, NRI_version=NRI_VERSION
         )
