@@ -16,7 +16,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from bpf.service.log import log
 from cri_api import runtime_listing_pb2 as listing
-from policies.affinity.graph.graph import Identity
+from policies.affinity.graph.graph import EndpointIdentity
 from policies.affinity.graph.traffic import POD_PREFIX
 from policies.affinity.pull.owners import owner_of
 
@@ -36,7 +36,7 @@ class Identities:
         self._asked_s: Optional[float] = None
         self._is_doubted = False
         self._ids: dict[str, str] = {}
-        self.by_id: Mapping[str, Identity] = {}
+        self.by_id: Mapping[str, EndpointIdentity] = {}
         self.problem = ""
 
     def resolve(self, name: str) -> str:
@@ -76,7 +76,7 @@ class Identities:
         return self._is_doubted or any(self.resolve(end) not in self.by_id for end in seen)
 
 
-async def _list(sockets: Sequence[str]) -> dict[str, Identity]:
+async def _list(sockets: Sequence[str]) -> dict[str, EndpointIdentity]:
     """Ask the first runtime that can be reached, in the newest version of CRI that it has."""
     failure: BaseException = FileNotFoundError(0, "there is no socket")
     for path in sockets:
@@ -90,7 +90,7 @@ async def _list(sockets: Sequence[str]) -> dict[str, Identity]:
     raise failure
 
 
-async def _list_by(channel: Channel) -> dict[str, Identity]:
+async def _list_by(channel: Channel) -> dict[str, EndpointIdentity]:
     for version in _VERSIONS:
         service = f"/{version}.RuntimeService"
         try:
@@ -138,7 +138,7 @@ async def _listed(channel: Channel, method: str, streamed: str, request: Any, re
 
 def read_identities(
     pods: listing.ListPodSandboxResponse, containers: listing.ListContainersResponse
-) -> dict[str, Identity]:
+) -> dict[str, EndpointIdentity]:
     """The containers that have not exited, and the pods that are ready."""
     found = {}
     sandboxes = {pod.id: pod for pod in pods.items}
@@ -153,10 +153,10 @@ def read_identities(
     return found
 
 
-def _identity(endpoint: str, pod: listing.PodSandbox, container: str) -> Identity:
+def _identity(endpoint: str, pod: listing.PodSandbox, container: str) -> EndpointIdentity:
     told = pod.metadata
     owner = owner_of(told.namespace, told.name, dict(pod.labels), container)
-    return Identity(endpoint, told.uid, told.namespace, told.name, container, owner)
+    return EndpointIdentity(endpoint, told.uid, told.namespace, told.name, container, owner)
 
 
 def _reason(error: BaseException) -> str:

@@ -32,7 +32,7 @@ from bpf.sources.replay import ReplayProvider, identity_of_name
 from bpf.sources.samples import Flow, ProviderLost, Sample
 from bpf.sources.wakeups import Peers, with_presence
 from cri_api import affinity_pb2 as pb
-from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemoteRates
 
 SAVE_EVERY_S = 60.0
@@ -178,7 +178,7 @@ class Observer:
         resolve = self._identities.resolve
         return [replace(flow, a=resolve(flow.a), b=resolve(flow.b)) for flow in flows]
 
-    def _known(self, flows: Iterable[Flow]) -> Mapping[str, Identity]:
+    def _known(self, flows: Iterable[Flow]) -> Mapping[str, EndpointIdentity]:
         """All identities: the runtime's, those of a replay's file, and those that a name itself tells."""
         provider = self._ladder.provider
         if not isinstance(provider, ReplayProvider):

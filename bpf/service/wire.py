@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cri_api import affinity_pb2 as pb
-from policies.affinity.graph.graph import Graph, GraphEdge, Identity, OwnerEdge
+from policies.affinity.graph.graph import EndpointIdentity, Graph, GraphEdge, OwnerEdge
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.remote import RemoteRates
 from policies.affinity.graph.traffic import Key
@@ -75,7 +75,7 @@ def _endpoints(graph: Graph, edges: Iterable[GraphEdge]) -> list[pb.Endpoint]:
     return [_endpoint(graph.identity(end)) for end in sorted(ends)]
 
 
-def _endpoint(identity: Identity) -> pb.Endpoint:
+def _endpoint(identity: EndpointIdentity) -> pb.Endpoint:
     return pb.Endpoint(
         id=identity.id,
         pod_uid=identity.pod_uid,

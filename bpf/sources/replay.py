@@ -25,7 +25,7 @@ from typing import Any, Optional
 
 from bpf.service.options import is_amount
 from bpf.sources.samples import KINDS, Flow, ProviderLost, RemoteFlow, Sample
-from policies.affinity.graph.graph import Identity
+from policies.affinity.graph.graph import EndpointIdentity
 from policies.affinity.pull.owners import owner_of
 
 DEFAULT_SECONDS = 10.0
@@ -39,7 +39,7 @@ class Recording:
     """What a replay file holds."""
 
     samples: list[Sample] = field(default_factory=list)
-    endpoints: dict[str, Identity] = field(default_factory=dict)
+    endpoints: dict[str, EndpointIdentity] = field(default_factory=dict)
     repeats: bool = False
 
     @property
@@ -82,7 +82,7 @@ class ReplayProvider:
         self.detail = f"plays {path}: {len(self._recording.samples)} samples"
 
     @property
-    def endpoints(self) -> Mapping[str, Identity]:
+    def endpoints(self) -> Mapping[str, EndpointIdentity]:
         """Those that the file names."""
         return self._recording.endpoints
 
@@ -164,20 +164,20 @@ def _flow(document: Any, place: str) -> Flow:
     return Flow(told["a"], told["b"], kind, **amounts)
 
 
-def _identity(name: str, told: Mapping[str, Any]) -> Identity:
+def _identity(name: str, told: Mapping[str, Any]) -> EndpointIdentity:
     names = {key: str(told.get(key, "")) for key in _NAMES}
     labels = {str(key): str(value) for key, value in dict(told.get("labels") or {}).items()}
     owner = owner_of(names["namespace"], names["pod"], labels, names["container"])
-    return Identity(name, owner=owner, **names)
+    return EndpointIdentity(name, owner=owner, **names)
 
 
-def identity_of_name(name: str) -> Optional[Identity]:
+def identity_of_name(name: str) -> Optional[EndpointIdentity]:
     """Who an endpoint called ``namespace/pod/container`` is; None = it is called otherwise."""
     parts = name.split("/")
     if len(parts) != len(("namespace", "pod", "container")) or not all(parts):
         return None
     namespace, pod, container = parts
-    return Identity(name, "", namespace, pod, container, owner_of(namespace, pod, {}, container))
+    return EndpointIdentity(name, "", namespace, pod, container, owner_of(namespace, pod, {}, container))
 
 
 def _object(document: Any, place: str) -> Mapping[str, Any]:

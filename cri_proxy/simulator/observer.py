@@ -16,7 +16,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Update
 from cri_proxy.simulator.node import Process
 from cri_proxy.simulator.scenario import ScenarioEdge
-from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.pull.owners import owner_of
 
 #: Moves that are explained one by one in a line of the output.
@@ -66,11 +66,11 @@ class SimulatedObserver:
         engine.set_traffic(self._graph.traffic())
 
 
-def _identity(process: Process) -> Identity:
+def _identity(process: Process) -> EndpointIdentity:
     pod, name = process.sandbox.config, process.request.config.metadata.name
     namespace = pod.metadata.namespace
     owner = owner_of(namespace, pod.metadata.name, dict(pod.labels), name)
-    return Identity(process.id, pod.metadata.uid, namespace, pod.metadata.name, name, owner)
+    return EndpointIdentity(process.id, pod.metadata.uid, namespace, pod.metadata.name, name, owner)
 
 
 def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[Update, ...], str]:

@@ -49,7 +49,7 @@ class SeenFlow(Protocol):
 
 
 @dataclass(frozen=True)
-class Identity:
+class EndpointIdentity:
     """Who an endpoint is; all but ``id`` may be unknown (""). ``owner``: owners.py."""
 
     id: str
@@ -103,7 +103,7 @@ class GraphChanges:
 
     edges: Difference[Key, GraphEdge]
     owners: Difference[Key, OwnerEdge]
-    endpoints: Difference[str, Identity]
+    endpoints: Difference[str, EndpointIdentity]
 
 
 class _Rates:
@@ -129,15 +129,18 @@ class Graph:
         self.observed_s = 0.0
         self._rates: dict[Key, _Rates] = {}
         self._owners = OwnerMemory()
-        self._identities: Mapping[str, Identity] = {}
+        self._identities: Mapping[str, EndpointIdentity] = {}
         self._edges: Changes[Key, GraphEdge] = Changes(_is_same_edge)
         self._owner_edges: Changes[Key, OwnerEdge] = Changes(lambda a, b: _is_near(a.weight, b.weight))
-        self._endpoints: Changes[str, Identity] = Changes(Identity.__eq__)
+        self._endpoints: Changes[str, EndpointIdentity] = Changes(EndpointIdentity.__eq__)
 
     # ------------------------------------------------------------------ in
 
     def observe(
-        self, seconds: float, flows: Iterable[SeenFlow], identities: Optional[Mapping[str, Identity]] = None
+        self,
+        seconds: float,
+        flows: Iterable[SeenFlow],
+        identities: Optional[Mapping[str, EndpointIdentity]] = None,
     ) -> None:
         """Take in all flows of an interval. ``identities``: all endpoints that live and are known; None = as before."""
         if identities is not None:
@@ -265,13 +268,13 @@ class Graph:
         return [self._owner_edges.values[key] for key in sorted(self._owner_edges.values)]
 
     @property
-    def endpoints(self) -> Mapping[str, Identity]:
+    def endpoints(self) -> Mapping[str, EndpointIdentity]:
         """The endpoints that live and are known, by id."""
         return self._endpoints.values
 
-    def identity(self, endpoint: str) -> Identity:
+    def identity(self, endpoint: str) -> EndpointIdentity:
         """Who that is; of an endpoint that is not known nothing but its id."""
-        return self._identities.get(endpoint) or Identity(endpoint)
+        return self._identities.get(endpoint) or EndpointIdentity(endpoint)
 
     def traffic(self) -> Traffic:
         """The graph as the rest of the program sees it."""

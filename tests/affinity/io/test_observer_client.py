@@ -19,7 +19,7 @@ from bpf.service.server import AffinityService, Listener
 from bpf.sources.samples import Flow
 from cri_api import affinity_pb2 as pb
 from cri_proxy.affinity.io.observer_client import FILE, AffinityClient, read_remote
-from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
 from tests.bpf.observer import ObserverProcess, write_recording
@@ -131,7 +131,7 @@ class AnsweringObserver:
 
     def __init__(self, folder: Path) -> None:
         graph = Graph()
-        identities = {key: Identity(key, owner=f"shop/{key}/app") for key in ("a", "b")}
+        identities = {key: EndpointIdentity(key, owner=f"shop/{key}/app") for key in ("a", "b")}
         graph.observe(100.0, [Flow("a", "b", "tcp", 10**9)], identities)
         self.looked_s_ago = 0.0
         self._listener = Listener(Options(socket=str(folder / "affinity.sock")))

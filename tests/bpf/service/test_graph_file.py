@@ -9,10 +9,10 @@ import pytest
 
 from bpf.service.graph_file import GraphFile
 from bpf.sources.samples import Flow, RemoteFlow
-from policies.affinity.graph.graph import Graph, Identity
+from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemoteRates
 
-TWO = {"a": Identity("a", owner="shop/web/nginx"), "b": Identity("b", owner="shop/db/pg")}
+TWO = {"a": EndpointIdentity("a", owner="shop/web/nginx"), "b": EndpointIdentity("b", owner="shop/db/pg")}
 
 
 def proc_of_boot(folder: Path, boot: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpf.sources.samples import Flow
-from policies.affinity.graph.graph import Graph, GraphEdge, GraphSettings, Identity
+from policies.affinity.graph.graph import EndpointIdentity, Graph, GraphEdge, GraphSettings
 
 #: 64 kB a second: 1,000 lines.
 LINES_1000 = 64_000
@@ -30,8 +30,8 @@ def weight(graph: Graph, a: str = "a", b: str = "b") -> float:
     return graph.traffic().edges.get(a, {}).get(b, 0.0)
 
 
-def identity(name: str, owner: str = "") -> Identity:
-    return Identity(name, namespace=owner.partition("/")[0], owner=owner)
+def identity(name: str, owner: str = "") -> EndpointIdentity:
+    return EndpointIdentity(name, namespace=owner.partition("/")[0], owner=owner)
 
 
 AB = Flow("a", "b", bytes_ab=LINES_1000)
