@@ -11,7 +11,7 @@ from cluster.operator.objects import Object
 Value = TypeVar("Value")
 
 
-class Kept(NamedTuple):
+class CachedObject(NamedTuple):
     """What is kept of one object."""
 
     name: str
@@ -42,11 +42,11 @@ class Cache(Generic[Value]):
         self._changed = changed
         self._read_beside = read_beside
 
-    def keep(self, found: Object) -> Kept:
+    def keep(self, found: Object) -> CachedObject:
         """For the client, which calls it on each object as it is read."""
         metadata = found["metadata"]
         version = str(metadata.get("resourceVersion", ""))
-        return Kept(metadata["name"], version, self._read(found), self._read_beside(found))
+        return CachedObject(metadata["name"], version, self._read(found), self._read_beside(found))
 
     def put(self, found: Object) -> Value:
         """A whole object that the server has answered with; what is kept of it."""
@@ -71,7 +71,7 @@ class Cache(Generic[Value]):
             else:
                 self._put(event.object)
 
-    def _put(self, kept: Kept) -> None:
+    def _put(self, kept: CachedObject) -> None:
         if _older(kept.version, self._versions.get(kept.name, "")):
             return
         self._versions[kept.name] = kept.version
@@ -81,7 +81,7 @@ class Cache(Generic[Value]):
             self.values[kept.name] = kept.value
             self._changed.set()
 
-    def _replace(self, whole: Iterable[Kept]) -> None:
+    def _replace(self, whole: Iterable[CachedObject]) -> None:
         whole = list(whole)
         for name in set(self.values) - {kept.name for kept in whole}:
             self.drop(name)
