@@ -10,7 +10,7 @@ from typing import Any, Optional
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, waits_for
 from cri_proxy.config.config import BadConfig, read_config
 from cri_proxy.config.io import files as settings
-from cri_proxy.config.io.cluster_policy_file import NOTHING, Kept, PolicyFile
+from cri_proxy.config.io.cluster_policy_file import NOTHING, PolicyFile, StoredPolicy
 from cri_proxy.node.machine import NoMachine
 
 HELD_OFF = (
@@ -25,7 +25,7 @@ class ClusterLayer:
     def __init__(self, daemon: Any) -> None:
         self._daemon = daemon
         self._file = PolicyFile()
-        self.kept: Kept = NOTHING
+        self.kept: StoredPolicy = NOTHING
         #: What was handed over while the node takes none: its agent does not ask again.
         self._offered: Optional[ClusterPolicy] = None
         #: Why the last policy that was handed over is not in force; "" = it is, or was taken back.
@@ -33,7 +33,7 @@ class ClusterLayer:
         #: What of it does not count until a restart.
         self._waiting: list[str] = []
 
-    def loaded(self, kept: Kept) -> None:
+    def loaded(self, kept: StoredPolicy) -> None:
         """A configuration was read, with this as the policy on disk."""
         self.kept = kept
 
@@ -95,7 +95,7 @@ class ClusterLayer:
         """
         async with self._daemon.reloading:
             self._refused = ""
-            wanted = Kept(held_off=self.kept.held_off if held_off is None else held_off)
+            wanted = StoredPolicy(held_off=self.kept.held_off if held_off is None else held_off)
             if wanted == self.kept:
                 return {"state": "none", "changed": [], "needs_restart": []}
             loaded = await asyncio.to_thread(self._load, None)
@@ -108,7 +108,7 @@ class ClusterLayer:
             own = read_config(layers.with_policy(None))
         except BadConfig as error:
             raise BadPolicy(f"this node's own files make no configuration: {error.errors[0]}") from None
-        loaded, kept = settings.with_kept_policy(layers, own, Kept(policy))
+        loaded, kept = settings.with_kept_policy(layers, own, StoredPolicy(policy))
         if kept.problem:
             raise BadPolicy(kept.problem)
         sources = tuple(layers.with_policy(None))

@@ -18,7 +18,7 @@ from bpf.service.options import Options, parse_options
 from cri_proxy.cli.observer import observer, observer_options
 from cri_proxy.config.cluster_policy import read_policy
 from cri_proxy.config.config import Source, read_config
-from cri_proxy.config.io.cluster_policy_file import Kept, write_kept
+from cri_proxy.config.io.cluster_policy_file import StoredPolicy, write_kept
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
 from tests.bpf.observer import ObserverProcess, watch, write_recording
 
@@ -92,7 +92,7 @@ def test_run_becomes_the_observer_and_reads_its_configuration_again(folder: Path
             deltas.cancel()
             # A policy of the cluster needs no signal.
             deltas = watch(channel)
-            write_kept(folder, Kept(read_policy(SLOWER)))
+            write_kept(folder, StoredPolicy(read_policy(SLOWER)))
             assert any(delta.status.half_life_s == 3.0 for delta in deltas)
             deltas.cancel()
         os.kill(process.pid, signal.SIGTERM)

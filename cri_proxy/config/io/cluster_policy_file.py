@@ -22,7 +22,7 @@ FILE = "cluster-policy.json"
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredPolicy:
     """What is on disk. ``problem``: why a policy that is there is not used. ``held_off``: the node takes none.
 
     ``is_unread``: the disk has not answered; ``policy`` is the one that was in force, and is to be read again.
@@ -34,10 +34,10 @@ class Kept:
     is_unread: bool = False
 
 
-NOTHING = Kept()
+NOTHING = StoredPolicy()
 
 
-def read_kept(folder: Path) -> Kept:
+def read_kept(folder: Path) -> StoredPolicy:
     """What a state directory has. A policy that this version does not take is a problem, and no policy. Never raises."""
     path = folder / FILE
     try:
@@ -45,22 +45,22 @@ def read_kept(folder: Path) -> Kept:
     except FileNotFoundError:
         return NOTHING
     except OSError as error:
-        return Kept(problem=f"{path}: the cluster's policy cannot be read: {error.strerror or error}")
+        return StoredPolicy(problem=f"{path}: the cluster's policy cannot be read: {error.strerror or error}")
     except ValueError:
-        return Kept(problem=f"{path}: the cluster's policy cannot be read: it is not JSON")
+        return StoredPolicy(problem=f"{path}: the cluster's policy cannot be read: it is not JSON")
     if not isinstance(document, Mapping):
-        return Kept(problem=f"{path}: the cluster's policy cannot be read: it is no object")
+        return StoredPolicy(problem=f"{path}: the cluster's policy cannot be read: it is no object")
     if document.get("held_off") is True:
-        return Kept(held_off=True)
+        return StoredPolicy(held_off=True)
     try:
-        return Kept(read_policy(document))
+        return StoredPolicy(read_policy(document))
     except BadPolicy as error:
-        return Kept(problem=str(error))
+        return StoredPolicy(problem=str(error))
 
 
 def write_kept(
     folder: Path,
-    kept: Kept,
+    kept: StoredPolicy,
     may: Callable[[], bool] = lambda: True,
     replace: Callable[[Path, Path], None] = os.replace,
 ) -> None:
@@ -88,11 +88,11 @@ def write_kept(
 class PolicyFile:
     """Writes the policy of one daemon, one write at a time. For one event loop; ``write`` runs in a thread."""
 
-    def __init__(self, write: Callable[[Path, Kept, Callable[[], bool]], None] = write_kept) -> None:
+    def __init__(self, write: Callable[[Path, StoredPolicy, Callable[[], bool]], None] = write_kept) -> None:
         self._write = write
         self._writing: Optional[asyncio.Future[None]] = None
 
-    async def keep(self, folder: Path, kept: Kept, before: Kept, seconds: float) -> None:
+    async def keep(self, folder: Path, kept: StoredPolicy, before: StoredPolicy, seconds: float) -> None:
         """Keep ``kept`` in the place of ``before``.
 
         :raises asyncio.TimeoutError: the disk has not answered for ``seconds``, or still owes an earlier write;
@@ -112,7 +112,7 @@ class PolicyFile:
             if not writing.done() and not turn.give_up():
                 self._writing = asyncio.ensure_future(self._undo(writing, folder, before))
 
-    async def _undo(self, writing: asyncio.Future[None], folder: Path, before: Kept) -> None:
+    async def _undo(self, writing: asyncio.Future[None], folder: Path, before: StoredPolicy) -> None:
         with contextlib.suppress(OSError):
             await writing
         # A file that could not be read is no policy to go back to.

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_proxy.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.config.cluster_policy import ClusterPolicy
 from cri_proxy.config.config import BadConfig, Config, Loaded, read_config
-from cri_proxy.config.io.cluster_policy_file import NOTHING, Kept, read_kept
+from cri_proxy.config.io.cluster_policy_file import NOTHING, StoredPolicy, read_kept
 from cri_proxy.config.options.table import SECTIONS
 from cri_proxy.text.sources import MAX_CHARACTERS, BadText, Source, read_entries
 
@@ -168,10 +168,10 @@ class Settings:
     sources: tuple[Source, ...] = ()
     is_default: bool = False
     #: The cluster's policy as it is kept; one with a problem is not in the configuration.
-    cluster: Kept = NOTHING
+    cluster: StoredPolicy = NOTHING
 
 
-def load(files: Files, strict: bool = False, running: Kept = NOTHING) -> Settings:
+def load(files: Files, strict: bool = False, running: StoredPolicy = NOTHING) -> Settings:
     """Read the files. ``running``: the cluster's policy in force, which stays if the disk does not answer.
 
     :raises BadConfig: they make no configuration.
@@ -183,8 +183,8 @@ def load(files: Files, strict: bool = False, running: Kept = NOTHING) -> Setting
 
 
 def with_kept_policy(
-    layers: Layers, loaded: Loaded, kept: Optional[Kept] = None, running: Kept = NOTHING
-) -> tuple[Loaded, Kept]:
+    layers: Layers, loaded: Loaded, kept: Optional[StoredPolicy] = None, running: StoredPolicy = NOTHING
+) -> tuple[Loaded, StoredPolicy]:
     """A configuration with the cluster's policy among its sources, if that can be; the policy never costs the rest.
 
     ``loaded``: without it. ``kept``: the policy, in the place of the one on disk. ``running``: what is used where the
@@ -202,7 +202,7 @@ def with_kept_policy(
     try:
         return read_config(layers.with_policy(kept.policy)), kept
     except BadConfig as error:
-        return loaded, Kept(problem=f"{kept.policy.title} is not used: {error.errors[0]}")
+        return loaded, StoredPolicy(problem=f"{kept.policy.title} is not used: {error.errors[0]}")
 
 
 def load_or_last(files: Files) -> Settings:

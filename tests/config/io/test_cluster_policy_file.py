@@ -14,12 +14,21 @@ import pytest
 
 from cri_proxy.config.cluster_policy import read_policy
 from cri_proxy.config.io import files as settings
-from cri_proxy.config.io.cluster_policy_file import FILE, NOTHING, Kept, PolicyFile, read_kept, write_kept
+from cri_proxy.config.io.cluster_policy_file import (
+    FILE,
+    NOTHING,
+    PolicyFile,
+    StoredPolicy,
+    read_kept,
+    write_kept,
+)
 
 GOLD = read_policy({"name": "gold", "generation": 3, "config": {"placement": {"ladder": "fine"}}})
 SILVER = read_policy({"name": "silver", "generation": 1, "config": {"placement": {"ladder": "manual"}}})
 #: What the disk below has no room for.
-FULL = Kept(read_policy({"name": "large", "generation": 1, "config": {"placement": {"ladder": "fine"}}}))
+FULL = StoredPolicy(
+    read_policy({"name": "large", "generation": 1, "config": {"placement": {"ladder": "fine"}}})
+)
 
 
 class Disk:
@@ -29,7 +38,7 @@ class Disk:
         self._step = step
         self.hangs, self.answers = threading.Event(), threading.Event()
 
-    def write(self, folder: Path, kept: Kept, may: Callable[[], bool]) -> None:
+    def write(self, folder: Path, kept: StoredPolicy, may: Callable[[], bool]) -> None:
         if kept == FULL:
             raise OSError("full")
         if self._step == "open":
@@ -53,19 +62,19 @@ def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
     made.answers.set()
 
 
-@pytest.mark.parametrize("before", [NOTHING, Kept(SILVER), Kept(held_off=True)])
+@pytest.mark.parametrize("before", [NOTHING, StoredPolicy(SILVER), StoredPolicy(held_off=True)])
 async def test_what_was_given_up_is_not_there_once_the_disk_answers(
-    tmp_path: Path, disk: Disk, before: Kept
+    tmp_path: Path, disk: Disk, before: StoredPolicy
 ) -> None:
     write_kept(tmp_path, before)
     file = PolicyFile(disk.write)
-    keeping = asyncio.ensure_future(file.keep(tmp_path, Kept(GOLD), before, 60))
+    keeping = asyncio.ensure_future(file.keep(tmp_path, StoredPolicy(GOLD), before, 60))
     assert await asyncio.to_thread(disk.hangs.wait, 60)
     keeping.cancel()
     await asyncio.wait({keeping})
     # What comes while it still hangs is refused, and waits for nothing longer than told.
     with pytest.raises(asyncio.TimeoutError):
-        await file.keep(tmp_path, Kept(SILVER), before, 0)
+        await file.keep(tmp_path, StoredPolicy(SILVER), before, 0)
     assert read_kept(tmp_path) == before
     disk.answers.set()
     # The next write comes after the one that hung and what undoes it; this one fails, and so hides nothing.
@@ -75,15 +84,15 @@ async def test_what_was_given_up_is_not_there_once_the_disk_answers(
     assert [path.name for path in tmp_path.iterdir()] == ([FILE] if before != NOTHING else [])
 
 
-@pytest.mark.parametrize("kept", [NOTHING, Kept(GOLD), Kept(held_off=True)])
-def test_what_is_kept_is_read_again(tmp_path: Path, kept: Kept) -> None:
+@pytest.mark.parametrize("kept", [NOTHING, StoredPolicy(GOLD), StoredPolicy(held_off=True)])
+def test_what_is_kept_is_read_again(tmp_path: Path, kept: StoredPolicy) -> None:
     folder = tmp_path / "state"
     write_kept(folder, kept)
     assert read_kept(folder) == kept
 
 
 def test_nothing_takes_away_what_was_kept(tmp_path: Path) -> None:
-    write_kept(tmp_path, Kept(GOLD))
+    write_kept(tmp_path, StoredPolicy(GOLD))
     write_kept(tmp_path, NOTHING)
     assert list(tmp_path.iterdir()) == []
 
@@ -101,7 +110,7 @@ def test_what_makes_no_sense_is_a_problem(tmp_path: Path, text: str) -> None:
 def test_a_policy_comes_between_the_nodes_file_and_what_is_forced(tmp_path: Path) -> None:
     own, forced, state = tmp_path / "own.yaml", tmp_path / "forced.yaml", tmp_path / "state"
     own.write_text(f"state: {{directory: {state}}}\nplacement: {{ladder: manual, besteffort: ccx}}\n")
-    write_kept(state, Kept(GOLD))
+    write_kept(state, StoredPolicy(GOLD))
     files = settings.Files(config=own, force=None, root=tmp_path)
     loaded = settings.load(files)
     assert loaded.config["placement.ladder"] == "fine"
@@ -117,7 +126,7 @@ def test_a_policy_comes_between_the_nodes_file_and_what_is_forced(tmp_path: Path
 def test_the_last_configuration_that_loaded_has_the_policy_too(tmp_path: Path) -> None:
     own, state = tmp_path / "own.yaml", tmp_path / "state"
     own.write_text(f"state: {{directory: {state}}}\nplacement: {{besteffort: ccx}}\n")
-    write_kept(state, Kept(GOLD))
+    write_kept(state, StoredPolicy(GOLD))
     files = settings.Files(config=own, root=tmp_path)
     assert settings.keep(settings.load(files), state, "") is None
     own.write_text(f"state: {{directory: {state}}}\nplacement: {{besteffort: nowhere}}\n")
@@ -129,6 +138,6 @@ def test_the_last_configuration_that_loaded_has_the_policy_too(tmp_path: Path) -
 def test_a_policy_in_force_is_not_kept_among_the_nodes_own_files(tmp_path: Path) -> None:
     own, state = tmp_path / "own.yaml", tmp_path / "state"
     own.write_text(f"state: {{directory: {state}}}\n")
-    write_kept(state, Kept(GOLD))
+    write_kept(state, StoredPolicy(GOLD))
     settings.keep(settings.load(settings.Files(config=own, root=tmp_path)), state, "")
     assert [name for name, _ in json.loads((state / settings.LAST).read_text())] == [str(own)]
