@@ -68,7 +68,7 @@ class Links(Generic[Item]):
 # ---------------------------------------------------------------------- memory
 
 
-class Kept(Generic[Item]):
+class BufferBudget(Generic[Item]):
     """How much is kept for all connections together. ``most``: bytes; with more, one of them is to go."""
 
     def __init__(self, most: int) -> None:

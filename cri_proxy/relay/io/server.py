@@ -22,7 +22,7 @@ from cri_proxy.relay.io.event_fan import EventFan
 from cri_proxy.relay.io.given_back import GivingBack
 from cri_proxy.relay.io.grpc_server import STOPPING, is_long
 from cri_proxy.relay.io.link import Fan, Link
-from cri_proxy.relay.io.links import RESTING, Kept, Kind, Links
+from cri_proxy.relay.io.links import RESTING, BufferBudget, Kind, Links
 from cri_proxy.relay.io.serving import LAST_BYTES_S, behind
 from cri_proxy.relay.io.splice import ACCEPT_AGAIN_S, FAREWELL_S
 from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access
@@ -54,7 +54,7 @@ class FrameRelay:
     raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
     (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
     missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together;
-    with more, ``Kept.loser`` goes, which ``on_loss`` is told with a sentence.
+    with more, ``BufferBudget.loser`` goes, which ``on_loss`` is told with a sentence.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FrameRelay:
         self._dismissed = on_dismissal
         self._most_idle = most_idle
         self._lost = on_loss
-        self._kept: Kept[Link] = Kept(most_kept)
+        self._kept: BufferBudget[Link] = BufferBudget(most_kept)
         self._giving_back = GivingBack()
         self._is_shedding = False
         self._most_busy = min(

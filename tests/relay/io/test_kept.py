@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cri_proxy.relay.io.links import Kept
+from cri_proxy.relay.io.links import BufferBudget
 
 SIZES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), max_size=60)
 
@@ -15,7 +15,7 @@ def by_number(item: int) -> tuple[bool, float]:
 
 
 def test_of_those_with_half_an_equal_share_the_one_of_least_value_goes() -> None:
-    kept: Kept[int] = Kept(100)
+    kept: BufferBudget[int] = BufferBudget(100)
     assert not kept.note(1, 10) and not kept.note(2, 60) and kept.loser(by_number) is None
     assert kept.note(3, 70)
     assert kept.loser(by_number) == 2  # 1 has the least value, and less than a sixth of all
@@ -25,7 +25,7 @@ def test_of_those_with_half_an_equal_share_the_one_of_least_value_goes() -> None
 
 @given(SIZES)
 def test_there_is_a_loser_as_long_as_there_is_too_much(changes: list[tuple[int, int]]) -> None:
-    kept: Kept[int] = Kept(150)
+    kept: BufferBudget[int] = BufferBudget(150)
     now: dict[int, int] = {}
     for item, size in changes:
         now[item] = size
