@@ -58,7 +58,7 @@ def _run(options: Options, argument: str) -> int:
     from bpf.service.log import log
     from bpf.service.server import Listener
     from bpf.service.service import Observer
-    from bpf.sources.fallback import Ladder
+    from bpf.sources.fallback import ProviderFallback
     from bpf.sources.providers import Owners, rungs_of
     from bpf.sources.samples import ProviderLost
 
@@ -66,7 +66,7 @@ def _run(options: Options, argument: str) -> int:
     looks = options.provider not in ("replay", "declared")
     attribution = Attribution(options.cgroup_root, options.proc) if looks else None
     owners = Owners(attribution) if attribution is not None else None
-    ladder = Ladder(rungs_of(options, attribution, owners))
+    ladder = ProviderFallback(rungs_of(options, attribution, owners))
     try:
         ladder.open(boot_time_s())
     except ProviderLost as error:

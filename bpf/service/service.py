@@ -25,7 +25,7 @@ from bpf.service.graph_file import GraphFile
 from bpf.service.log import log
 from bpf.service.options import BadOptions, Options, parse_options, read_options
 from bpf.service.server import AffinityService, Listener
-from bpf.sources.fallback import Ladder
+from bpf.sources.fallback import ProviderFallback
 from bpf.sources.peer_search import PeerSearch
 from bpf.sources.providers import Owners
 from bpf.sources.replay import ReplayProvider, identity_of_name
@@ -49,7 +49,7 @@ class Observer:
         self,
         options: Options,
         argument: str,
-        ladder: Ladder,
+        ladder: ProviderFallback,
         attribution: Optional[Attribution],
         owners: Optional[Owners],
     ) -> None:

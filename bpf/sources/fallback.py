@@ -48,7 +48,7 @@ class Rung:
     open: Callable[[float], Provider]
 
 
-class Ladder:
+class ProviderFallback:
     """Providers, best first. Its calls may take long (compiling): not for an event loop."""
 
     def __init__(self, rungs: Sequence[Rung]) -> None:

@@ -19,7 +19,7 @@ from bpf.service import service
 from bpf.service.options import Options
 from bpf.service.server import Listener
 from bpf.service.service import Observer
-from bpf.sources.fallback import Ladder, Rung
+from bpf.sources.fallback import ProviderFallback, Rung
 from bpf.sources.providers import Owners
 from bpf.sources.samples import Flow, Provider, Sample
 from cri_api import runtime_v1_pb2 as cri
@@ -60,7 +60,7 @@ class Eyes:
 @contextlib.asynccontextmanager
 async def observing(options: Options, eyes: Eyes) -> AsyncIterator[None]:
     """An observer in this process, which looks through ``eyes`` and at the cgroups of the options."""
-    ladder = Ladder([Rung("ebpf", eyes.open)])
+    ladder = ProviderFallback([Rung("ebpf", eyes.open)])
     ladder.open(0.0)
     attribution = Attribution(options.cgroup_root, options.proc)
     observer = Observer(options, "", ladder, attribution, Owners(attribution))

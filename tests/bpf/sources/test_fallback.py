@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bpf.sources.fallback import RETRY_S, DeclaredProvider, Ladder, Rung
+from bpf.sources.fallback import RETRY_S, DeclaredProvider, ProviderFallback, Rung
 from bpf.sources.samples import Flow, Provider, ProviderLost, Sample
 
 
@@ -34,8 +34,10 @@ class Eyes:
         self.is_open = False
 
 
-def ladder(*eyes: Eyes) -> Ladder:
-    return Ladder([*(Rung(each.name, each.open) for each in eyes), Rung("declared", DeclaredProvider)])
+def ladder(*eyes: Eyes) -> ProviderFallback:
+    return ProviderFallback(
+        [*(Rung(each.name, each.open) for each in eyes), Rung("declared", DeclaredProvider)]
+    )
 
 
 def test_the_first_that_works_is_used_and_the_refusals_are_kept() -> None:
@@ -53,7 +55,7 @@ def test_without_any_only_declared_affinities_count_and_nobody_is_said_to_be_sil
 
 
 def test_where_only_declared_affinities_are_wanted_nobody_talks() -> None:
-    found = Ladder([Rung("declared", lambda now_s: DeclaredProvider(now_s, is_chosen=True))])
+    found = ProviderFallback([Rung("declared", lambda now_s: DeclaredProvider(now_s, is_chosen=True))])
     found.open(0.0)
     sample = found.sample(10.0)
     assert (found.provider.name, sample.flows, sample.seconds) == ("declared", (), 10.0)
@@ -93,12 +95,12 @@ def test_a_bug_in_one_provider_is_a_refusal() -> None:
     def fail(_now_s: float) -> Provider:
         raise TypeError("a bug")
 
-    found = Ladder([Rung("ebpf", fail), Rung("declared", DeclaredProvider)])
+    found = ProviderFallback([Rung("ebpf", fail), Rung("declared", DeclaredProvider)])
     found.open(0.0)
     assert found.refused == ("ebpf: failed unexpectedly: TypeError('a bug')",)
 
 
 def test_when_nothing_works_all_reasons_are_said() -> None:
-    found = Ladder([Rung("replay", Eyes("replay", "no file").open)])
+    found = ProviderFallback([Rung("replay", Eyes("replay", "no file").open)])
     with pytest.raises(ProviderLost, match="no provider works here: replay: no file"):
         found.open(0.0)
