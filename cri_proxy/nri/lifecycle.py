@@ -47,7 +47,7 @@ class _Container:
     is_held: bool = False
 
 
-class Life:
+class Lifecycle:
     """The map. Ids that it does not know have no events, except where a method says so."""
 
     def __init__(self) -> None:

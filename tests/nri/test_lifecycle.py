@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.lifecycle import Due, Life, State
+from cri_proxy.nri.lifecycle import Due, Lifecycle, State
 
 NAMES = {
     nri.STOP_CONTAINER: "S",
@@ -19,9 +19,9 @@ def said(due: Iterable[Due]) -> list[str]:
     return [f"{NAMES[d.event]} {d.container_id or d.pod_id}" for d in due]
 
 
-def life(*containers: str) -> Life:
+def life(*containers: str) -> Lifecycle:
     """One pod, ``p``, that runs, with containers that run."""
-    made = Life()
+    made = Lifecycle()
     made.pod_created("p")
     made.pod_running("p")
     for key in containers:
@@ -106,7 +106,7 @@ def test_other_pods_containers_are_left_alone() -> None:
 
 
 def test_a_pod_whose_hooks_refuse_it_is_stopped_and_removed() -> None:
-    it = Life()
+    it = Lifecycle()
     it.pod_created("p")
     assert said([*it.pod_stopped("p"), *it.pod_removed("p")]) == ["SP p", "RP p"]
 
@@ -147,7 +147,7 @@ def test_a_pod_that_ended_past_us_is_found_in_a_list() -> None:
 
 
 def test_what_is_new_in_a_list_is_known_without_an_event() -> None:
-    it = Life()
+    it = Lifecycle()
     listed = {"a": ("p", State.RUNNING), "b": ("p", State.STOPPED)}
     assert said(it.compare(RUNS, listed, it.now)) == []
     assert said(it.pod_removed("p")) == ["S a", "SP p", "R a", "R b", "RP p"]

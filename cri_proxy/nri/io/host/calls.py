@@ -20,7 +20,7 @@ from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.pod_view import World
 from cri_proxy.nri.io.host.under_way import UnderWay
 from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
-from cri_proxy.nri.lifecycle import Due, Life
+from cri_proxy.nri.lifecycle import Due, Lifecycle
 from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import NOT_FOUND, Answer, CallEnd, Forward, Interception, Outcome, Refuse
 
@@ -31,7 +31,7 @@ class Parties:
 
     host: NriHost
     world: World
-    life: Life
+    life: Lifecycle
     hidden: Hidden
     teller: Teller
     upstream: Upstream
@@ -276,7 +276,7 @@ async def end_pod(parties: Parties, pod_id: str) -> None:
     await parties.teller.tell(life.pod_stopped(pod_id))
 
 
-def _post(event: int, life: Life, container_id: str) -> Due:
+def _post(event: int, life: Lifecycle, container_id: str) -> Due:
     return Due(event, life.pod_of(container_id), container_id)
 
 

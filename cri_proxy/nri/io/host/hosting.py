@@ -39,7 +39,7 @@ from cri_proxy.nri.io.host.pod_view import World
 from cri_proxy.nri.io.host.run_pod import Run
 from cri_proxy.nri.io.host.under_way import UnderWay
 from cri_proxy.nri.io.host.upstream import Upstream
-from cri_proxy.nri.lifecycle import Life
+from cri_proxy.nri.lifecycle import Lifecycle
 from cri_proxy.nri.settings import nri_settings
 from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import (
@@ -83,7 +83,7 @@ class NriHosting:
         self.state = ""
         self.why = "the runtime has not answered yet"
         config, log = parts.config, parts.log
-        upstream, hidden, life = Upstream(parts.runtime), Hidden(), Life()
+        upstream, hidden, life = Upstream(parts.runtime), Hidden(), Lifecycle()
         marks = Marks(Path(config["state.directory"]), log, parts.store)
         self._expression = Expression(parts)
         self.world = World(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)

@@ -15,7 +15,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.visibility import Hidden
 from cri_proxy.nri.io.host.capabilities import Expression
 from cri_proxy.nri.io.host.upstream import UNDO_TIMEOUT_S, Upstream
-from cri_proxy.nri.lifecycle import Due, Life, State
+from cri_proxy.nri.lifecycle import Due, Lifecycle, State
 from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.pod_cache import Known
 from cri_proxy.nri.view import view_container, view_pod, view_resources
@@ -49,7 +49,7 @@ class World:
         runtime: Runtime,
         upstream: Upstream,
         hidden: Hidden,
-        life: Life,
+        life: Lifecycle,
         open_engine: Callable[[str], Optional[Interception]],
         expression: Expression,
         log: Any,
