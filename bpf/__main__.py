@@ -56,13 +56,13 @@ def _run(options: Options, argument: str) -> int:
     from bpf.kernel.capabilities import NEEDED, keep_only
     from bpf.kernel.clock import boot_time_s
     from bpf.service.log import log
-    from bpf.service.server import Listener
+    from bpf.service.server import ServiceSockets
     from bpf.service.service import Observer
     from bpf.sources.fallback import ProviderFallback
     from bpf.sources.providers import Owners, rungs_of
     from bpf.sources.samples import ProviderLost
 
-    listener = Listener(options)
+    listener = ServiceSockets(options)
     looks = options.provider not in ("replay", "declared")
     attribution = Attribution(options.cgroup_root, options.proc) if looks else None
     owners = Owners(attribution) if attribution is not None else None

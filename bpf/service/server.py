@@ -98,7 +98,7 @@ class AffinityService:
         }
 
 
-class Listener:
+class ServiceSockets:
     """The sockets that a service is reached on. Claim them before anything else is done: they may be taken."""
 
     def __init__(self, options: Options) -> None:

@@ -24,7 +24,7 @@ from bpf.kernel.notify import notify, watchdog_period_s
 from bpf.service.graph_file import GraphFile
 from bpf.service.log import log
 from bpf.service.options import BadOptions, Options, parse_options, read_options
-from bpf.service.server import AffinityService, Listener
+from bpf.service.server import AffinityService, ServiceSockets
 from bpf.sources.fallback import ProviderFallback
 from bpf.sources.peer_search import PeerSearch
 from bpf.sources.providers import Owners
@@ -72,7 +72,7 @@ class Observer:
         self._watched = _signature(options.watch)
         self._stop = asyncio.Event()
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: ServiceSockets) -> None:
         """Serve until SIGTERM or SIGINT; then leave nothing behind but the graph in its file."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,7 +15,7 @@ import pytest
 
 from bpf.kernel.clock import boot_time_s
 from bpf.service.options import Options
-from bpf.service.server import AffinityService, Listener
+from bpf.service.server import AffinityService, ServiceSockets
 from bpf.sources.samples import Flow
 from cri_api import affinity_pb2 as pb
 from cri_proxy.affinity.io.observer_client import FILE, AffinityClient, read_remote
@@ -134,7 +134,7 @@ class AnsweringObserver:
         identities = {key: EndpointIdentity(key, owner=f"shop/{key}/app") for key in ("a", "b")}
         graph.observe(100.0, [Flow("a", "b", "tcp", 10**9)], identities)
         self.looked_s_ago = 0.0
-        self._listener = Listener(Options(socket=str(folder / "affinity.sock")))
+        self._listener = ServiceSockets(Options(socket=str(folder / "affinity.sock")))
         self._service = AffinityService(graph, self._status)
 
     def _status(self) -> pb.Status:

@@ -17,7 +17,7 @@ import pytest
 from bpf.identity.attribution import Attribution
 from bpf.service import service
 from bpf.service.options import Options
-from bpf.service.server import Listener
+from bpf.service.server import ServiceSockets
 from bpf.service.service import Observer
 from bpf.sources.fallback import ProviderFallback, Rung
 from bpf.sources.providers import Owners
@@ -64,7 +64,7 @@ async def observing(options: Options, eyes: Eyes) -> AsyncIterator[None]:
     ladder.open(0.0)
     attribution = Attribution(options.cgroup_root, options.proc)
     observer = Observer(options, "", ladder, attribution, Owners(attribution))
-    running = asyncio.create_task(observer.run(Listener(options)))
+    running = asyncio.create_task(observer.run(ServiceSockets(options)))
     try:
         yield
     finally:
