@@ -54,7 +54,7 @@ def peer_pid(connection: Any) -> int:
     return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
 
 
-class Listener:
+class PluginListener:
     """Lets plugins connect, each of which is served until it goes."""
 
     def __init__(self, path: Path, registrar: Registrar, log: Any) -> None:

@@ -15,7 +15,7 @@ from cri_proxy.nri.dispatch import MOST_PAUSE_S, pause_s
 from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.discovery import discover
 from cri_proxy.nri.io.host.launch import ChildLauncher, Launcher, Running, UnitLauncher
-from cri_proxy.nri.io.host.listener import Listener
+from cri_proxy.nri.io.host.listener import PluginListener
 from cri_proxy.nri.io.host.peer import LAUNCHED, PluginIdentity
 from cri_proxy.nri.io.host.plugin_stderr import Words
 from cri_proxy.nri.io.host.registration import Registrar
@@ -42,7 +42,7 @@ class PluginSupervisor:
         self._launcher = launcher_of(roster.settings.launcher, os.environ)
         self._kept: list[_Kept] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._listener: Optional[Listener] = None
+        self._listener: Optional[PluginListener] = None
         #: Sentences about who stays out.
         self.problems: list[str] = []
 
@@ -62,7 +62,7 @@ class PluginSupervisor:
         self._tasks = [asyncio.ensure_future(kept.run()) for kept in self._kept]
         await asyncio.gather(*(kept.settled.wait() for kept in self._kept))
         if settings.socket:
-            listener = Listener(Path(settings.socket), self._registrar, self._log)
+            listener = PluginListener(Path(settings.socket), self._registrar, self._log)
             try:
                 await listener.open()
                 self._listener = listener
