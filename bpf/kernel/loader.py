@@ -66,7 +66,7 @@ class Attachment:
 
 
 @dataclass
-class Loaded:
+class LoadedPrograms:
     """Programs that run until ``close`` (or the end of the process). Descriptors by name."""
 
     programs: dict[str, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def load(
     attachments: Sequence[Attachment],
     python: str = SYSTEM_PYTHON,
     defines: Optional[Mapping[str, object]] = None,
-) -> Loaded:
+) -> LoadedPrograms:
     """Compile a C file, load its programs, attach them. ``defines``: macros for the compiler.
 
     :raises ProviderLost: no bcc, no permission, or the compiler or the kernel refuses; one sentence says which.
@@ -165,7 +165,7 @@ def _detach_ours(program_id: int, cgroup_fd: int, place: int) -> str:
         os.close(fd)
 
 
-def _run_child(request: Mapping[str, object], python: str) -> Loaded:
+def _run_child(request: Mapping[str, object], python: str) -> LoadedPrograms:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         # -I: neither our packages nor the environment's settings reach the system's Python.
@@ -193,7 +193,7 @@ def _run_child(request: Mapping[str, object], python: str) -> Loaded:
         raise _failure(message, text, done.returncode, python)
     answer = json.loads(message)
     count = len(answer["programs"])
-    return Loaded(
+    return LoadedPrograms(
         programs=dict(zip(answer["programs"], descriptors[:count])),
         maps=dict(zip(answer["maps"], descriptors[count:])),
     )

@@ -17,7 +17,7 @@ from bpf.identity.networks import address_text, expression
 from bpf.kernel import syscalls
 from bpf.kernel.clock import boot_time_s
 from bpf.kernel.ebpf_self_test import self_test
-from bpf.kernel.loader import Attachment, Loaded, NotLoaded, attach, detach_leftovers, load
+from bpf.kernel.loader import Attachment, LoadedPrograms, NotLoaded, attach, detach_leftovers, load
 from bpf.service.log import log
 from bpf.service.options import SYSTEM_PYTHON
 from bpf.sources.ingress import IngressPace
@@ -118,7 +118,7 @@ class EbpfProvider:
         self.detail = f"bytes of TCP and UDP and wakes between containers, counted at {self._root}"
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedPrograms:
         """The programs and maps, for measurements."""
         return self._loaded
 
@@ -215,7 +215,7 @@ class EbpfProvider:
                 self._unresolved.append(flow)
 
 
-def _load(root: str, python: str, defines: Mapping[str, object]) -> Loaded:
+def _load(root: str, python: str, defines: Mapping[str, object]) -> LoadedPrograms:
     """Load traffic.c; first as for kernels that tell the network namespace of a packet (6.1 does not)."""
     attachments = attachments_at(root)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bpf.kernel import syscalls
-from bpf.kernel.loader import Attachment, Loaded, load
+from bpf.kernel.loader import Attachment, LoadedPrograms, load
 from tests.bpf.talkers import needs_bcc
 
 pytestmark = needs_bcc
@@ -21,7 +21,7 @@ int crm_aff_t_free(struct bpf_raw_tracepoint_args *context) { return 0; }
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedPrograms]:
     source = tmp_path_factory.mktemp("source") / "numbers.c"
     source.write_text(SOURCE)
     program = load(source, [Attachment("raw_tracepoint", "crm_aff_t_free", "sched_process_free")])
@@ -37,7 +37,7 @@ def fill(fd: int, count: int) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 4096])
-def test_a_drain_returns_every_entry_once_and_leaves_none(loaded: Loaded, count: int) -> None:
+def test_a_drain_returns_every_entry_once_and_leaves_none(loaded: LoadedPrograms, count: int) -> None:
     fd = loaded.maps["numbers"]
     entries = fill(fd, count)
     drained = syscalls.drain(fd, 8, 8)
@@ -45,25 +45,25 @@ def test_a_drain_returns_every_entry_once_and_leaves_none(loaded: Loaded, count:
     assert syscalls.keys(fd, 8) == []
 
 
-def test_a_map_without_batches_is_drained_key_by_key(loaded: Loaded) -> None:
+def test_a_map_without_batches_is_drained_key_by_key(loaded: LoadedPrograms) -> None:
     fd = loaded.maps["numbers"]
     entries = fill(fd, 100)
     assert dict(syscalls._drain_keys(fd, 8, 8)) == entries
     assert syscalls.keys(fd, 8) == []
 
 
-def test_a_batch_smaller_than_a_bucket_grows(loaded: Loaded) -> None:
+def test_a_batch_smaller_than_a_bucket_grows(loaded: LoadedPrograms) -> None:
     fd = loaded.maps["numbers"]
     entries = fill(fd, 500)
     assert dict(syscalls._drain_batches(fd, 8, 8, size=1)) == entries
 
 
-def test_programs_are_told_by_name_and_maps_by_their_room(loaded: Loaded) -> None:
+def test_programs_are_told_by_name_and_maps_by_their_room(loaded: LoadedPrograms) -> None:
     assert syscalls.program_info(loaded.programs["crm_aff_t_free"]).name == "crm_aff_t_free"
     assert syscalls.most_entries(loaded.maps["numbers"]) == 4096
 
 
-def test_an_absent_key_is_an_error_that_names_the_command(loaded: Loaded) -> None:
+def test_an_absent_key_is_an_error_that_names_the_command(loaded: LoadedPrograms) -> None:
     with pytest.raises(FileNotFoundError, match="BPF_MAP_LOOKUP_ELEM"):
         syscalls.lookup(loaded.maps["numbers"], struct.pack("=Q", 9999), 8)
 
