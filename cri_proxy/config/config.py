@@ -98,7 +98,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A configuration, and sentences about what in its sources an operator should look at."""
 
     config: Config
@@ -107,7 +107,7 @@ class Loaded:
 
 def read_config(
     sources: Iterable[Source], *, topology_cpus: Optional[frozenset[int]] = None, strict: bool = False
-) -> Loaded:
+) -> LoadedConfig:
     """Merge the sources over the defaults; the last one wins.
 
     ``topology_cpus``: the online CPUs, if they are known; sets of CPUs are then held against them.
@@ -142,7 +142,7 @@ def read_config(
     warnings = tuple(remark.text for remark in remarks if not (strict and remark.is_doubt))
     if errors:
         raise BadConfig(errors, warnings)
-    return Loaded(config, warnings)
+    return LoadedConfig(config, warnings)
 
 
 def placement_settings(config: Config) -> PlacementSettings:

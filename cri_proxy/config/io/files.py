@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.config.cluster_policy import ClusterPolicy
-from cri_proxy.config.config import BadConfig, Config, Loaded, read_config
+from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
 from cri_proxy.config.io.cluster_policy_file import NOTHING, StoredPolicy, read_kept
 from cri_proxy.config.options.table import SECTIONS
 from cri_proxy.text.sources import MAX_CHARACTERS, BadText, Source, read_entries
@@ -177,14 +177,14 @@ def load(files: Files, strict: bool = False, running: StoredPolicy = NOTHING) ->
     :raises BadConfig: they make no configuration.
     """
     layers = _answered(files.layers)
-    loaded: Loaded = read_config(layers.with_policy(None), strict=strict)
+    loaded: LoadedConfig = read_config(layers.with_policy(None), strict=strict)
     loaded, kept = with_kept_policy(layers, loaded, running=running)
     return Settings(loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept)
 
 
 def with_kept_policy(
-    layers: Layers, loaded: Loaded, kept: Optional[StoredPolicy] = None, running: StoredPolicy = NOTHING
-) -> tuple[Loaded, StoredPolicy]:
+    layers: Layers, loaded: LoadedConfig, kept: Optional[StoredPolicy] = None, running: StoredPolicy = NOTHING
+) -> tuple[LoadedConfig, StoredPolicy]:
     """A configuration with the cluster's policy among its sources, if that can be; the policy never costs the rest.
 
     ``loaded``: without it. ``kept``: the policy, in the place of the one on disk. ``running``: what is used where the
