@@ -22,7 +22,7 @@ from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.node_state import MODES
 from cri_proxy.services.services import Parts
-from cri_proxy.state.file import Loaded, StateLocked
+from cri_proxy.state.file import LoadedState, StateLocked
 from cri_proxy.state.unsaved import UnsavedMark
 from cri_proxy.state.writer import StateWriter
 
@@ -124,7 +124,7 @@ class Assembly:
             parts.keeper.send(updates)
             return True
 
-    async def _load(self) -> Loaded:
+    async def _load(self) -> LoadedState:
         """:raises StateLocked: another program has the file open."""
         parts = self._parts
         loaded = await parts.store.load()
@@ -136,7 +136,7 @@ class Assembly:
         parts.health.note("state", parts.store.problem)
         return loaded
 
-    async def _build(self, host: Host, loaded: Loaded) -> tuple[Engine, tuple[Update, ...]]:
+    async def _build(self, host: Host, loaded: LoadedState) -> tuple[Engine, tuple[Update, ...]]:
         parts = self._parts
         engine = make_engine(parts.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
@@ -283,7 +283,7 @@ class Assembly:
             self._parts.keeper.switch(mode)
 
 
-def restore(engine: Engine, loaded: Loaded, store: StateWriter, boot_id: str) -> tuple[Update, ...]:
+def restore(engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: str) -> tuple[Update, ...]:
     """Put the records of an earlier daemon into the engine, unless they are of another boot."""
     if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
         # Every container of that boot is dead; what runs now is adopted by the first resync.

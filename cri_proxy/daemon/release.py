@@ -23,7 +23,7 @@ from cri_proxy.runtime import Runtime, discover, gather_limited
 from cri_proxy.services.node_state import Keeper
 from cri_proxy.services.reconciler import Reconciler
 from cri_proxy.services.updates import AT_A_TIME, Updates
-from cri_proxy.state.file import Loaded, StateLocked
+from cri_proxy.state.file import LoadedState, StateLocked
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
 from policies.machine.cpus import format_cpus
@@ -69,17 +69,17 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         await runtime.close()
 
 
-async def _load(node: _Node) -> Loaded:
+async def _load(node: _Node) -> LoadedState:
     try:
         loaded = await node.store.load()
     except StateLocked as error:
-        loaded = Loaded(notes=(str(error),))
+        loaded = LoadedState(notes=(str(error),))
     for note in loaded.notes:
         node.log.warning(note)
     return loaded
 
 
-async def _engine(node: _Node, loaded: Loaded) -> Engine:
+async def _engine(node: _Node, loaded: LoadedState) -> Engine:
     """An engine that knows what runs."""
     config = node.config
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
@@ -109,7 +109,7 @@ def _release(engine: Engine, container: Optional[str]) -> list[Update]:
     return [u for g in live if (u := engine.release(g.key)) is not None]
 
 
-def _give_back_quotas(node: _Node, engine: Engine, loaded: Loaded) -> None:
+def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:
     """Give the limits of pods back that no released container keeps away any more."""
     root = Path(node.config["topology.cgroup_root"])
     quotas = Quotas(root, node.log, lambda text: node.store.write({}, {QUOTAS_KEY: text}))

@@ -24,7 +24,7 @@ Records = dict[str, dict[str, Any]]
 
 
 @dataclass
-class Loaded:
+class LoadedState:
     """What a state file held, by kind and key, and sentences about what was wrong with it.
 
     ``dropped``: the records that could not be read, and why. ``unknown``: keys of kinds that a later version writes; they
@@ -97,7 +97,7 @@ def read_tables(db: sqlite3.Connection) -> set[str]:
     return tables
 
 
-def read_all(db: sqlite3.Connection, path: Path) -> Loaded:
+def read_all(db: sqlite3.Connection, path: Path) -> LoadedState:
     """All that can be read, record by record.
 
     :raises sqlite3.Error, UnreadableRecord, UnicodeDecodeError: the file is damaged.
@@ -111,7 +111,7 @@ def read_all(db: sqlite3.Connection, path: Path) -> Loaded:
     meta = dict(db.execute("SELECT key, value FROM meta"))
     lost = read.sentence(str(path))
     notes = [note for note in (_about_version(path, meta, read.unknown), lost) if note]
-    return Loaded(read.records, meta, tuple(notes), read.dropped, read.unknown, lost)
+    return LoadedState(read.records, meta, tuple(notes), read.dropped, read.unknown, lost)
 
 
 def _text(value: bytes) -> str:
@@ -133,16 +133,16 @@ def _about_version(path: Path, meta: dict[str, str], unknown: tuple[JournalKey, 
     return f"{known}; {kept}" if kept else known
 
 
-def read_unwritable(path: Path) -> Loaded:
+def read_unwritable(path: Path) -> LoadedState:
     """All that is in a file that cannot be opened to be written; nothing if that cannot be told."""
     try:
         if path.with_name(f"{path.name}-wal").exists():  # in which the last changes are
-            return Loaded()
+            return LoadedState()
         with contextlib.closing(sqlite3.connect(address_of(path, "ro") + "&immutable=1", uri=True)) as db:
             read_tables(db)
             return read_all(db, path)
     except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError):
-        return Loaded()
+        return LoadedState()
 
 
 def address_of(path: Path, mode: str) -> str:

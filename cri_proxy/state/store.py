@@ -31,7 +31,7 @@ from cri_proxy.engine.snapshot import FORMAT, RecordWriter, UnreadableRecord
 from cri_proxy.state.file import (
     FILE,
     LOCK_WAIT_S,
-    Loaded,
+    LoadedState,
     StateLocked,
     address_of,
     connect,
@@ -87,7 +87,7 @@ class Store:
 
     # ------------------------------------------------------------------ opening
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         """Open the file, making it if there is none, and read all of it. May wait: call it from a thread.
 
         Changes that are made meanwhile wait. Never raises for anything else that it finds:
@@ -99,7 +99,7 @@ class Store:
             self._know(loaded)
             return loaded
 
-    def _know(self, loaded: Loaded) -> None:
+    def _know(self, loaded: LoadedState) -> None:
         """What is in the file now."""
         known = {(kind, key): value for kind, table in loaded.records.items() for key, value in table.items()}
         with self._moving:
@@ -110,7 +110,7 @@ class Store:
             if loaded.meta.get("format", str(FORMAT)) != str(FORMAT):
                 self._pending_meta["format"] = str(FORMAT)
 
-    def _load(self) -> Loaded:
+    def _load(self) -> LoadedState:
         self._disconnect()
         notes: list[str] = []
         # A daemon leaves both behind.
@@ -193,14 +193,16 @@ class Store:
         self._aside = self._rename()
         return self._aside
 
-    def start_over(self) -> Loaded:
+    def start_over(self) -> LoadedState:
         """Have what was loaded set aside, now or as soon as that works; what to go on with instead."""
         try:
             phrase = self.set_aside()
         except OSError as error:
             self.problem = self._sentence(error)
             self.forget()
-            return Loaded(notes=(self.problem,), lost=f"the records in {self.path} made no sense together")
+            return LoadedState(
+                notes=(self.problem,), lost=f"the records in {self.path} made no sense together"
+            )
         loaded = self.load()
         lost = f"the records in {self.path} made no sense together; {phrase}"
         return replace(loaded, notes=(phrase,), lost=lost)

@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_proxy.engine.ledger import JournalKey
 from cri_proxy.event_loop import THREADS
 from cri_proxy.metrics import Metrics
-from cri_proxy.state.file import Loaded
+from cri_proxy.state.file import LoadedState
 from cri_proxy.state.store import Journal, Store
 
 Result = TypeVar("Result")
@@ -198,7 +198,7 @@ class StateWriter:
 
     # ------------------------------------------------------------------ the file as a whole
 
-    async def load(self) -> Loaded:
+    async def load(self) -> LoadedState:
         """As ``Store.load``. While it takes long ``problem`` says so."""
         self._is_loading = True
         try:
@@ -206,7 +206,7 @@ class StateWriter:
         finally:
             self._is_loading = False
 
-    async def start_over(self) -> Loaded:
+    async def start_over(self) -> LoadedState:
         """As ``Store.start_over``."""
         return await self.run(self.store.start_over)
 

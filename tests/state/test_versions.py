@@ -13,7 +13,7 @@ import pytest
 from cri_proxy.daemon.engine_host import BOOT_KEY, restore
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.snapshot import FORMAT, UnreadableRecord, read_record, write_record
-from cri_proxy.state.file import FILE, Loaded
+from cri_proxy.state.file import FILE, LoadedState
 from cri_proxy.state.store import Store
 from policies.machine.cpus import format_cpus
 from tests.data.state.record import BOOT_ID, FOLDER, busy_engine
@@ -32,7 +32,7 @@ def recorded(folder: Path, name: str = "10505e6") -> Path:
     return path
 
 
-def load(folder: Path) -> tuple[Engine, Loaded, Store]:
+def load(folder: Path) -> tuple[Engine, LoadedState, Store]:
     """What a daemon of today makes of the file in a folder, on the machine and in the boot that it is of."""
     store = Store(folder)
     loaded = store.load()
@@ -220,5 +220,5 @@ def test_whatever_one_record_has_become_all_others_are_restored(tmp_path: Path) 
         read += 1
         records = {**loaded.records, kind: {**loaded.records[kind], key: value}}
         engine = engine_on(HYGON_7285_2S, policy=policy)
-        restore(engine, Loaded(records, loaded.meta), store, BOOT_ID)
+        restore(engine, LoadedState(records, loaded.meta), store, BOOT_ID)
     assert read > 100 and refused > 100 and path.exists()
