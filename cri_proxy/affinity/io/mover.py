@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.affinity.io.memory_use import memory_in_use
-from cri_proxy.affinity.io.pressure import NOTHING, Look, PressureReader
+from cri_proxy.affinity.io.pressure import NOTHING, PressureReader, PressureSample
 from cri_proxy.affinity.pressure_guard import SHORTEST_S, Reading, shares, worse_places
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import MOVED
@@ -63,7 +63,7 @@ class Mover:
         self._pressure = PressureReader(cgroup_root)
         self._wait = wait or asyncio.sleep
         #: The last two looks at how long containers wait, the older one first.
-        self._looks = (Look({}, ""), Look({}, ""))
+        self._looks = (PressureSample({}, ""), PressureSample({}, ""))
         self._looked_s = float("-inf")
 
     @property
@@ -137,7 +137,7 @@ class Mover:
             self._looked_s = now_s
             self._looks = (self._looks[1], await self._read(engine))
 
-    async def _read(self, engine: Engine) -> Look:
+    async def _read(self, engine: Engine) -> PressureSample:
         return await asyncio.to_thread(self._pressure.look, self._paths(engine), self._parts.keeper.clock())
 
     def _paths(self, engine: Engine) -> dict[str, str]:

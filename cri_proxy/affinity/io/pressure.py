@@ -22,7 +22,7 @@ _CPU = ("", "cpu", "cpu,cpuacct")
 
 
 @dataclass(frozen=True)
-class Look:
+class PressureSample:
     """One look at many containers: what could be read, and on what."""
 
     readings: Mapping[str, Reading]
@@ -35,7 +35,7 @@ class PressureReader:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def look(self, paths: Mapping[str, str], now_s: float) -> Look:
+    def look(self, paths: Mapping[str, str], now_s: float) -> PressureSample:
         """Read all containers of ``paths`` (cgroup path by id), each in the best way it has. Blocks: files are read."""
         readings: dict[str, Reading] = {}
         sources = set()
@@ -46,7 +46,7 @@ class PressureReader:
                     readings[key] = Reading(now_s, waited_us)
                     sources.add(source)
                     break
-        return Look(readings, " and ".join(sorted(sources)) or NOTHING)
+        return PressureSample(readings, " and ".join(sorted(sources)) or NOTHING)
 
     def _stalled_us(self, path: str) -> Optional[int]:
         for mount in _UNIFIED:
