@@ -349,7 +349,7 @@ class Reconciler:
             if self._paths[container_id] is None and container_id in own:
                 self._outside[container_id] = (pid, own)
 
-    def _look_at(self, container_id: str) -> Look:
+    def _look_at(self, container_id: str) -> CgroupLook:
         """What the cgroup of a container has in its files. Blocks."""
         path = self._paths.get(container_id)
         if path is None and container_id in self._outside:
@@ -357,16 +357,16 @@ class Reconciler:
             where = self._cgroups.outside(pid, own)
             if where:
                 allowed = self._cgroups.effective(where)
-                return Look(Cpusets(NO_CPUS, NO_CPUS, allowed.cpus if allowed else NO_CPUS), where)
+                return CgroupLook(Cpusets(NO_CPUS, NO_CPUS, allowed.cpus if allowed else NO_CPUS), where)
             path = own if where == "" else None
         if path is None:
-            return Look()
+            return CgroupLook()
         sets = self._cgroups.configured(path)
-        return Look(sets, "", None if sets is None else self._cgroups.limits(path, container_id))
+        return CgroupLook(sets, "", None if sets is None else self._cgroups.limits(path, container_id))
 
 
 @dataclass(frozen=True)
-class Look:
+class CgroupLook:
     """A container's cgroup: its cpuset, ``Seen.runs_in``, and its limits; each None if it is not known."""
 
     sets: Optional[Cpusets] = None
@@ -374,7 +374,7 @@ class Look:
     limits: Optional[Reading] = None
 
 
-def _with_cpusets(item: Seen, look: Look, linux: Optional[cri.LinuxContainerResources]) -> Seen:
+def _with_cpusets(item: Seen, look: CgroupLook, linux: Optional[cri.LinuxContainerResources]) -> Seen:
     """With the cpuset of its cgroup, else as the runtime remembers it; as it is if that does not, or has none."""
     found = look.sets
     if found is not None:
