@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from cluster.agent.memory import Memory
+from cluster.agent.memory import AgentMemory
 
 NOT_READY, DEGRADED, DOCTOR_ERRORS = "NotReady", "Degraded", "DoctorErrors"
 
@@ -46,10 +46,10 @@ class Signs:
         self.now = signs
         self._since = {sign: self._since.get(sign, now_s) for sign in signs}
 
-    def against(self, memory: Memory, now_s: float, since_1970_s: float) -> str:
+    def against(self, memory: AgentMemory, now_s: float, since_1970_s: float) -> str:
         """The sign for which the policy in force should go, "" = there is none.
 
-        ``now_s`` is of the clock of ``see``; ``since_1970_s`` of the one that ``Memory.applied_at_s`` is from.
+        ``now_s`` is of the clock of ``see``; ``since_1970_s`` of the one that ``AgentMemory.applied_at_s`` is from.
         """
         policy = memory.policy
         if policy is None or memory.spec is None or memory.spec.policy is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from cluster.agent.conditions import FALSE, TRUE, Condition
-from cluster.agent.memory import Memory
+from cluster.agent.memory import AgentMemory
 from cluster.agent.spec import Override, Policy, Spec
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED
@@ -56,7 +56,7 @@ class Refusals:
 
 
 def next_command(
-    spec: Spec, report: Mapping[str, Any], memory: Memory, refusals: Refusals
+    spec: Spec, report: Mapping[str, Any], memory: AgentMemory, refusals: Refusals
 ) -> Optional[Command]:
     """The command that is due, None = the node is as it can be.
 
@@ -75,19 +75,19 @@ def next_command(
     return None
 
 
-def _freeze(spec: Spec, cluster: Mapping[str, Any], memory: Memory, on: bool) -> Optional[Command]:
+def _freeze(spec: Spec, cluster: Mapping[str, Any], memory: AgentMemory, on: bool) -> Optional[Command]:
     wanted = spec.freeze if spec.freeze is not None else (False if memory.froze else None)
     if wanted is not on or bool(cluster.get("freeze", False)) is on:
         return None
     return Command(FREEZE, {"on": on})
 
 
-def _mode(spec: Spec, report: Mapping[str, Any], memory: Memory) -> Optional[Command]:
+def _mode(spec: Spec, report: Mapping[str, Any], memory: AgentMemory) -> Optional[Command]:
     wanted = spec.mode or memory.mode_before
     return Command(MODE, {"mode": wanted}) if wanted and report.get("mode_wanted") != wanted else None
 
 
-def _policy(spec: Spec, cluster: Mapping[str, Any], memory: Memory) -> Optional[Command]:
+def _policy(spec: Spec, cluster: Mapping[str, Any], memory: AgentMemory) -> Optional[Command]:
     wanted = wanted_policy(spec, memory)
     there = cluster.get("policy")
     if wanted is None:
@@ -95,7 +95,7 @@ def _policy(spec: Spec, cluster: Mapping[str, Any], memory: Memory) -> Optional[
     return None if _is_there(wanted, there) else give(wanted)
 
 
-def wanted_policy(spec: Spec, memory: Memory) -> Optional[Policy]:
+def wanted_policy(spec: Spec, memory: AgentMemory) -> Optional[Policy]:
     """The document that should be in force: that of the spec, or, where it was taken back, the one before."""
     if spec.policy is not None and spec.policy.hash == memory.taken_back:
         return memory.previous
@@ -136,10 +136,10 @@ def done(
     command: Command,
     spec: Spec,
     report: Mapping[str, Any],
-    memory: Memory,
+    memory: AgentMemory,
     signs: frozenset[str],
     now_s: float,
-) -> Memory:
+) -> AgentMemory:
     """What is remembered once the daemon has carried a command out. ``report``: from before it; ``now_s``: since 1970."""
     if command.name == MODE:
         before = memory.mode_before or str(report.get("mode_wanted") or "")
@@ -163,7 +163,7 @@ def done(
     )
 
 
-def with_spec(memory: Memory, spec: Spec) -> Memory:
+def with_spec(memory: AgentMemory, spec: Spec) -> AgentMemory:
     """A spec was seen. Another policy than the one that was taken back gets its own try."""
     kept = spec.policy is not None and spec.policy.hash == memory.taken_back
     return replace(
@@ -174,7 +174,7 @@ def with_spec(memory: Memory, spec: Spec) -> Memory:
     )
 
 
-def settled(memory: Memory, spec: Spec, report: Mapping[str, Any]) -> Memory:
+def settled(memory: AgentMemory, spec: Spec, report: Mapping[str, Any]) -> AgentMemory:
     """What is no longer to be gone back to: the node is there already, by this agent or by a person."""
     if memory.mode_before and not spec.mode and report.get("mode_wanted") == memory.mode_before:
         memory = replace(memory, mode_before="")
@@ -183,7 +183,7 @@ def settled(memory: Memory, spec: Spec, report: Mapping[str, Any]) -> Memory:
     return memory
 
 
-def taken_back(memory: Memory, sign: str) -> Memory:
+def taken_back(memory: AgentMemory, sign: str) -> AgentMemory:
     """The policy in force speaks for itself no longer: ``next_command`` then goes back to the one before."""
     assert memory.policy is not None
     fallback = "no policy" if memory.previous is None else f"policy {memory.previous.name}"
@@ -194,7 +194,7 @@ def taken_back(memory: Memory, sign: str) -> Memory:
     return replace(memory, taken_back=memory.policy.hash, why_taken_back=sentence)
 
 
-def recalled(memory: Memory, node_placement: Mapping[str, Any]) -> Memory:
+def recalled(memory: AgentMemory, node_placement: Mapping[str, Any]) -> AgentMemory:
     """What the status says that an earlier process of this agent has taken back, where its own file is lost."""
     told = (node_placement.get("status") or {}).get("policy") or {}
     if memory.spec is not None or told.get("state") != "TakenBack" or not told.get("hash"):
@@ -206,7 +206,7 @@ def recalled(memory: Memory, node_placement: Mapping[str, Any]) -> Memory:
 
 
 def acknowledgement(
-    spec: Spec, report: Optional[Mapping[str, Any]], trouble: str, memory: Memory, refusals: Refusals
+    spec: Spec, report: Optional[Mapping[str, Any]], trouble: str, memory: AgentMemory, refusals: Refusals
 ) -> dict[str, Any]:
     """The status that the commanding half owns, without its condition (``config_applied``).
 
@@ -224,7 +224,7 @@ def acknowledgement(
 
 
 def _policy_status(
-    spec: Spec, cluster: Mapping[str, Any], trouble: str, memory: Memory, refusals: Refusals
+    spec: Spec, cluster: Mapping[str, Any], trouble: str, memory: AgentMemory, refusals: Refusals
 ) -> dict[str, Any]:
     policy = spec.policy
     if policy is None:
@@ -244,7 +244,7 @@ def _policy_status(
 
 
 def _policy_state(
-    policy: Policy, cluster: Mapping[str, Any], trouble: str, memory: Memory, refusals: Refusals
+    policy: Policy, cluster: Mapping[str, Any], trouble: str, memory: AgentMemory, refusals: Refusals
 ) -> tuple[str, str]:
     if policy.hash == memory.taken_back:
         return "TakenBack", memory.why_taken_back

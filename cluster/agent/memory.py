@@ -10,7 +10,7 @@ from cluster.agent.spec import Policy, Spec, read_spec, write_policy, write_spec
 
 
 @dataclass(frozen=True)
-class Memory:
+class AgentMemory:
     """``spec``: as it was seen last, None = never. ``policy``: what the daemon was given last, and when (seconds since
     1970); ``baseline``: the signs that were there before, which do not speak against it. ``previous``: what was in force
     before it. ``taken_back``: the hash of a policy that was taken back on this node, and why. ``mode_before``: the mode
@@ -28,7 +28,7 @@ class Memory:
     froze: bool = False
 
 
-def write_memory(memory: Memory) -> str:
+def write_memory(memory: AgentMemory) -> str:
     """As JSON that a person can read."""
     document: dict[str, Any] = {
         "spec": None if memory.spec is None else write_spec(memory.spec),
@@ -44,7 +44,7 @@ def write_memory(memory: Memory) -> str:
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def read_memory(text: str) -> Memory:
+def read_memory(text: str) -> AgentMemory:
     """What ``write_memory`` wrote, by this version or its neighbours.
 
     :raises ValueError: it is none.
@@ -53,7 +53,7 @@ def read_memory(text: str) -> Memory:
     if not isinstance(document, dict):
         raise ValueError("expected a JSON object")
     spec = document.get("spec")
-    return Memory(
+    return AgentMemory(
         None if spec is None else read_spec(spec),
         _policy(document.get("policy")),
         float(document.get("applied_at") or 0),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional
 
 from cluster.agent.io.log import log
-from cluster.agent.memory import Memory, read_memory, write_memory
+from cluster.agent.memory import AgentMemory, read_memory, write_memory
 
 NAME = "memory.json"
 
@@ -19,19 +19,19 @@ class MemoryFile:
         self._path = None if folder is None else folder / NAME
         self._written = ""
 
-    def read(self) -> Memory:
+    def read(self) -> AgentMemory:
         """What was kept; a file that cannot be read is logged, and is as none."""
         if self._path is None:
-            return Memory()
+            return AgentMemory()
         try:
             return read_memory(self._path.read_text())
         except FileNotFoundError:
-            return Memory()
+            return AgentMemory()
         except (OSError, ValueError, TypeError) as error:
             log("warning", "memory not read", file=self._path, reason=error)
-            return Memory()
+            return AgentMemory()
 
-    def write(self, memory: Memory) -> None:
+    def write(self, memory: AgentMemory) -> None:
         """Keep it, whole or not at all; nothing where it is what was written last."""
         text = write_memory(memory)
         if self._path is None or text == self._written:

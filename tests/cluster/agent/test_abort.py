@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from cluster.agent.abort import HOLD_S, WITHIN_S, Signs, signs_of
-from cluster.agent.memory import Memory
+from cluster.agent.memory import AgentMemory
 from cluster.agent.spec import Policy, Spec
 from tests.cluster.agent.reports import report
 
 POLICY = Policy("dense", 1, "h", {}, ("Degraded", "NotReady"))
-MEMORY = Memory(Spec(policy=POLICY), POLICY, applied_at_s=1000)
+MEMORY = AgentMemory(Spec(policy=POLICY), POLICY, applied_at_s=1000)
 
 
-def against(memory: Memory, signs: set[str], held_s: float, age_s: float = 60) -> str:
+def against(memory: AgentMemory, signs: set[str], held_s: float, age_s: float = 60) -> str:
     found = Signs()
     found.see(frozenset(signs), 0)
     found.see(frozenset(signs), held_s)
@@ -40,7 +40,7 @@ def against(memory: Memory, signs: set[str], held_s: float, age_s: float = 60) -
         ),
         ("long after it was applied", MEMORY, {"Degraded"}, HOLD_S, WITHIN_S, ""),
         ("a clock that went back", MEMORY, {"Degraded"}, HOLD_S, -5, ""),
-        ("no policy in force", Memory(), {"Degraded"}, HOLD_S, 60, ""),
+        ("no policy in force", AgentMemory(), {"Degraded"}, HOLD_S, 60, ""),
         ("taken back already", replace(MEMORY, taken_back="h"), {"Degraded"}, HOLD_S, 60, ""),
         (
             "another policy is asked for by now",
@@ -53,7 +53,7 @@ def against(memory: Memory, signs: set[str], held_s: float, age_s: float = 60) -
     ],
 )
 def test_when_a_policy_goes(
-    name: str, memory: Memory, signs: set[str], held_s: float, age_s: float, sign: str
+    name: str, memory: AgentMemory, signs: set[str], held_s: float, age_s: float, sign: str
 ) -> None:
     assert against(memory, signs, held_s, age_s) == sign
 

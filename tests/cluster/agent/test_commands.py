@@ -8,7 +8,7 @@ import pytest
 
 from cluster.agent import commands
 from cluster.agent.commands import Command, Refusals, acknowledgement, config_applied, next_command
-from cluster.agent.memory import Memory, read_memory, write_memory
+from cluster.agent.memory import AgentMemory, read_memory, write_memory
 from cluster.agent.spec import Spec, read_spec
 from tests.cluster.agent.reports import cluster, report
 
@@ -37,7 +37,7 @@ class Node:
         self.report = report()
         self.refuses = ""
         self.sent: list[str] = []
-        self.memory = Memory()
+        self.memory = AgentMemory()
         self.refusals = Refusals("a")
         self.signs = NONE
         self.asked(**fields)
@@ -237,7 +237,7 @@ def test_without_its_file_the_agent_recalls_from_its_own_status_what_was_taken_b
         "status": {"policy": {"hash": "bad", "state": "TakenBack", "message": "it degraded"}},
     }
     asked = read_spec(placement)
-    memory = commands.with_spec(commands.recalled(Memory(), placement), asked)
+    memory = commands.with_spec(commands.recalled(AgentMemory(), placement), asked)
     assert next_command(asked, report(), memory, Refusals()) is None
     assert memory.why_taken_back == "it degraded"
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.agent.commands import Refusals, acknowledgement
 from cluster.agent.events import PodEvents
-from cluster.agent.memory import Memory
+from cluster.agent.memory import AgentMemory
 from cluster.agent.spec import read_spec
 from cluster.agent.status import Seen, status_of
 from cluster.api import node_placement
@@ -46,7 +46,7 @@ def test_what_an_agent_says_of_its_spec_is_in_the_schema(state: str, trouble: st
     asked_ = {"overrides": [OVERRIDE, {**OVERRIDE, "pod": "db-1"}], "policy": policy}
     spec = read_spec({"metadata": {"generation": 3}, "spec": asked_})
     told = report(cluster=cluster(overrides=[{**OVERRIDE, "state": state, "sentence": "no room"}]))
-    for memory in (Memory(), Memory(taken_back="h", why_taken_back="Degraded")):
+    for memory in (AgentMemory(), AgentMemory(taken_back="h", why_taken_back="Degraded")):
         status = acknowledgement(spec, None if trouble else told, trouble, memory, Refusals())
         assert list(faults(status, STATUS, "status")) == []
 
