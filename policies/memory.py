@@ -29,7 +29,7 @@ MemoryCharge = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryChoice:
     """The nodes (empty: set none), the limit's bytes by node, and a phrase for ``why`` (may be empty)."""
 
     nodes: frozenset[int] = NO_CPUS
@@ -64,13 +64,13 @@ def choose_memory(
     only: frozenset[int],
     fence: Optional[frozenset[int]],
     need: Need = NO_NEED,
-) -> Memory:
+) -> MemoryChoice:
     """Nodes for a container on ``cpus``.
 
     ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems.
     """
     if mode == "off" or (mode == "prefer" and not limit_bytes):
-        return Memory()
+        return MemoryChoice()
     # 1. Candidates: nodes with memory, allowed to us and by the caller, with CPUs unless named in the configuration.
     with_cpus = node.topology.root.nodes
     allowed = node.mems & (with_cpus | only)
@@ -82,7 +82,7 @@ def choose_memory(
     if fence is not None:
         allowed &= fence
     if not allowed:
-        return Memory(why="memory not set: no node with memory is allowed")
+        return MemoryChoice(why="memory not set: no node with memory is allowed")
     # 2. The nodes by what is charged; again without those that have less free now than would be charged there.
     short: frozenset[int] = NO_CPUS
     while True:
@@ -97,11 +97,11 @@ def choose_memory(
             charge = spread_limit(node, chosen, limit_bytes, need.shared)
             break
     if not chosen:
-        return Memory()
+        return MemoryChoice()
     # 3. The nodes of its huge pages. Its limit is charged to the others: they are nearer, and have the room.
     pages = node.topology.nodes_with_pages(need.page_sizes) & node.mems - chosen
     pages = pages if fence is None else pages & fence
-    return Memory(chosen | pages, charge, _why(start, chosen, short, pages))
+    return MemoryChoice(chosen | pages, charge, _why(start, chosen, short, pages))
 
 
 def _by_charges(
@@ -150,7 +150,7 @@ def memory_of(
     settings: PlacementSettings,
     fence: Fence,
     had: MemoryCharge = (),
-) -> Memory:
+) -> MemoryChoice:
     """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``Need``."""
     resources = container.resources
     types, pages = container.wishes.memory_types, resources.hugepage_sizes

@@ -17,7 +17,7 @@ from cri_proxy.engine.records import Grant, Life, Stance, Update
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.memory import Memory, MemoryCharge, memory_of
+from policies.memory import MemoryCharge, MemoryChoice, memory_of
 from policies.model import (
     UNTOUCHED,
     BudgetSpent,
@@ -349,7 +349,7 @@ def effective(
 
 def memory_for(
     books: Books, cpus: frozenset[int], container: Container, fence: Fence, had: MemoryCharge = ()
-) -> Memory:
+) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
     ``had``: what the container is charged where it is.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
-from policies.memory import FILL_PERCENT, Memory, Need, choose_memory
+from policies.memory import FILL_PERCENT, MemoryChoice, Need, choose_memory
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from tests.machines import (
@@ -28,7 +28,7 @@ from tests.scenes import Scene, fence, make_container, make_pod, node_of, topolo
 
 def choose(
     node: Node, cpus: str, gib: float, mode: str = "prefer", only: str = "", within: Optional[str] = None
-) -> Memory:
+) -> MemoryChoice:
     allowed = None if within is None else parse_cpus(within)
     return choose_memory(node, parse_cpus(cpus), round(gib * GIB), mode, parse_cpus(only), allowed)
 
@@ -38,11 +38,11 @@ def fill(node: Node, **gib_by_node: float) -> None:
     node.add(f"filler-{len(node.residents)}", Resident("uid", 0, 0, NO_CPUS, memory_charge=charge))
 
 
-def shown(memory: Memory) -> str:
+def shown(memory: MemoryChoice) -> str:
     return format_cpus(memory.nodes)
 
 
-def charged_gib(memory: Memory) -> dict[int, float]:
+def charged_gib(memory: MemoryChoice) -> dict[int, float]:
     return {node: size / GIB for node, size in memory.charge}
 
 
