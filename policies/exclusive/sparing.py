@@ -21,7 +21,7 @@ ONE_LESS = 8
 
 
 @dataclass(frozen=True)
-class Need:
+class BoundNeed:
     """Containers that can only be on some CPUs, their ``bounds``, and those that no owner has taken, ``cpus``.
 
     ``is_fixed``: they run on all of their bounds, and leave none.
@@ -32,13 +32,13 @@ class Need:
     is_fixed: bool
 
 
-def needs_of(node: Node) -> list[Need]:
+def needs_of(node: Node) -> list[BoundNeed]:
     """The needs of all containers in the books that have less than the machine, and something of that left."""
     needs = []
     for bounds, is_fixed in node.bounds:
         cpus = (bounds & node.usable) - node.exclusive if is_fixed else bounds & node.shared
         if cpus and not node.usable <= bounds:
-            needs.append(Need(bounds, cpus, is_fixed))
+            needs.append(BoundNeed(bounds, cpus, is_fixed))
     return needs
 
 
@@ -88,7 +88,7 @@ def _fewer(spared: list[int]) -> Iterator[list[int]]:
         yield spared[: len(spared) >> shift]
 
 
-def _emptied(needs: Iterable[Need], cpus: frozenset[int], keep: frozenset[int]) -> list[frozenset[int]]:
+def _emptied(needs: Iterable[BoundNeed], cpus: frozenset[int], keep: frozenset[int]) -> list[frozenset[int]]:
     """What is taken whole, without what was taken before."""
     return [need.cpus - keep for need in needs if need.cpus <= cpus and not need.cpus <= keep]
 
@@ -134,7 +134,7 @@ def shared_all_the_same(node: Node, cpus: frozenset[int]) -> str:
     return f"{_names(node, fixed)}, not ours to move, runs on CPUs {theirs} as well"
 
 
-def _names(node: Node, needs: Iterable[Need]) -> str:
+def _names(node: Node, needs: Iterable[BoundNeed]) -> str:
     bounds = {(need.bounds, need.is_fixed) for need in needs}
     found = {
         r.container.path
