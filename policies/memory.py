@@ -38,7 +38,7 @@ class MemoryChoice:
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """What a container needs of its memory nodes besides its limit.
 
     ``types``: the kinds of memory asked for. Linux tells one kind from another by this alone: a node with CPUs is
@@ -53,7 +53,7 @@ class Need:
     had: MemoryCharge = ()
 
 
-NO_NEED = Need()
+NO_NEED = MemoryNeed()
 
 
 def choose_memory(
@@ -63,7 +63,7 @@ def choose_memory(
     mode: str,
     only: frozenset[int],
     fence: Optional[frozenset[int]],
-    need: Need = NO_NEED,
+    need: MemoryNeed = NO_NEED,
 ) -> MemoryChoice:
     """Nodes for a container on ``cpus``.
 
@@ -105,7 +105,7 @@ def choose_memory(
 
 
 def _by_charges(
-    node: Node, cpus: frozenset[int], limit_bytes: int, mode: str, allowed: frozenset[int], need: Need
+    node: Node, cpus: frozenset[int], limit_bytes: int, mode: str, allowed: frozenset[int], need: MemoryNeed
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The nodes to begin with, and those that the charges leave room on."""
     # 1. The nodes of the CPUs; one without memory is replaced by its nearest that has some.
@@ -120,7 +120,7 @@ def _by_charges(
     return start, frozenset(chosen)
 
 
-def _short(node: Node, charge: MemoryCharge, need: Need) -> frozenset[int]:
+def _short(node: Node, charge: MemoryCharge, need: MemoryNeed) -> frozenset[int]:
     """The nodes without as much free memory now as would be added to what is charged there."""
     known, had = node.free_memory, dict(need.had)
     return frozenset(
@@ -151,10 +151,10 @@ def memory_of(
     fence: Fence,
     had: MemoryCharge = (),
 ) -> MemoryChoice:
-    """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``Need``."""
+    """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``MemoryNeed``."""
     resources = container.resources
     types, pages = container.wishes.memory_types, resources.hugepage_sizes
-    need = Need(types, pages, node.memory_shared(container), had)
+    need = MemoryNeed(types, pages, node.memory_shared(container), had)
     limit, only = resources.memory_limit_bytes, settings.memory_only_nodes
     return choose_memory(node, cpus, limit, settings.memory, only, fence.mems, need)
 
@@ -174,7 +174,7 @@ def with_memory(
     return Decision(placed, f"{why}; {memory.why}" if memory.why else why, fits)
 
 
-def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str, need: Need) -> bool:
+def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str, need: MemoryNeed) -> bool:
     sizes = [node.topology.ordinary_bytes(n) for n in nodes]
     if any(size is None for size in sizes):
         return True
@@ -184,7 +184,7 @@ def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str, need: N
 
 
 def room_bytes(node: Node, memory_node: int, shared: Mapping[int, int] = NO_NEED.shared) -> int:
-    """What limits may still be charged to a NUMA node; 0 where its size is not known. ``shared``: as in ``Need``."""
+    """What limits may still be charged to a NUMA node; 0 where its size is not known. ``shared``: as in ``MemoryNeed``."""
     charged = node.memory_charged(memory_node) - shared.get(memory_node, 0)
     return max(0, allocatable_bytes(node, memory_node) - charged)
 
@@ -202,7 +202,7 @@ def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> i
 def spread_limit(
     node: Node, nodes: frozenset[int], limit_bytes: int, shared: Mapping[int, int] = NO_NEED.shared
 ) -> MemoryCharge:
-    """Charge a limit to nodes in proportion to what is free there. ``shared``: as in ``Need``."""
+    """Charge a limit to nodes in proportion to what is free there. ``shared``: as in ``MemoryNeed``."""
     ordered = sorted(nodes)
     unknown = [node.topology.memory_bytes(n) is None for n in ordered]
     weights = [limit_bytes if u else room_bytes(node, n, shared) for n, u in zip(ordered, unknown)]

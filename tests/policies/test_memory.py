@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
-from policies.memory import FILL_PERCENT, MemoryChoice, Need, choose_memory
+from policies.memory import FILL_PERCENT, MemoryChoice, MemoryNeed, choose_memory
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from tests.machines import (
@@ -219,7 +219,7 @@ def test_what_a_container_was_charged_before_need_not_be_free_again() -> None:
     node.free_memory = {0: 3 * GIB}
     anew = choose_memory(node, parse_cpus("0-3"), 10 * GIB, "prefer", NO_CPUS, None)
     grown = choose_memory(
-        node, parse_cpus("0-3"), 10 * GIB, "prefer", NO_CPUS, None, Need(had=((0, 8 * GIB),))
+        node, parse_cpus("0-3"), 10 * GIB, "prefer", NO_CPUS, None, MemoryNeed(had=((0, 8 * GIB),))
     )
     assert (shown(anew), shown(grown)) == ("1", "0")
 
@@ -265,7 +265,7 @@ PAGES = [
 def test_a_container_is_not_fenced_off_the_nodes_of_its_huge_pages(
     pools: dict[int, dict[int, int]], sizes: set[int], within: Optional[str], nodes: str, mode: str
 ) -> None:
-    need = Need(page_sizes=frozenset(sizes))
+    need = MemoryNeed(page_sizes=frozenset(sizes))
     allowed = None if within is None else parse_cpus(within)
     memory = choose_memory(with_pools(pools), parse_cpus("0-3"), GIB, mode, NO_CPUS, allowed, need)
     assert (shown(memory), charged_gib(memory)) == (nodes, {0: 1})
@@ -275,7 +275,7 @@ def test_a_container_is_not_fenced_off_the_nodes_of_its_huge_pages(
 def test_the_nodes_of_huge_pages_stay_where_they_have_no_memory_free() -> None:
     node = with_pools({5: {TWO_MIB: 1}})
     node.free_memory = {0: 0, 5: 0}
-    need = Need(page_sizes=frozenset([TWO_MIB]))
+    need = MemoryNeed(page_sizes=frozenset([TWO_MIB]))
     assert shown(choose_memory(node, parse_cpus("0-3"), GIB, "prefer", NO_CPUS, None, need)) == "1,5"
 
 
