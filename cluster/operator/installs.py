@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import NODE_ANNOTATION
-from cluster.operator.objects import Node, NodeState, Object
+from cluster.operator.objects import KubernetesNode, NodeState, Object
 from cluster.operator.rollout import trouble
 
 #: The front end that is installed on the host; the others run in pods.
@@ -36,7 +36,7 @@ class Act(NamedTuple):
     """One write: labels of a Node, a Job to create for it, or an old Job of it to delete."""
 
     kind: str
-    node: Node
+    node: KubernetesNode
     installed: str = ""
     installing: str = ""
     #: The Job whose pod says why, of a label that tells a failure; or the one to delete.
@@ -76,7 +76,7 @@ def version_of(image: str) -> str:
 
 def next_install(
     image: str,
-    nodes: Iterable[Node],
+    nodes: Iterable[KubernetesNode],
     placements: Mapping[str, NodeState],
     jobs: Mapping[str, Job],
 ) -> Next:
@@ -107,7 +107,7 @@ def next_install(
     return Next()
 
 
-def _continued(node: Node, image: str, version: str, job: Optional[Job]) -> Next:
+def _continued(node: KubernetesNode, image: str, version: str, job: Optional[Job]) -> Next:
     if job is None:
         if node.installing != version:
             return Next(Act(LABEL, node, node.installed, ""))
@@ -121,7 +121,7 @@ def _continued(node: Node, image: str, version: str, job: Optional[Job]) -> Next
     return Next(Act(LABEL, node, node.installed, "", job))
 
 
-def _unwell(node: Node, state: Optional[NodeState]) -> str:
+def _unwell(node: KubernetesNode, state: Optional[NodeState]) -> str:
     if state is None or state.ready is None:
         return "its agent has not answered"
     found = trouble(state, node.ready)

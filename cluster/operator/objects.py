@@ -96,7 +96,7 @@ class NodeState(NamedTuple):
         return self.notes.confirmed_at > 0 or self.notes.changed_at == 0
 
 
-class Node(NamedTuple):
+class KubernetesNode(NamedTuple):
     """A Node of Kubernetes."""
 
     name: str
@@ -257,12 +257,12 @@ def raw_notes(found: Object) -> dict[str, Any]:
     return notes if isinstance(notes, dict) else {}
 
 
-def read_node(found: Object) -> Node:
+def read_node(found: Object) -> KubernetesNode:
     """What is kept of a Node."""
     metadata = found["metadata"]
     labels = metadata.get("labels") or {}
     conditions = (found.get("status") or {}).get("conditions") or ()
-    return Node(
+    return KubernetesNode(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         labels=labels,

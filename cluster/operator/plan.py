@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from cluster.operator import rollout
 from cluster.operator.collect import collect
-from cluster.operator.objects import Node, NodeState, Policy
+from cluster.operator.objects import KubernetesNode, NodeState, Policy
 from cluster.operator.resolve import resolve
 from cluster.operator.rollout import NodePlacementWrite
 from cluster.operator.summary import View, policy_status
@@ -45,7 +45,7 @@ class Plan:
 
 def plan(
     policies: Mapping[str, Policy],
-    nodes: Mapping[str, Node],
+    nodes: Mapping[str, KubernetesNode],
     placements: Mapping[str, NodeState],
     missing_since: Mapping[str, float],
     now: float,

@@ -14,7 +14,7 @@ from cluster.api.names import API_VERSION, INSTALLED_LABEL, INSTALLING_LABEL, NO
 from cluster.operator.objects import (
     INSTALL_ANNOTATION,
     ROLLOUT_ANNOTATION,
-    Node,
+    KubernetesNode,
     Object,
     Policy,
     raw_notes,
@@ -73,7 +73,7 @@ def _replaced(before: Any, after: Any) -> Any:
     return {**gone, **{key: _replaced(before.get(key), value) for key, value in after.items()}}
 
 
-def node_labels(node: Node, installed: str, installing: str, failed: str = "") -> dict[str, Any]:
+def node_labels(node: KubernetesNode, installed: str, installing: str, failed: str = "") -> dict[str, Any]:
     """The operator's labels on a Node, all of them: what is empty goes."""
     labels = {INSTALLED_LABEL: installed, INSTALLING_LABEL: installing}
     metadata: dict[str, Any] = {

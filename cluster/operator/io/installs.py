@@ -12,7 +12,7 @@ from cluster.kube.errors import ApiError
 from cluster.kube.requests import Resource
 from cluster.operator.installs import CREATE, DELETE, Act, Job, next_install, read_job
 from cluster.operator.io.cache import Cache
-from cluster.operator.objects import Node, NodeState
+from cluster.operator.objects import KubernetesNode, NodeState
 from cluster.operator.writes import node_labels
 
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
@@ -45,7 +45,7 @@ class Installs:
         )
         await self.jobs.follow(watch)
 
-    async def next(self, nodes: Cache[Node], placements: Mapping[str, NodeState]) -> None:
+    async def next(self, nodes: Cache[KubernetesNode], placements: Mapping[str, NodeState]) -> None:
         """Make the next write, if there is one."""
         jobs = {job.node: job for job in self.jobs.values.values()}
         found = next_install(self._image, nodes.values.values(), placements, jobs)
@@ -82,7 +82,7 @@ class Installs:
                 raise
         self.jobs.drop(act.job.name)
 
-    async def _label(self, act: Act, nodes: Cache[Node]) -> None:
+    async def _label(self, act: Act, nodes: Cache[KubernetesNode]) -> None:
         failed = ""
         if act.job is not None:
             sentence = await self._sentence(act.job)

@@ -32,7 +32,14 @@ from cluster.operator.io.clock import Clock
 from cluster.operator.io.installs import Installs
 from cluster.operator.io.leader import Leader
 from cluster.operator.io.node_access import NodeAccess
-from cluster.operator.objects import Node, NodeState, Policy, read_node, read_node_placement, read_policy
+from cluster.operator.objects import (
+    KubernetesNode,
+    NodeState,
+    Policy,
+    read_node,
+    read_node_placement,
+    read_policy,
+)
 from cluster.operator.plan import NewStatus, NodeChange, Plan, plan
 from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still
 from cluster.operator.summary import status_document
@@ -84,7 +91,7 @@ class Operator:
         self._leader = Leader(
             lease_client or client, settings.namespace, OPERATOR, settings.me, clock, log, settings.alive
         )
-        self.nodes: Cache[Node] = Cache(read_node, self._changed)
+        self.nodes: Cache[KubernetesNode] = Cache(read_node, self._changed)
         self.placements: Cache[NodeState] = Cache(read_node_placement, self._changed, observed)
         self.policies: Cache[Policy] = Cache(lambda found: read_policy(found, refused), self._changed)
         self._installs: Optional[Installs] = None

@@ -9,13 +9,15 @@ import pytest
 from cluster.api.names import FRONT_END_LABEL, INSTALLED_LABEL, INSTALLING_LABEL
 from cluster.installer.job import install_job
 from cluster.operator.installs import CREATE, DELETE, LABEL, Job, Next, next_install, read_job, version_of
-from cluster.operator.objects import INSTALL_ANNOTATION, Node, read_node, read_node_placement
+from cluster.operator.objects import INSTALL_ANNOTATION, KubernetesNode, read_node, read_node_placement
 from tests.cluster.operator.cluster import node, well_status
 
 IMAGE = "registry.example:5000/cri-resmgr-installer:0.1.0"
 
 
-def proxy(name: str, installed: str = "", installing: str = "", failed: str = "", ready: bool = True) -> Node:
+def proxy(
+    name: str, installed: str = "", installing: str = "", failed: str = "", ready: bool = True
+) -> KubernetesNode:
     labels = {FRONT_END_LABEL: "proxy", INSTALLED_LABEL: installed, INSTALLING_LABEL: installing}
     found = node(name, ready, **{key: value for key, value in labels.items() if value})
     found["metadata"]["annotations"] = {INSTALL_ANNOTATION: failed}
@@ -23,7 +25,7 @@ def proxy(name: str, installed: str = "", installing: str = "", failed: str = ""
 
 
 def asked(
-    *nodes: Node, jobs: Optional[dict[str, Job]] = None, status: Optional[dict[str, Any]] = None
+    *nodes: KubernetesNode, jobs: Optional[dict[str, Job]] = None, status: Optional[dict[str, Any]] = None
 ) -> Next:
     states = {
         each.name: read_node_placement({"metadata": {"name": each.name}, "status": status or well_status()})
