@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.installer.io.host import InstallationHost, packages_in
-from cluster.installer.io.installer import Installer, Outcome
+from cluster.installer.io.installer import ExitCode, Installer
 from cluster.installer.plan import HostState
 from tests.packaging.roots import Root
 
@@ -61,7 +61,7 @@ def test_a_node_whose_kubelet_cannot_be_switched_is_as_it_was(
     machine, installer = host()
     # The package is really installed; no daemon is started by this systemctl, so kubelet is not switched.
     outcome, sentence = installer.install()
-    assert outcome is Outcome.TAKEN_BACK
+    assert outcome is ExitCode.TAKEN_BACK
     assert "kubelet enable --restart failed" in sentence and sentence.endswith("the node is as it was")
     assert changed(root, before) == set()
     assert machine.state("deb", None) == HostState()
@@ -88,5 +88,5 @@ def test_what_was_installed_by_a_killed_installer_is_taken_back_by_the_next(
         Installer(machine, print, tmp_path, die).install()
     (package,) = packages_in(tmp_path)
     assert machine.state("deb", machine.load()).version == package.version
-    assert installer.uninstall()[0] is Outcome.DONE
+    assert installer.uninstall()[0] is ExitCode.DONE
     assert changed(root, before) == set()

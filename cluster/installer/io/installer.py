@@ -28,7 +28,7 @@ IMAGE_PACKAGES = Path("/usr/share/cri-resmgr/packages")
 DOCTOR_TRIES, DOCTOR_PAUSE_S = 6, 10.0
 
 
-class Outcome(IntEnum):
+class ExitCode(IntEnum):
     """The exit code. STUCK: not everything could be taken back; the record is kept, and the next try goes on."""
 
     DONE = 0
@@ -55,26 +55,26 @@ class Installer:
         self._packages = packages
         self._is_ending = is_ending
 
-    def install(self) -> tuple[Outcome, str]:
+    def install(self) -> tuple[ExitCode, str]:
         """What came of it, and one sentence. After TAKEN_BACK the host is as it was before this call."""
         return self._alone(self._install)
 
-    def uninstall(self) -> tuple[Outcome, str]:
+    def uninstall(self) -> tuple[ExitCode, str]:
         """The same, of taking back all that earlier calls of ``install`` did."""
         return self._alone(self._uninstall)
 
-    def _alone(self, work: Callable[[], tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    def _alone(self, work: Callable[[], tuple[ExitCode, str]]) -> tuple[ExitCode, str]:
         with self._host.alone() as is_alone:
             if not is_alone:
-                return Outcome.TAKEN_BACK, "another installer is at work on this node; nothing was changed"
+                return ExitCode.TAKEN_BACK, "another installer is at work on this node; nothing was changed"
             try:
                 return work()
             except (CannotInstall, BadRecord, StepFailed) as error:
-                return Outcome.TAKEN_BACK, f"{error}; nothing was changed"
+                return ExitCode.TAKEN_BACK, f"{error}; nothing was changed"
 
     # ---------------------------------------------------------------- install
 
-    def _install(self) -> tuple[Outcome, str]:
+    def _install(self) -> tuple[ExitCode, str]:
         host = self._host
         # 1. What is there, and whether it may be touched.
         platform = host.platform()
@@ -97,7 +97,7 @@ class Installer:
         host.save(Record(record.before, installed=package))
         host.keep_only(package)
         done = "installed" if todo else "installed already, nothing was changed"
-        return Outcome.DONE, f"cri-resmgr {package.version} is {done}"
+        return ExitCode.DONE, f"cri-resmgr {package.version} is {done}"
 
     def _verify(self) -> None:
         """:raises StepFailed: the doctor still finds a problem after a minute."""
@@ -112,29 +112,29 @@ class Installer:
             self._stop_if_ending()
             self._host.pause(DOCTOR_PAUSE_S)
 
-    def _take_back(self, kind: str, record: Record, why: str) -> tuple[Outcome, str]:
+    def _take_back(self, kind: str, record: Record, why: str) -> tuple[ExitCode, str]:
         self._tell(f"{why}: taking back what was done")
         stuck = self._reach(kind, record, record.way_back())
         if stuck:
-            return Outcome.STUCK, f"{why}; and taking it back failed: {stuck}"
+            return ExitCode.STUCK, f"{why}; and taking it back failed: {stuck}"
         if record.installed is None:
             self._host.forget()
         else:
             self._host.save(replace(record, underway=None))
             self._host.keep_only(record.installed)
-        return Outcome.TAKEN_BACK, f"{why}; the node is as it was"
+        return ExitCode.TAKEN_BACK, f"{why}; the node is as it was"
 
     # ---------------------------------------------------------------- uninstall
 
-    def _uninstall(self) -> tuple[Outcome, str]:
+    def _uninstall(self) -> tuple[ExitCode, str]:
         record = self._host.load()
         if record is None:
-            return Outcome.DONE, "nothing on this node is from the installer"
+            return ExitCode.DONE, "nothing on this node is from the installer"
         stuck = self._reach(self._host.platform().kind, record, back_target(record.before))
         if stuck:
-            return Outcome.STUCK, f"not everything was taken back: {stuck}"
+            return ExitCode.STUCK, f"not everything was taken back: {stuck}"
         self._host.forget()
-        return Outcome.DONE, "what the installer had done on this node is taken back"
+        return ExitCode.DONE, "what the installer had done on this node is taken back"
 
     def _reach(self, kind: str, record: Record, target: Target) -> str:
         """Go to the target from whatever is there; why that stopped on the way, "" if it did not."""

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 import pytest
 
 from cluster.installer.io.host import CommandResult, InstallationHost
-from cluster.installer.io.installer import Installer, Outcome
+from cluster.installer.io.installer import ExitCode, Installer
 from tests.cluster.installer import host_program
 
 V1, V2 = "0.1.0-1+py3.11", "0.2.0-1+py3.11"
@@ -71,7 +71,7 @@ class FakeHost:
         state.pop("bytes"), state.pop("doctor")
         return {**state, "files": sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*"))}
 
-    def run(self, action: str) -> tuple[Outcome, str]:
+    def run(self, action: str) -> tuple[ExitCode, str]:
         host = FolderHost(self)
         installer = Installer(host, self.said.append, self.images, lambda: self.is_ending())
         return installer.install() if action == "install" else installer.uninstall()
@@ -103,7 +103,7 @@ ALL = [
 
 
 def test_a_host_gets_package_units_and_kubelet_in_this_order(host: FakeHost) -> None:
-    assert host.run("install") == (Outcome.DONE, f"cri-resmgr {V1} is installed")
+    assert host.run("install") == (ExitCode.DONE, f"cri-resmgr {V1} is installed")
     assert host.changes() == ALL
     assert host.look()["kubelet"] is True
 
@@ -113,7 +113,7 @@ def test_the_same_bytes_again_change_and_restart_nothing(host: FakeHost) -> None
     host.changes()
     before = host.look()
     outcome, sentence = host.run("install")
-    assert (outcome, host.changes()) == (Outcome.DONE, [])
+    assert (outcome, host.changes()) == (ExitCode.DONE, [])
     assert "nothing was changed" in sentence
     assert host.look() == before
 
@@ -122,7 +122,7 @@ def test_other_bytes_of_the_same_version_are_installed(host: FakeHost) -> None:
     host.run("install")
     host.changes()
     host.carry(V1, "built anew")
-    assert host.run("install")[0] is Outcome.DONE
+    assert host.run("install")[0] is ExitCode.DONE
     assert host.changes() == ALL[:1]
     assert json.loads((host.folder / "host.json").read_text())["bytes"] == "built anew"
 
@@ -131,7 +131,7 @@ def test_an_upgrade_leaves_units_and_kubelet_as_they_are(host: FakeHost) -> None
     host.run("install")
     host.changes()
     host.carry(V2)
-    assert host.run("install")[0] is Outcome.DONE
+    assert host.run("install")[0] is ExitCode.DONE
     assert host.changes() == [f"{INSTALL} cri-resmgr_{V2}_amd64.deb"]
 
 
@@ -143,7 +143,7 @@ def test_a_first_installation_that_fails_anywhere_leaves_the_host_as_it_was(
     before = host.look()
     host.fail(ALL[step].partition(" cri-res")[0], half=half)
     outcome, sentence = host.run("install")
-    assert outcome is Outcome.TAKEN_BACK, sentence
+    assert outcome is ExitCode.TAKEN_BACK, sentence
     assert "failed" in sentence and sentence.endswith("the node is as it was")
     assert host.look() == before
 
@@ -152,7 +152,7 @@ def test_a_doctor_who_finds_a_problem_for_a_minute_has_everything_taken_back(hos
     before = host.look()
     host.set(doctor=["1 problem: the runtime does not answer"])
     outcome, sentence = host.run("install")
-    assert (outcome, host.look()) == (Outcome.TAKEN_BACK, before)
+    assert (outcome, host.look()) == (ExitCode.TAKEN_BACK, before)
     assert "the runtime does not answer" in sentence
 
 
@@ -163,7 +163,7 @@ def test_an_upgrade_that_the_doctor_refuses_goes_back_to_the_old_bytes(host: Fak
     host.carry(V2)
     host.set(doctor=["1 problem: degraded"])
     outcome, _ = host.run("install")
-    assert (outcome, host.look()) == (Outcome.TAKEN_BACK, before)
+    assert (outcome, host.look()) == (ExitCode.TAKEN_BACK, before)
     assert host.changes() == [f"{INSTALL} cri-resmgr_{V2}_amd64.deb", f"{INSTALL} cri-resmgr_{V1}_amd64.deb"]
 
 
@@ -171,7 +171,7 @@ def test_an_upgrade_of_the_same_version_goes_back_to_the_old_bytes_too(host: Fak
     host.run("install")
     host.carry(V1, "built anew")
     host.set(doctor=["1 problem: degraded"])
-    assert host.run("install")[0] is Outcome.TAKEN_BACK
+    assert host.run("install")[0] is ExitCode.TAKEN_BACK
     assert json.loads((host.folder / "host.json").read_text())["bytes"] == V1
 
 
@@ -181,7 +181,7 @@ def test_a_pod_that_is_told_to_end_takes_back_what_it_began(host: FakeHost, step
     asked = iter(range(100))
     host.is_ending = lambda: next(asked) >= steps
     outcome, sentence = host.run("install")
-    assert (outcome, host.look()) == (Outcome.TAKEN_BACK, before)
+    assert (outcome, host.look()) == (ExitCode.TAKEN_BACK, before)
     assert "told to end" in sentence
 
 
@@ -206,10 +206,10 @@ def test_an_installer_that_is_killed_anywhere_is_followed_by_one_that_knows(
     with pytest.raises(Killed):
         host.run("install")
     host.is_ending = lambda: False
-    assert host.run(then)[0] is Outcome.DONE
+    assert host.run(then)[0] is ExitCode.DONE
     if then == "install":
         assert host.look()["kubelet"] is True
-        assert host.run("uninstall")[0] is Outcome.DONE
+        assert host.run("uninstall")[0] is ExitCode.DONE
     assert host.look() == before
 
 
@@ -217,7 +217,7 @@ def test_uninstall_takes_back_exactly_what_install_did(host: FakeHost) -> None:
     before = host.look()
     host.run("install")
     host.changes()
-    assert host.run("uninstall")[0] is Outcome.DONE
+    assert host.run("uninstall")[0] is ExitCode.DONE
     assert host.look() == before
     assert host.changes() == [
         f"{PROGRAM} kubelet disable --restart",
@@ -232,13 +232,13 @@ def test_configuration_that_was_there_before_outlives_the_package(host: FakeHost
     (host.root / "etc/cri-resmgr/config.yaml").write_text("mine")
     before = host.look()
     host.run("install")
-    assert host.run("uninstall")[0] is Outcome.DONE
+    assert host.run("uninstall")[0] is ExitCode.DONE
     assert host.look() == before
     assert "dpkg --force-remove-reinstreq --remove cri-resmgr" in host.changes()
 
 
 def test_uninstall_where_nothing_was_installed_does_nothing(host: FakeHost) -> None:
-    assert host.run("uninstall") == (Outcome.DONE, "nothing on this node is from the installer")
+    assert host.run("uninstall") == (ExitCode.DONE, "nothing on this node is from the installer")
     assert host.changes() == []
 
 
@@ -247,11 +247,11 @@ def test_where_kubelet_does_not_go_back_the_package_stays_and_the_next_try_goes_
     host.run("install")
     host.fail(f"{PROGRAM} kubelet disable")
     outcome, sentence = host.run("uninstall")
-    assert outcome is Outcome.STUCK
+    assert outcome is ExitCode.STUCK
     assert "kubelet disable --restart failed" in sentence
     assert host.look()["packages"] == {"cri-resmgr": V1}
     host.mend()
-    assert host.run("uninstall")[0] is Outcome.DONE
+    assert host.run("uninstall")[0] is ExitCode.DONE
     assert host.look() == before
 
 
@@ -259,10 +259,10 @@ def test_a_failure_whose_taking_back_fails_is_told_and_taken_back_by_the_next(ho
     before = host.look()
     host.fail(f"{PROGRAM} kubelet enable", "dpkg --force-remove-reinstreq --purge")
     outcome, sentence = host.run("install")
-    assert outcome is Outcome.STUCK
+    assert outcome is ExitCode.STUCK
     assert "kubelet enable" in sentence and "--purge" in sentence
     host.mend()
-    assert host.run("uninstall")[0] is Outcome.DONE
+    assert host.run("uninstall")[0] is ExitCode.DONE
     assert host.look() == before
 
 
@@ -281,7 +281,7 @@ def test_what_another_put_there_is_not_touched(host: FakeHost, state: dict[str, 
     host.set(**state)
     before = host.look()
     outcome, said = host.run("install")
-    assert outcome is Outcome.TAKEN_BACK
+    assert outcome is ExitCode.TAKEN_BACK
     assert said.startswith(sentence) and said.endswith("nothing was changed")
     assert (host.look(), host.changes()) == (before, [])
 
@@ -291,7 +291,7 @@ def test_a_version_that_a_person_has_upgraded_to_is_not_taken_down(host: FakeHos
     host.changes()
     host.set(packages={"cri-resmgr": V2})
     outcome, said = host.run("install")
-    assert (outcome, host.changes()) == (Outcome.TAKEN_BACK, [])
+    assert (outcome, host.changes()) == (ExitCode.TAKEN_BACK, [])
     assert f"cri-resmgr {V2} is on this node, where the installer had put {V1}" in said
 
 
@@ -309,7 +309,7 @@ def test_a_host_without_a_fitting_python_is_told_so(
         (host.root / "usr/bin" / name).unlink()
     if python:
         (host.root / "usr/bin" / python).touch()
-    assert host.run("install") == (Outcome.TAKEN_BACK, f"{sentence}; nothing was changed")
+    assert host.run("install") == (ExitCode.TAKEN_BACK, f"{sentence}; nothing was changed")
 
 
 def test_a_record_that_cannot_be_read_stops_both_ways(host: FakeHost) -> None:
@@ -318,7 +318,7 @@ def test_a_record_that_cannot_be_read_stops_both_ways(host: FakeHost) -> None:
     record.write_text('{"format": 7}')
     for action in ("install", "uninstall"):
         outcome, sentence = host.run(action)
-        assert outcome is Outcome.TAKEN_BACK
+        assert outcome is ExitCode.TAKEN_BACK
         assert "record.json: format 7" in sentence
     assert host.changes() == []
 
@@ -327,7 +327,7 @@ def test_two_installers_do_not_work_on_one_host(host: FakeHost) -> None:
     with InstallationHost(host.root).alone() as is_alone:
         assert is_alone
         assert host.run("install")[1].startswith("another installer is at work")
-    assert host.run("install")[0] is Outcome.DONE
+    assert host.run("install")[0] is ExitCode.DONE
 
 
 def test_what_was_written_down_is_for_root_only(host: FakeHost) -> None:
