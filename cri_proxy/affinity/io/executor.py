@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from cri_proxy.affinity.io.mover import FailedMove, Mover, Outcome
+from cri_proxy.affinity.io.mover import FailedMove, MoveOutcome, Mover
 from cri_proxy.affinity.moves import plan_of, without_banned
 from cri_proxy.affinity.pressure_guard import Ban, Bans
 from cri_proxy.affinity.problem_snapshot import Question
@@ -59,25 +59,25 @@ class Carrier:
         """What is not to be tried again yet."""
         return self._bans.at(now_s)
 
-    async def part(self, engine: Engine, accepted: Accepted, most_moves: int) -> Outcome:
+    async def part(self, engine: Engine, accepted: Accepted, most_moves: int) -> MoveOutcome:
         """Make as many of the moves that are left, at most ``AT_ONCE``. Nothing made and nothing failed = none is left."""
         now_s = self.parts.keeper.clock()
         question = accepted.question
         proposal = without_banned(question, accepted.proposal, self.bans(now_s))
         plan = plan_of(engine, question, proposal, min(most_moves, AT_ONCE), now_s)
-        return await self._make(engine, plan, accepted.last) if plan.moves else Outcome()
+        return await self._make(engine, plan, accepted.last) if plan.moves else MoveOutcome()
 
-    async def all(self, engine: Engine, accepted: Accepted) -> Outcome:
+    async def all(self, engine: Engine, accepted: Accepted) -> MoveOutcome:
         """Make all moves, or as many as can be made."""
-        whole = Outcome()
+        whole = MoveOutcome()
         for _ in accepted.proposal.moves:  # each time one of them at least
             part = await self.part(engine, accepted, AT_ONCE)
-            whole = Outcome(whole.made + part.made, whole.failed + part.failed, part.stopped)
+            whole = MoveOutcome(whole.made + part.made, whole.failed + part.failed, part.stopped)
             if part.stopped or not part.has_tried:
                 break
         return whole
 
-    async def _make(self, engine: Engine, plan: Plan, last: Last) -> Outcome:
+    async def _make(self, engine: Engine, plan: Plan, last: Last) -> MoveOutcome:
         outcome = await self.mover.make(engine, plan)
         last.moved += len(outcome.made)
         self._ban(outcome.failed, {move.id: move.home for move in plan.moves})
@@ -94,7 +94,7 @@ class Carrier:
 
     # ------------------------------------------------------------------ afterwards
 
-    async def guard(self, engine: Engine, outcome: Outcome, last: Last) -> bool:
+    async def guard(self, engine: Engine, outcome: MoveOutcome, last: Last) -> bool:
         """Look whether the moves were a mistake; returns whether some were, and have been taken back."""
         failed = await self.mover.guard(engine, outcome.made)
         self._ban(failed, {move.id: move.home for move in outcome.made})
@@ -102,7 +102,7 @@ class Carrier:
         last.taken_back += len(failed)
         return bool(failed)
 
-    def watch(self, engine: Engine, outcome: Outcome, last: Last) -> None:
+    def watch(self, engine: Engine, outcome: MoveOutcome, last: Last) -> None:
         """Guard moves while the person who asked for them has the answer already."""
         task = asyncio.get_running_loop().create_task(self.guard(engine, outcome, last))
         self._guards.add(task)
@@ -115,7 +115,7 @@ class Carrier:
         await asyncio.gather(*self._guards, return_exceptions=True)
 
 
-def followed_bytes(engine: Engine, question: Question, outcome: Outcome) -> int:
+def followed_bytes(engine: Engine, question: Question, outcome: MoveOutcome) -> int:
     """Memory of those that are in another NUMA node now."""
     topology = engine.host.topology
     sizes = {vertex.key: vertex.memory_bytes for vertex in question.problem.vertices}

@@ -40,7 +40,7 @@ class FailedMove:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MoveOutcome:
     """``made``: the moves that stand. ``failed``: those taken back. ``stopped``: why there is no use in trying more."""
 
     made: tuple[Move, ...] = ()
@@ -77,12 +77,12 @@ class Mover:
         """What the guard reads; ``pressure.NOTHING`` = there is no guard, "" = nobody has looked yet."""
         return self._looks[1].source
 
-    async def make(self, engine: Engine, plan: Plan) -> Outcome:
+    async def make(self, engine: Engine, plan: Plan) -> MoveOutcome:
         """Make those moves that still hold and wait for the runtime. What it refuses is back at its old place then."""
         keeper = self._parts.keeper
         # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
         if stopped := self._stopped(engine):
-            return Outcome(stopped=stopped)
+            return MoveOutcome(stopped=stopped)
         updates = engine.apply(plan)
         keeper.save()
         made = [move for move in plan.moves if _is_made(engine, move)]
@@ -105,7 +105,7 @@ class Mover:
         self._parts.metrics.moves.labels("made").inc(len(made) - len(failed))
         self._parts.metrics.moves.labels("refused").inc(len(failed))
         stands = tuple(move for move in made if move.id not in refused)
-        return Outcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
+        return MoveOutcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
 
     def _stopped(self, engine: Engine) -> str:
         """Why nothing may be moved in this engine (any more); "" = it may."""

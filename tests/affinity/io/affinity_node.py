@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from cri_proxy.affinity.io.mover import Mover, Outcome
+from cri_proxy.affinity.io.mover import MoveOutcome, Mover
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import AffinityController
 from cri_proxy.config.config import Config, read_config
@@ -70,7 +70,7 @@ class FaultyMover(Mover):
 
     bug: Optional[Exception] = None
 
-    async def make(self, engine: Engine, plan: Plan) -> Outcome:
+    async def make(self, engine: Engine, plan: Plan) -> MoveOutcome:
         if self.bug is not None:
             raise self.bug
         return await super().make(engine, plan)
