@@ -8,7 +8,7 @@ from typing import Optional
 JITTER = 0.2
 
 
-class Pace:
+class WriteRate:
     """At most one write in ``period_s`` seconds; what changes in between is written together at its end."""
 
     def __init__(self, period_s: float) -> None:

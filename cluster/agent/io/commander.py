@@ -21,7 +21,7 @@ from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
 from cluster.agent.io.log import Said, log
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
-from cluster.agent.pace import Pace
+from cluster.agent.pace import WriteRate
 from cluster.agent.spec import Spec, read_spec
 from cluster.api import names
 from cluster.kube.backoff import Backoff
@@ -65,13 +65,13 @@ class Commander:
         self._memory = file.read()
         self._refusals = Refusals()
         self._signs = Signs()
-        self._written = Written(Pace(period_s))
+        self._written = Written(WriteRate(period_s))
         self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
         self._generation: Optional[int] = None
         self._news = asyncio.Event()
         self._is_there = False
         self._to_read = False
-        self._reads, self._read_backoff = Pace(0.0), Backoff(WATCHFUL_S)
+        self._reads, self._read_backoff = WriteRate(0.0), Backoff(WATCHFUL_S)
         self._sent: dict[str, float] = {}
         self._problems: Sequence[Mapping[str, Any]] = ()
         self._doctor_at_s: Optional[float] = None

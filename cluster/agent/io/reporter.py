@@ -18,7 +18,7 @@ from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
 from cluster.agent.io.log import Said, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
-from cluster.agent.pace import Pace
+from cluster.agent.pace import WriteRate
 from cluster.agent.spec import read_spec
 from cluster.agent.status import Seen, status_of
 from cluster.api import names
@@ -80,16 +80,16 @@ class Reporter:
         self._asked = False
         self._cursor = EventCursor()
         self._events = PodEvents(reporting.node, f"{int(clock.wall()):x}")
-        self._status = Written(Pace(reporting.period_s))
+        self._status = Written(WriteRate(reporting.period_s))
         self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
-        self._topology = Written(Pace(reporting.period_s))
+        self._topology = Written(WriteRate(reporting.period_s))
         self._doctor = _Doctor(daemon, clock)
         self._owner: Optional[dict[str, Any]] = None
         self._daemon_said, self._api_said = Said("daemon"), Said("api server")
         self._topology_said = Said("node resource topology", "it is written", level="info")
         self._known_said = Said("schema", "all fields are written")
         self._events_lost = 0
-        self._events_pace, self._events_backoff = Pace(0.0), Backoff()
+        self._events_pace, self._events_backoff = WriteRate(0.0), Backoff()
 
     async def run(self) -> None:
         """Look and write, until cancelled."""

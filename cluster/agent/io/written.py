@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Optional
 
 from cluster.agent.io.clock import Clock
-from cluster.agent.pace import Pace
+from cluster.agent.pace import WriteRate
 from cluster.api import names
 from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError, Unreachable
@@ -21,7 +21,7 @@ PLACEMENTS = Resource(names.GROUP, names.VERSION, names.NODE_PLACEMENTS)
 class Written:
     """What was written last, and when the next write may be. ``told`` {} = nothing was."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WriteRate) -> None:
         self.pace = pace
         self.told: dict[str, Any] = {}
         self.writes = 0
