@@ -38,7 +38,7 @@ class Bucket:
         return max(0.0, missing) * MINUTE_S / self.per_minute
 
 
-class Pace:
+class MoveRateLimit:
     """What may be moved now: ``affinity.moves_per_minute`` containers, ``affinity.most_memory_moved`` GiB a minute."""
 
     def __init__(self, settings: AffinitySettings, now_s: float = 0.0) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cri_proxy.affinity.rate_limit import Bucket, Pace
+from cri_proxy.affinity.rate_limit import Bucket, MoveRateLimit
 from cri_proxy.affinity.settings import GIB, AffinitySettings
 
 
@@ -45,17 +45,17 @@ SETTINGS = AffinitySettings(moves_per_minute=4, most_memory_bytes=8 * GIB)
 
 
 def test_moves_a_minute() -> None:
-    pace = Pace(SETTINGS)
+    pace = MoveRateLimit(SETTINGS)
     assert pace.allowed(0.0) == 4
     pace.spend(3, 0, 0.0)
     assert [pace.allowed(now_s) for now_s in (0.0, 14.0, 15.0, 60.0, 600.0)] == [1, 1, 2, 4, 4]
 
 
 def test_no_moves_while_memory_is_still_following() -> None:
-    pace = Pace(SETTINGS)
+    pace = MoveRateLimit(SETTINGS)
     pace.spend(1, 12 * GIB, 0.0)
     assert (pace.allowed(29.0), pace.allowed(31.0)) == (0, 4)
 
 
 def test_no_moves_a_minute_freeze_all() -> None:
-    assert Pace(replace(SETTINGS, moves_per_minute=0)).allowed(1e6) == 0
+    assert MoveRateLimit(replace(SETTINGS, moves_per_minute=0)).allowed(1e6) == 0

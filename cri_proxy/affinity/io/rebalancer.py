@@ -27,7 +27,7 @@ from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
 from cri_proxy.affinity.io.pressure import NOTHING
 from cri_proxy.affinity.io.slices import ask_in_slices
 from cri_proxy.affinity.pressure_guard import forbid
-from cri_proxy.affinity.rate_limit import Pace
+from cri_proxy.affinity.rate_limit import MoveRateLimit
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.pins import FROZEN
 from cri_proxy.services.services import Parts
@@ -65,7 +65,7 @@ class AffinityController:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Set when the next round may be due earlier.
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _pace: Optional[Pace] = None
+    _pace: Optional[MoveRateLimit] = None
     _settings: Optional[AffinitySettings] = None
 
     def __post_init__(self) -> None:
@@ -164,10 +164,10 @@ class AffinityController:
             return settings.interval_s
         return max(1.0, pace.moves.wait_s(1, self.parts.keeper.clock()))
 
-    def _paced(self, settings: AffinitySettings) -> Pace:
+    def _paced(self, settings: AffinitySettings) -> MoveRateLimit:
         """The buckets; new ones (full) where the configuration has changed."""
         if self._pace is None or self._settings != settings:
-            self._pace, self._settings = Pace(settings, self.parts.keeper.clock()), settings
+            self._pace, self._settings = MoveRateLimit(settings, self.parts.keeper.clock()), settings
         return self._pace
 
     async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
@@ -213,7 +213,7 @@ class AffinityController:
         self.last = Last(self.parts.keeper.clock(), proposal.why, moves, gain)
         return Accepted(question, proposal, settings, self.last)
 
-    async def _go_on(self, engine: Engine, rest: Accepted, pace: Pace) -> None:
+    async def _go_on(self, engine: Engine, rest: Accepted, pace: MoveRateLimit) -> None:
         """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
         keeper = self.parts.keeper
         async with self._lock:
