@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Callable, Optional
 
 from cri_proxy.nri.dispatch import missing
-from cri_proxy.nri.io.host.peer import Peer
+from cri_proxy.nri.io.host.peer import RegisteredPlugin
 from cri_proxy.nri.settings import NriSettings
 from cri_proxy.services.nri_metrics import NriMetrics
 
@@ -52,14 +52,14 @@ class Roster:
         self.on_change: Optional[Callable[[], None]] = None
         #: How many plugins are about to be added: calls must wait for them at the gate.
         self.joining = 0
-        self._peers: list[Peer] = []
+        self._peers: list[RegisteredPlugin] = []
 
     @property
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[RegisteredPlugin, ...]:
         """In order."""
         return tuple(self._peers)
 
-    def takers(self, event: int) -> tuple[Peer, ...]:
+    def takers(self, event: int) -> tuple[RegisteredPlugin, ...]:
         """Those who have subscribed to an event, in order."""
         return tuple(peer for peer in self._peers if peer.takes(event))
 
@@ -80,11 +80,11 @@ class Roster:
             raise
         self.joining -= 1
 
-    def add(self, peer: Peer) -> None:
+    def add(self, peer: RegisteredPlugin) -> None:
         self._peers = sorted([*self._peers, peer], key=lambda known: known.rank)
         self._changed()
 
-    def drop(self, peer: Peer, reason: str) -> None:
+    def drop(self, peer: RegisteredPlugin, reason: str) -> None:
         """Give a plugin up: its connection is closed, and it is asked nothing more. Once is enough."""
         peer.connection.close(reason)
         if peer not in self._peers:

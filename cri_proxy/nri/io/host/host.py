@@ -19,7 +19,7 @@ from cri_proxy.nri import validate as nri_validate
 from cri_proxy.nri.dispatch import is_meant, rpc_of
 from cri_proxy.nri.io.connection import CallFailed
 from cri_proxy.nri.io.host.connected import Roster
-from cri_proxy.nri.io.host.peer import NOW, Peer, PeerLost
+from cri_proxy.nri.io.host.peer import NOW, PeerLost, RegisteredPlugin
 from cri_proxy.nri.io.host.registration import Registrar, World
 from cri_proxy.nri.io.host.supervisor import PluginSupervisor
 from cri_proxy.nri.merge import AdjustmentConflict, Merge
@@ -81,7 +81,7 @@ class NriHost:
         await asyncio.gather(*goodbyes)
         await self._arrivals.close()
 
-    async def _say_goodbye(self, peer: Peer) -> None:
+    async def _say_goodbye(self, peer: RegisteredPlugin) -> None:
         try:
             await asyncio.wait_for(peer.call("Shutdown", b"", SHUTDOWN_S), SHUTDOWN_S)
         except (CallFailed, PeerLost, asyncio.TimeoutError):
@@ -251,7 +251,7 @@ class NriHost:
             for peer in self._meant(event, pod.id if container is None else container.id, picture):
                 await self._told(self._ask(peer, message, None))
 
-    def _meant(self, event: int, some_id: str, picture: int) -> list[Peer]:
+    def _meant(self, event: int, some_id: str, picture: int) -> list[RegisteredPlugin]:
         """The plugins that are told what has happened to something: not those that came after it."""
         return [peer for peer in self._roster.takers(event) if peer.is_meant(some_id, picture)]
 
@@ -272,7 +272,9 @@ class NriHost:
         for peer in self._roster.takers(message.event):
             await self._ask(peer, message, None)
 
-    async def _ask(self, peer: Peer, message: EventMessage, kind: Optional[type[Any]]) -> Optional[Any]:
+    async def _ask(
+        self, peer: RegisteredPlugin, message: EventMessage, kind: Optional[type[Any]]
+    ) -> Optional[Any]:
         """A plugin's reply, as a message of a kind if one is given; None: it has none, go on without it.
 
         :raises PluginRefused: the plugin says no; or says nothing, and nothing may go on without it.
@@ -291,7 +293,7 @@ class NriHost:
                 raise PluginRefused(sentence) from None
             return None
 
-    def _is_fatal(self, peer: Peer) -> bool:
+    def _is_fatal(self, peer: RegisteredPlugin) -> bool:
         settings = self.settings
         patterns = (*settings.fail_closed, *settings.rules.required_plugins)
         return is_meant(patterns, peer.identity.index, peer.identity.name)
@@ -319,7 +321,7 @@ class NriHost:
                 nri_validate.refused_by(nri_validate.DEFAULT_VALIDATOR, str(reason))
             ) from None
 
-    async def _judge_all(self, validators: tuple[Peer, ...], message: EventMessage) -> None:
+    async def _judge_all(self, validators: tuple[RegisteredPlugin, ...], message: EventMessage) -> None:
         """All at once: any of them may say no."""
         answers = await asyncio.gather(
             *(self._judge(peer, message) for peer in validators), return_exceptions=True
@@ -328,7 +330,7 @@ class NriHost:
             if isinstance(answer, BaseException):
                 raise answer
 
-    async def _judge(self, peer: Peer, message: EventMessage) -> None:
+    async def _judge(self, peer: RegisteredPlugin, message: EventMessage) -> None:
         try:
             reply = await peer.tell(message, self.settings.request_timeout_s)
             answer = peer.read(nri.ValidateContainerAdjustmentResponse, reply)

@@ -47,7 +47,7 @@ class PluginIdentity:
         return f"{self.index}-{self.name}"
 
 
-class Peer:
+class RegisteredPlugin:
     """A plugin after it has registered. Calls wait for each other, in the order in which they were made."""
 
     def __init__(

@@ -18,7 +18,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
 from cri_proxy.nri.io.host.connected import Roster
-from cri_proxy.nri.io.host.peer import Peer, PeerLost, PluginIdentity
+from cri_proxy.nri.io.host.peer import PeerLost, PluginIdentity, RegisteredPlugin
 from cri_proxy.nri.messages import Shown, sync_parts
 from cri_proxy.nri.subscription import NRI_VERSION
 from cri_proxy.nri.ttrpc import INVALID_ARGUMENT, UNKNOWN
@@ -106,7 +106,7 @@ class Registrar:
             connection.close("the host stops")
             await asyncio.wait([running])
 
-    async def _apply(self, peer: Peer, updates: list[nri.ContainerUpdate]) -> None:
+    async def _apply(self, peer: RegisteredPlugin, updates: list[nri.ContainerUpdate]) -> None:
         if not updates:
             return
         try:
@@ -117,12 +117,12 @@ class Registrar:
 
     async def _admit(
         self, visit: _Visit, connection: NriConnection, config: str
-    ) -> tuple[Peer, list[nri.ContainerUpdate]]:
+    ) -> tuple[RegisteredPlugin, list[nri.ContainerUpdate]]:
         settings = self._roster.settings
         # 1. It says who it is.
         identity = await visit.registered(connection, settings.registration_timeout_s)
         self._order += 1
-        peer = Peer(identity, connection, self._roster.metrics, self._order)
+        peer = RegisteredPlugin(identity, connection, self._roster.metrics, self._order)
         # 2. It is told what there is, and says what it wants to hear of.
         name, version = self._runtime()
         request = nri.ConfigureRequest(
@@ -148,7 +148,7 @@ class Registrar:
         )
         return peer, updates
 
-    async def _synchronize(self, peer: Peer) -> list[nri.ContainerUpdate]:
+    async def _synchronize(self, peer: RegisteredPlugin) -> list[nri.ContainerUpdate]:
         """Add a plugin such that nothing is lost between what it is told here and its first event."""
         with self._roster.join():
             async with self._roster.gate.alone():
@@ -159,7 +159,7 @@ class Registrar:
                 self._roster.add(peer)
         return updates
 
-    async def _exchange(self, peer: Peer, timeout_s: float) -> list[nri.ContainerUpdate]:
+    async def _exchange(self, peer: RegisteredPlugin, timeout_s: float) -> list[nri.ContainerUpdate]:
         try:
             pods, containers = await asyncio.wait_for(self._world.snapshot(), timeout_s)
         except asyncio.TimeoutError:
