@@ -53,7 +53,7 @@ def run_simulation(
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceText:
     """Where a container runs, as texts; "" = not set."""
 
     cpus: str = ""
@@ -74,7 +74,7 @@ class Simulation:
         self._shell = SimulatedShell(topology, config)
         self._load_config = load_config
         #: Where each container was after the step before.
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, PlaceText] = {}
 
     def run(self, step: Step) -> Line:
         """Carry out one step; returns its line."""
@@ -82,8 +82,8 @@ class Simulation:
         self._shell.save()
         own = self._containers.get(step["id"]) if step.op in _OF_CONTAINERS else None
         moved = self._moved(own)
-        place = Place() if own is None else self._remember(own)
-        shown = Place() if answer.error else place
+        place = PlaceText() if own is None else self._remember(own)
+        shown = PlaceText() if answer.error else place
         line: Line = {
             "step": step.number,
             "op": step.op,
@@ -117,7 +117,7 @@ class Simulation:
                 rows.append({"id": process.id, **vars(place)})
         return rows
 
-    def _remember(self, process: Process) -> Place:
+    def _remember(self, process: Process) -> PlaceText:
         place = self._places[process.id] = self._place(process)
         return place
 
@@ -245,16 +245,16 @@ class Simulation:
             raise step.bad(field, f"there is no container {container_id!r}")
         return process
 
-    def _place(self, process: Process) -> Place:
+    def _place(self, process: Process) -> PlaceText:
         grant = self._shell.grant(process)
         if process.exited and grant is None:
-            return Place()
+            return PlaceText()
         fence = process.fence
         cpus, mems = format_cpus(fence.cpus or ()), format_cpus(fence.mems or ())
         if grant is None:
-            return Place(cpus, mems)
+            return PlaceText(cpus, mems)
         level = grant.placement.level if grant.stance is Stance.PLACED else "none"
-        return Place(cpus, mems, format_cpus(grant.exclusive), level)
+        return PlaceText(cpus, mems, format_cpus(grant.exclusive), level)
 
     def _state(self) -> Line:
         node = self._shell.engine.node
