@@ -13,7 +13,7 @@ from typing import Callable, Optional
 from google.protobuf.message import DecodeError
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.text.protobuf_bytes import NotProtobuf, Place, cut
+from cri_proxy.text.protobuf_bytes import FieldPath, NotProtobuf, cut
 
 #: Sandbox id, container name and attempt: what a runtime allows one container of.
 ContainerKey = tuple[str, str, int]
@@ -156,6 +156,6 @@ def cut_entries(message: bytes, number: int, is_hidden: Callable[[bytes], bool])
     What cannot be read is returned as it is.
     """
     try:
-        return cut(message, Place((number,), LENGTH), is_hidden)
+        return cut(message, FieldPath((number,), LENGTH), is_hidden)
     except (NotProtobuf, DecodeError, UnicodeDecodeError):
         return message

@@ -26,14 +26,14 @@ class Field(NamedTuple):
     end: int
 
 
-class Place(NamedTuple):
+class FieldPath(NamedTuple):
     """Where a field is below a message: the numbers that lead to it, and how it is encoded."""
 
     numbers: tuple[int, ...]
     wire_type: int
 
 
-def place_of(kind: Any, dotted: str) -> Place:
+def place_of(kind: Any, dotted: str) -> FieldPath:
     """A field below a message class: ``config.linux.resources`` of a CreateContainerRequest."""
     descriptor, numbers, field = kind.DESCRIPTOR, [], None
     for name in dotted.split("."):
@@ -41,10 +41,10 @@ def place_of(kind: Any, dotted: str) -> Place:
         numbers.append(field.number)
         descriptor = field.message_type
     has_length = field is not None and field.cpp_type in (field.CPPTYPE_MESSAGE, field.CPPTYPE_STRING)
-    return Place(tuple(numbers), _BYTES if has_length else _VARINT)
+    return FieldPath(tuple(numbers), _BYTES if has_length else _VARINT)
 
 
-def cut(message: bytes, place: Place, is_cut: Callable[[bytes], bool]) -> bytes:
+def cut(message: bytes, place: FieldPath, is_cut: Callable[[bytes], bool]) -> bytes:
     """The message without those fields at a place whose content is to be cut.
 
     The content of an embedded message or a string is its bytes without the length, that of a number its encoding.
@@ -64,7 +64,7 @@ def cut(message: bytes, place: Place, is_cut: Callable[[bytes], bool]) -> bytes:
         elif field.wire_type != _BYTES:
             kept.append(whole)
         else:
-            shorter = cut(content, Place(rest, place.wire_type), is_cut)
+            shorter = cut(content, FieldPath(rest, place.wire_type), is_cut)
             if len(shorter) == len(content):
                 kept.append(whole)
             else:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.text.protobuf_bytes import NotProtobuf, Place, cut, fields, place_of
+from cri_proxy.text.protobuf_bytes import FieldPath, NotProtobuf, cut, fields, place_of
 
 REQUEST = cri.CreateContainerRequest
 #: Fields no version of CRI has: a number, 8 bytes, a string, 4 bytes, a group with a group in it.
@@ -29,9 +29,9 @@ def without(key: str, message: bytes) -> bytes:
 
 
 def test_a_place_is_the_numbers_that_lead_to_it() -> None:
-    assert place_of(REQUEST, "config.envs") == Place((2, 6), 2)
-    assert place_of(REQUEST, "config.linux.resources.oom_score_adj") == Place((2, 15, 1, 5), 0)
-    assert place_of(REQUEST, "config.linux.resources.cpuset_cpus") == Place((2, 15, 1, 6), 2)
+    assert place_of(REQUEST, "config.envs") == FieldPath((2, 6), 2)
+    assert place_of(REQUEST, "config.linux.resources.oom_score_adj") == FieldPath((2, 15, 1, 5), 0)
+    assert place_of(REQUEST, "config.linux.resources.cpuset_cpus") == FieldPath((2, 15, 1, 6), 2)
 
 
 def test_an_entry_is_cut_out_and_nothing_else_changes() -> None:
