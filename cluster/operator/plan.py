@@ -32,7 +32,7 @@ class NodeChange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     create: tuple[str, ...]
     statuses: tuple[NewStatus, ...]
     changes: tuple[NodeChange, ...]
@@ -49,7 +49,7 @@ def plan(
     placements: Mapping[str, NodeState],
     missing_since: Mapping[str, float],
     now: float,
-) -> Plan:
+) -> ClusterPlan:
     """What to write, from nothing but the objects (``missing_since`` only delays what is deleted)."""
     resolution = resolve(policies.values(), nodes.values(), placements)
     ready = {node.name: node.ready for node in nodes.values()}
@@ -78,7 +78,7 @@ def plan(
     kept = collect(nodes.keys(), placements.values(), missing_since, now)
     waking += [leaving.wake_at, kept.wake_at]
     wake_at = min((each for each in waking if each is not None), default=None)
-    return Plan(kept.create, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at)
+    return ClusterPlan(kept.create, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at)
 
 
 def _news(policy: Policy, status: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ from cluster.operator.objects import (
     read_node_placement,
     read_policy,
 )
-from cluster.operator.plan import NewStatus, NodeChange, Plan, plan
+from cluster.operator.plan import ClusterPlan, NewStatus, NodeChange, plan
 from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still
 from cluster.operator.summary import status_document
 from cluster.operator.writes import changed, merge_patch, new_node_placement
@@ -210,7 +210,7 @@ class Operator:
         else:
             await self._clock.sleep(wait_s or 0.0)
 
-    async def _write(self, made: Plan) -> bool:
+    async def _write(self, made: ClusterPlan) -> bool:
         """False: there is more to write, and another plan is to be made before."""
         for name in made.create:
             self._leader.check()

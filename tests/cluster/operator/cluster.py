@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 from cluster.api.names import API_VERSION
 from cluster.operator import rollout
 from cluster.operator.objects import Policy, read_node, read_node_placement, read_policy
-from cluster.operator.plan import Plan, plan
+from cluster.operator.plan import ClusterPlan, plan
 from cluster.operator.rollout import NodePlacementWrite
 from cluster.operator.writes import changed, new_node_placement
 
@@ -55,7 +55,7 @@ class Simulated:
         self.written: list[tuple[str, str]] = []
         self._versions = itertools.count(1)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ClusterPlan:
         return plan(
             {name: read_policy(each) for name, each in self.policies.items()},
             {name: read_node(each) for name, each in self.nodes.items()},
