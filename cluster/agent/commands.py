@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from cluster.agent.conditions import FALSE, TRUE, Condition
 from cluster.agent.memory import AgentMemory
-from cluster.agent.spec import Override, Policy, Spec
+from cluster.agent.spec import Override, PolicyDocument, Spec
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED
 from cluster.kube.known import not_written
@@ -28,7 +28,7 @@ class Command:
 
     name: str
     arguments: Mapping[str, Any] = field(hash=False)
-    policy: Optional[Policy] = None
+    policy: Optional[PolicyDocument] = None
 
     @property
     def about(self) -> str:
@@ -95,18 +95,18 @@ def _policy(spec: Spec, cluster: Mapping[str, Any], memory: AgentMemory) -> Opti
     return None if _is_there(wanted, there) else give(wanted)
 
 
-def wanted_policy(spec: Spec, memory: AgentMemory) -> Optional[Policy]:
+def wanted_policy(spec: Spec, memory: AgentMemory) -> Optional[PolicyDocument]:
     """The document that should be in force: that of the spec, or, where it was taken back, the one before."""
     if spec.policy is not None and spec.policy.hash == memory.taken_back:
         return memory.previous
     return spec.policy
 
 
-def _is_there(policy: Policy, there: Optional[Mapping[str, Any]]) -> bool:
+def _is_there(policy: PolicyDocument, there: Optional[Mapping[str, Any]]) -> bool:
     return there is not None and there.get("hash") == policy.hash
 
 
-def give(policy: Optional[Policy]) -> Command:
+def give(policy: Optional[PolicyDocument]) -> Command:
     """The command that puts a document in force; None = none at all."""
     if policy is None:
         return Command(POLICY, {"name": None})
@@ -244,7 +244,7 @@ def _policy_status(
 
 
 def _policy_state(
-    policy: Policy, cluster: Mapping[str, Any], trouble: str, memory: AgentMemory, refusals: Refusals
+    policy: PolicyDocument, cluster: Mapping[str, Any], trouble: str, memory: AgentMemory, refusals: Refusals
 ) -> tuple[str, str]:
     if policy.hash == memory.taken_back:
         return "TakenBack", memory.why_taken_back

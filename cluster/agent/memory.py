@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from cluster.agent.spec import Policy, Spec, read_spec, write_policy, write_spec
+from cluster.agent.spec import PolicyDocument, Spec, read_spec, write_policy, write_spec
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class AgentMemory:
     """
 
     spec: Optional[Spec] = None
-    policy: Optional[Policy] = None
+    policy: Optional[PolicyDocument] = None
     applied_at_s: float = 0.0
     baseline: tuple[str, ...] = ()
-    previous: Optional[Policy] = None
+    previous: Optional[PolicyDocument] = None
     taken_back: str = ""
     why_taken_back: str = ""
     mode_before: str = ""
@@ -66,5 +66,5 @@ def read_memory(text: str) -> AgentMemory:
     )
 
 
-def _policy(document: Any) -> Optional[Policy]:
+def _policy(document: Any) -> Optional[PolicyDocument]:
     return read_spec({"spec": {"policy": document}}).policy

@@ -16,7 +16,7 @@ _OVERRIDE = ("namespace", "pod", "container", "zone")
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyDocument:
     """The document that a PlacementPolicy has for this node. ``hash`` is the operator's, and only compared."""
 
     name: str
@@ -34,7 +34,7 @@ class Spec:
     mode: str = ""
     freeze: Optional[bool] = None
     overrides: tuple[Override, ...] = ()
-    policy: Optional[Policy] = None
+    policy: Optional[PolicyDocument] = None
     wrong: tuple[str, ...] = ()
 
     @property
@@ -89,7 +89,7 @@ def _overrides(value: Any, wrong: list[str]) -> tuple[Override, ...]:
     return tuple(sorted(found))
 
 
-def _policy(value: Any, wrong: list[str]) -> Optional[Policy]:
+def _policy(value: Any, wrong: list[str]) -> Optional[PolicyDocument]:
     if not value:
         return None
     table = _table(value, "spec.policy", wrong)
@@ -98,7 +98,7 @@ def _policy(value: Any, wrong: list[str]) -> Optional[Policy]:
     if not isinstance(hash_, str) or not hash_ or not isinstance(table.get("name"), str):
         wrong.append("spec.policy has no name or no hash, which the operator writes")
         return None
-    return Policy(
+    return PolicyDocument(
         table["name"],
         generation if isinstance(generation, int) else 0,
         hash_,
@@ -107,7 +107,7 @@ def _policy(value: Any, wrong: list[str]) -> Optional[Policy]:
     )
 
 
-def write_policy(policy: Policy) -> dict[str, Any]:
+def write_policy(policy: PolicyDocument) -> dict[str, Any]:
     """As ``spec.policy`` has it."""
     return {
         "name": policy.name,

@@ -9,10 +9,10 @@ import pytest
 
 from cluster.agent.abort import HOLD_S, WITHIN_S, Signs, signs_of
 from cluster.agent.memory import AgentMemory
-from cluster.agent.spec import Policy, Spec
+from cluster.agent.spec import PolicyDocument, Spec
 from tests.cluster.agent.reports import report
 
-POLICY = Policy("dense", 1, "h", {}, ("Degraded", "NotReady"))
+POLICY = PolicyDocument("dense", 1, "h", {}, ("Degraded", "NotReady"))
 MEMORY = AgentMemory(Spec(policy=POLICY), POLICY, applied_at_s=1000)
 
 
