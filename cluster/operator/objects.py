@@ -128,7 +128,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Policy:
+class PlacementPolicy:
     """A PlacementPolicy. One that does not parse has ``fault``, a sentence that names the key."""
 
     name: str
@@ -170,7 +170,7 @@ class Policy:
         }
 
 
-def read_policy(found: Object, refused: Any = None) -> Policy:
+def read_policy(found: Object, refused: Any = None) -> PlacementPolicy:
     """A PlacementPolicy from its object; whatever is wrong with it becomes its ``fault``, nothing is raised.
 
     ``refused`` is called with the config and gives one sentence for every key that no policy may set.
@@ -188,7 +188,7 @@ def read_policy(found: Object, refused: Any = None) -> Policy:
         config = {}
     elif refused is not None:
         faults += refused(config)
-    return Policy(
+    return PlacementPolicy(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         generation=int(metadata.get("generation", 1)),

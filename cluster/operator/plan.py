@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from cluster.operator import rollout
 from cluster.operator.collect import collect
-from cluster.operator.objects import KubernetesNode, NodeState, Policy
+from cluster.operator.objects import KubernetesNode, NodeState, PlacementPolicy
 from cluster.operator.resolve import resolve
 from cluster.operator.rollout import NodePlacementWrite
 from cluster.operator.summary import View, policy_status
@@ -27,7 +27,7 @@ class NewStatus(NamedTuple):
 
 class NodeChange(NamedTuple):
     #: None: no policy wants the node.
-    policy: Optional[Policy]
+    policy: Optional[PlacementPolicy]
     change: NodePlacementWrite
 
 
@@ -44,7 +44,7 @@ class ClusterPlan:
 
 
 def plan(
-    policies: Mapping[str, Policy],
+    policies: Mapping[str, PlacementPolicy],
     nodes: Mapping[str, KubernetesNode],
     placements: Mapping[str, NodeState],
     missing_since: Mapping[str, float],
@@ -81,7 +81,7 @@ def plan(
     return ClusterPlan(kept.create, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at)
 
 
-def _news(policy: Policy, status: Mapping[str, Any]) -> str:
+def _news(policy: PlacementPolicy, status: Mapping[str, Any]) -> str:
     before = (policy.status or {}).get("phase")
     if status["phase"] == before:
         return ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import KubernetesNode, NodeState, Policy
+from cluster.operator.objects import KubernetesNode, NodeState, PlacementPolicy
 from cluster.operator.selector import selects
 
 
@@ -36,7 +36,7 @@ class Resolution:
 
 
 def resolve(
-    policies: Iterable[Policy], nodes: Iterable[KubernetesNode], placements: Mapping[str, NodeState]
+    policies: Iterable[PlacementPolicy], nodes: Iterable[KubernetesNode], placements: Mapping[str, NodeState]
 ) -> Resolution:
     """Every node's policy. A policy with a fault still has its nodes: it changes nothing there, and no other does."""
     policies = sorted(policies, key=lambda policy: policy.name)
@@ -72,5 +72,5 @@ def resolve(
     return Resolution(wanted, frozenset(held), conflicts)
 
 
-def _best(candidates: list[Policy], present: Optional[str]) -> Optional[Policy]:
+def _best(candidates: list[PlacementPolicy], present: Optional[str]) -> Optional[PlacementPolicy]:
     return min(candidates, key=lambda each: (-each.priority, each.name != present, each.name), default=None)

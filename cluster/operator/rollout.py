@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import NodeState, Policy, Rollout
+from cluster.operator.objects import NodeState, PlacementPolicy, Rollout
 
 #: Seconds that an agent has to carry out a document, and to get over what was wrong before it. An agent writes its
 #: status every 10 s at most, and keeps an answer of doctor for 60 s.
@@ -109,7 +109,7 @@ def able(state: NodeState, node_ready: bool) -> bool:
     return well(state, node_ready)
 
 
-def has(policy: Policy, state: NodeState) -> bool:
+def has(policy: PlacementPolicy, state: NodeState) -> bool:
     """The node was given this very document of this policy."""
     return state.given is not None and state.given.name == policy.name and state.given.hash == policy.hash
 
@@ -125,7 +125,9 @@ def in_change(state: NodeState, now: float, pause_s: float = 0.0) -> bool:
     return True
 
 
-def step(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float) -> Step:
+def step(
+    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+) -> Step:
     """The next steps of one policy over the nodes that should have it (``ready``: the Nodes that are Ready)."""
     if policy.fault:
         return Step()
@@ -149,7 +151,9 @@ def step(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool]
     return Step(None, (*confirms, *changes), _wake_at(policy, targets, now), waits)
 
 
-def finished(policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float) -> bool:
+def finished(
+    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+) -> bool:
     """The document is on every node that can take it; a few that are not well do not keep a rollout open for ever."""
     holders = [each for each in targets if has(policy, each)]
     if (
@@ -186,7 +190,9 @@ def removal(states: Sequence[NodeState], nodes: int, now: float) -> Step:
     )
 
 
-def still(change: NodePlacementWrite, policy: Optional[Policy], fresh: NodeState, node_ready: bool) -> bool:
+def still(
+    change: NodePlacementWrite, policy: Optional[PlacementPolicy], fresh: NodeState, node_ready: bool
+) -> bool:
     """Whether a step holds for the node as it is at the moment of the write."""
     seen = change.seen
     if (fresh.uid, fresh.given, fresh.notes) != (seen.uid, seen.given, seen.notes):
@@ -199,7 +205,7 @@ def still(change: NodePlacementWrite, policy: Optional[Policy], fresh: NodeState
 
 
 def _blamed(
-    policy: Policy, targets: Iterable[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Iterable[NodeState], ready: Mapping[str, bool], now: float
 ) -> list[tuple[NodeState, Trouble]]:
     """Nodes that fail with the document, the one changed first at the front."""
     blamed = []
@@ -226,7 +232,7 @@ def _its_own(state: NodeState, found: Trouble, now: float) -> bool:
 
 
 def _give(
-    policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
 ) -> tuple[list[NodePlacementWrite], str]:
     pause_s = policy.rollout.pause_s
     outdated = [each for each in targets if not has(policy, each)]
@@ -260,7 +266,7 @@ def _why_waiting(
     return f"{unable[0].name} is not changed before it is well: {sentence}{more}"
 
 
-def _replaced_in_place(policy: Optional[Policy], state: NodeState) -> bool:
+def _replaced_in_place(policy: Optional[PlacementPolicy], state: NodeState) -> bool:
     return (
         policy is not None
         and state.given is not None
@@ -271,7 +277,7 @@ def _replaced_in_place(policy: Optional[Policy], state: NodeState) -> bool:
 
 
 def _take_back(
-    policy: Policy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
 ) -> list[NodePlacementWrite]:
     pause_s = policy.rollout.pause_s
     holders = [each for each in targets if has(policy, each)]
@@ -287,7 +293,7 @@ def _take_back(
     return [NodePlacementWrite(TAKE_BACK, each) for each in (*moving, *settled[:room])]
 
 
-def _wake_at(policy: Policy, targets: Sequence[NodeState], now: float) -> Optional[float]:
+def _wake_at(policy: PlacementPolicy, targets: Sequence[NodeState], now: float) -> Optional[float]:
     times = []
     for state in targets:
         if state.notes.confirmed_at:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cluster.api.names import API_VERSION, PLACEMENT_POLICY
-from cluster.operator.objects import NodeState, Policy, write_time
+from cluster.operator.objects import NodeState, PlacementPolicy, write_time
 from cluster.operator.resolve import PolicyConflict
 from cluster.operator.rollout import Step, finished, has, in_change, trouble, well
 
@@ -22,7 +22,7 @@ CONFLICTS_MOST = 20
 class View(NamedTuple):
     """What a policy's status is made of."""
 
-    policy: Policy
+    policy: PlacementPolicy
     targets: Sequence[NodeState]
     #: Nodes that should have the policy, those without a NodePlacement included.
     desired: int
@@ -96,7 +96,7 @@ def _facts(
     }
 
 
-def conflict_sentence(policy: Policy, conflicts: Sequence[PolicyConflict]) -> str:
+def conflict_sentence(policy: PlacementPolicy, conflicts: Sequence[PolicyConflict]) -> str:
     first = conflicts[0]
     nodes = "1 node" if first.nodes == 1 else f"{first.nodes} nodes"
     more = f"; and {len(conflicts) - 1} more policies" if len(conflicts) > 1 else ""
@@ -132,7 +132,7 @@ def _stopped(view: View) -> bool:
 
 
 def _condition(
-    policy: Policy, kind: str, holds: bool, reason: str, message: str, *, now: float
+    policy: PlacementPolicy, kind: str, holds: bool, reason: str, message: str, *, now: float
 ) -> dict[str, Any]:
     status = "True" if holds else "False"
     before: Mapping[str, Any] = next(

@@ -16,7 +16,7 @@ from cluster.operator.objects import (
     ROLLOUT_ANNOTATION,
     KubernetesNode,
     Object,
-    Policy,
+    PlacementPolicy,
     raw_notes,
     read_node_placement,
     write_time,
@@ -32,7 +32,7 @@ def new_node_placement(node: str) -> dict[str, Any]:
 
 
 def changed(
-    change: NodePlacementWrite, policy: Optional[Policy], found: Object, now: float, well: bool
+    change: NodePlacementWrite, policy: Optional[PlacementPolicy], found: Object, now: float, well: bool
 ) -> dict[str, Any]:
     """What to apply for this change of ``found``, the whole object as just read; a conflict if it has changed since."""
     present = (found.get("spec") or {}).get("policy") or None

@@ -35,7 +35,7 @@ from cluster.operator.io.node_access import NodeAccess
 from cluster.operator.objects import (
     KubernetesNode,
     NodeState,
-    Policy,
+    PlacementPolicy,
     read_node,
     read_node_placement,
     read_policy,
@@ -93,7 +93,9 @@ class Operator:
         )
         self.nodes: Cache[KubernetesNode] = Cache(read_node, self._changed)
         self.placements: Cache[NodeState] = Cache(read_node_placement, self._changed, observed)
-        self.policies: Cache[Policy] = Cache(lambda found: read_policy(found, refused), self._changed)
+        self.policies: Cache[PlacementPolicy] = Cache(
+            lambda found: read_policy(found, refused), self._changed
+        )
         self._installs: Optional[Installs] = None
         if settings.installer_image:
             self._installs = Installs(

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 from cluster.api.names import API_VERSION
 from cluster.operator import rollout
-from cluster.operator.objects import Policy, read_node, read_node_placement, read_policy
+from cluster.operator.objects import PlacementPolicy, read_node, read_node_placement, read_policy
 from cluster.operator.plan import ClusterPlan, plan
 from cluster.operator.rollout import NodePlacementWrite
 from cluster.operator.writes import changed, new_node_placement
@@ -76,7 +76,7 @@ class Simulated:
             self._change(*found.changes[0])
         return bool(found.create or found.statuses or found.changes)
 
-    def _change(self, by: Optional[Policy], change: NodePlacementWrite) -> None:
+    def _change(self, by: Optional[PlacementPolicy], change: NodePlacementWrite) -> None:
         found = self.placements[change.seen.name]
         well = rollout.able(change.seen, True)
         if change.kind != rollout.CONFIRM:
