@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cri_proxy.affinity.moves import describe, plan_of
-from cri_proxy.affinity.problem_snapshot import Question
+from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.affinity.sites import CandidateDomains
 from cri_proxy.engine.engine import Engine
@@ -75,7 +75,7 @@ class _Vertices:
 
 def question_slices(
     engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
-) -> Slices[Question]:
+) -> Slices[PlanningSnapshot]:
     """What the planner is to be asked about the engine, and the traffic it knows of, as they are now.
 
     ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request.
@@ -99,7 +99,7 @@ def question_slices(
     problem = yield from _problem(ground, vertices, weights, tree)
     near = yield from _near(problem)
     rates = yield from _rates(traffic, settings)
-    return Question(
+    return PlanningSnapshot(
         engine.version,
         now_s,
         problem,
@@ -114,14 +114,14 @@ def question_slices(
 
 def question_of(
     engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
-) -> Question:
+) -> PlanningSnapshot:
     """The same in one go."""
     slices = question_slices(engine, settings, now_s, memory_in_use)
     while True:
         try:
             next(slices)
         except StopIteration as end:
-            question: Question = end.value
+            question: PlanningSnapshot = end.value
             return question
 
 

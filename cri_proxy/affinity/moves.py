@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from cri_proxy.affinity.pressure_guard import Ban
-from cri_proxy.affinity.problem_snapshot import Question
+from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
@@ -17,7 +17,11 @@ from policies.affinity.planner.problem import Proposal
 
 
 def plan_of(
-    engine: Engine, question: Question, proposal: Proposal, most_moves: int, now_s: Optional[float] = None
+    engine: Engine,
+    question: PlanningSnapshot,
+    proposal: Proposal,
+    most_moves: int,
+    now_s: Optional[float] = None,
 ) -> Plan:
     """The first ``most_moves`` moves of a proposal that still hold: the container is where the move begins.
 
@@ -46,13 +50,13 @@ def plan_of(
     return Plan(version, moves, f"plan: {proposal.why}", at_s, question.move_exclusive)
 
 
-def without_banned(question: Question, proposal: Proposal, bans: Collection[Ban]) -> Proposal:
+def without_banned(question: PlanningSnapshot, proposal: Proposal, bans: Collection[Ban]) -> Proposal:
     """The same proposal without the containers that it would bring to where they must not go."""
     keys = {move.key for move in proposal.moves if (move.key, question.homes[move.target]) in bans}
     return replace(proposal, moves=tuple(move for move in proposal.moves if move.key not in keys))
 
 
-def _positions(engine: Engine, question: Question, proposal: Proposal) -> dict[str, int]:
+def _positions(engine: Engine, question: PlanningSnapshot, proposal: Proposal) -> dict[str, int]:
     """The sites of those the proposal moves, as far as they are where the question has them, or where it moves them."""
     first = {vertex.key: vertex.at for vertex in question.problem.vertices}
     found: dict[str, int] = {}
@@ -69,7 +73,7 @@ def _positions(engine: Engine, question: Question, proposal: Proposal) -> dict[s
     return found
 
 
-def describe(question: Question, proposal: Proposal) -> list[dict[str, Any]]:
+def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, Any]]:
     """The moves for people: container, from, to, gain (CPU-seconds a second), why."""
     words, sites = _Words(question, proposal), question.problem.tree.sites
     return [
@@ -88,7 +92,7 @@ def describe(question: Question, proposal: Proposal) -> list[dict[str, Any]]:
 class _Words:
     """Why each container is moved: whom it is near afterwards."""
 
-    def __init__(self, question: Question, proposal: Proposal) -> None:
+    def __init__(self, question: PlanningSnapshot, proposal: Proposal) -> None:
         self._question = question
         vertices, sites = question.problem.vertices, question.problem.tree.sites
         after = {move.key: move.target for move in proposal.moves}

@@ -10,7 +10,7 @@ from policies.model import Placement
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanningSnapshot:
     """Made by ``question_of`` at ``at_s`` from the engine's state of ``version``.
 
     The planner needs ``problem`` alone. ``paths``: namespace/pod/container by the vertices' keys; ``was``: the

@@ -10,7 +10,7 @@ import pytest
 
 from cri_proxy.affinity.build_problem import (
     AffinitySettings,
-    Question,
+    PlanningSnapshot,
     affinity_settings,
     describe,
     plan_of,
@@ -53,21 +53,21 @@ def put(
     engine.amend(replace(engine.grants[key], fence=Fence()))
 
 
-def ask(engine: Engine, traffic: Traffic = NOBODY, now_s: float = 100.0, **changes: Any) -> Question:
+def ask(engine: Engine, traffic: Traffic = NOBODY, now_s: float = 100.0, **changes: Any) -> PlanningSnapshot:
     engine.set_traffic(traffic)
     return question_of(engine, replace(SETTINGS, **changes), now_s)
 
 
-def vertices(question: Question) -> dict[str, Vertex]:
+def vertices(question: PlanningSnapshot) -> dict[str, Vertex]:
     return {vertex.key: vertex for vertex in question.problem.vertices}
 
 
-def capacities(question: Question) -> list[int]:
+def capacities(question: PlanningSnapshot) -> list[int]:
     """Without the milli-CPU for rounding."""
     return [leaf.capacity_milli - 1 for leaf in question.problem.tree.leaves]
 
 
-def moved_to(question: Question, key: str, target: int) -> Proposal:
+def moved_to(question: PlanningSnapshot, key: str, target: int) -> Proposal:
     source = vertices(question)[key].at
     return Proposal(True, (ProposedMove(key, source, target, 0.5),), 1, 0, 0, 0, 0, "it pays")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cri_proxy.affinity.io.mover import FailedMove, MoveOutcome, Mover
 from cri_proxy.affinity.moves import plan_of, without_banned
 from cri_proxy.affinity.pressure_guard import Ban, Bans
-from cri_proxy.affinity.problem_snapshot import Question
+from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Plan
@@ -40,7 +40,7 @@ class Last:
 class Accepted:
     """A plan that is being carried out. ``settings``: those it was made with."""
 
-    question: Question
+    question: PlanningSnapshot
     proposal: Proposal
     settings: AffinitySettings
     last: Last
@@ -115,7 +115,7 @@ class Carrier:
         await asyncio.gather(*self._guards, return_exceptions=True)
 
 
-def followed_bytes(engine: Engine, question: Question, outcome: MoveOutcome) -> int:
+def followed_bytes(engine: Engine, question: PlanningSnapshot, outcome: MoveOutcome) -> int:
     """Memory of those that are in another NUMA node now."""
     topology = engine.host.topology
     sizes = {vertex.key: vertex.memory_bytes for vertex in question.problem.vertices}

@@ -16,7 +16,7 @@ from typing import Any, Optional, Protocol
 
 from cri_proxy.affinity.build_problem import (
     AffinitySettings,
-    Question,
+    PlanningSnapshot,
     affinity_settings,
     describe,
     question_slices,
@@ -186,7 +186,9 @@ class AffinityController:
         if proposal is not None and proposal.accepted:
             self._rest = self._accept(question, proposal, settings)
 
-    async def _ask(self, engine: Engine, settings: AffinitySettings) -> tuple[Question, Optional[Proposal]]:
+    async def _ask(
+        self, engine: Engine, settings: AffinitySettings
+    ) -> tuple[PlanningSnapshot, Optional[Proposal]]:
         """The question as things are now and the planner's answer; None where nobody talks to anybody.
 
         :raises PlannerFailed: it has no answer.
@@ -207,7 +209,7 @@ class AffinityController:
         self.parts.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
         return question, proposal
 
-    def _accept(self, question: Question, proposal: Proposal, settings: AffinitySettings) -> Accepted:
+    def _accept(self, question: PlanningSnapshot, proposal: Proposal, settings: AffinitySettings) -> Accepted:
         gain = proposal.cost_before - proposal.cost_after
         moves = len({move.key for move in proposal.moves})
         self.last = Last(self.parts.keeper.clock(), proposal.why, moves, gain)
@@ -280,7 +282,9 @@ class AffinityController:
             raise CannotRebalance(f"{FROZEN}; --dry-run shows what would be moved")
         return engine
 
-    def _document(self, question: Question, proposal: Optional[Proposal], dry_run: bool) -> dict[str, Any]:
+    def _document(
+        self, question: PlanningSnapshot, proposal: Optional[Proposal], dry_run: bool
+    ) -> dict[str, Any]:
         traffic = self.traffic()
         why = proposal.why if proposal is not None else "nobody is known to talk to anybody"
         return {

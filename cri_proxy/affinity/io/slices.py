@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Callable, Optional
 
-from cri_proxy.affinity.build_problem import Question, Slices
+from cri_proxy.affinity.build_problem import PlanningSnapshot, Slices
 from cri_proxy.engine.engine import Engine
 
 #: How often it begins anew, and how long after the change: in a rush of creates there are gaps.
@@ -16,8 +16,8 @@ TRIES, PAUSE_S = 20, 0.25
 
 
 async def ask_in_slices(
-    engine: Engine, begin: Callable[[], Slices[Question]], pause_s: float = PAUSE_S
-) -> Optional[Question]:
+    engine: Engine, begin: Callable[[], Slices[PlanningSnapshot]], pause_s: float = PAUSE_S
+) -> Optional[PlanningSnapshot]:
     """The question (``question_slices`` of this engine) as things are at its end.
 
     None: the engine changes faster than it can be read.
@@ -29,7 +29,7 @@ async def ask_in_slices(
             try:
                 next(slices)
             except StopIteration as end:
-                question: Question = end.value
+                question: PlanningSnapshot = end.value
                 return question
             await asyncio.sleep(0)
         await asyncio.sleep(pause_s)

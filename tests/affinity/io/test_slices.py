@@ -8,7 +8,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.affinity.build_problem import AffinitySettings, Question, question_of, question_slices
+from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, question_of, question_slices
 from cri_proxy.affinity.io.slices import TRIES, ask_in_slices
 from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -33,7 +33,7 @@ def busy_engine() -> Engine:
     return engine
 
 
-async def asked(engine: Engine) -> Optional[Question]:
+async def asked(engine: Engine) -> Optional[PlanningSnapshot]:
     return await ask_in_slices(engine, lambda: question_slices(engine, SETTINGS, NOW_S), pause_s=0)
 
 
