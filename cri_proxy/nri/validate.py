@@ -50,7 +50,7 @@ class DefaultRules:
 
 
 @dataclass(frozen=True)
-class Question:
+class ValidationInput:
     """What the rules look at. ``container``: the one before all adjustments; ``owners``: who has set what of it."""
 
     pod: nri.PodSandbox
@@ -59,7 +59,7 @@ class Question:
     plugins: Sequence[nri.PluginInstance]
 
 
-def validate(rules: DefaultRules, question: Question) -> None:
+def validate(rules: DefaultRules, question: ValidationInput) -> None:
     """Hold a merged adjustment against the rules.
 
     :raises Rejected: it breaks one of them.
@@ -128,14 +128,14 @@ def _tolerates_missing(key: str, pod: nri.PodSandbox, container_name: str) -> bo
     return _BOOLS[value]
 
 
-def _check_hooks(rules: DefaultRules, question: Question) -> None:
+def _check_hooks(rules: DefaultRules, question: ValidationInput) -> None:
     owners = owner_of(question.owners, question.container.id, nri.OciHooks)
     if rules.reject_oci_hook_adjustment and owners:
         who = f'plugins "{owners}"' if "," in owners else f'plugin "{owners}"'
         raise Rejected(f"validation error: {who} attempted restricted OCI hook injection")
 
 
-def _check_seccomp(rules: DefaultRules, question: Question) -> None:
+def _check_seccomp(rules: DefaultRules, question: ValidationInput) -> None:
     owner = owner_of(question.owners, question.container.id, nri.SeccompPolicy)
     if not owner:
         return
@@ -149,7 +149,7 @@ def _check_seccomp(rules: DefaultRules, question: Question) -> None:
         )
 
 
-def _check_namespaces(rules: DefaultRules, question: Question) -> None:
+def _check_namespaces(rules: DefaultRules, question: ValidationInput) -> None:
     owned = _owned(question, nri.Namespace)
     if rules.reject_namespace_adjustment and owned:
         offenders = ", ".join(f'"{plain(owner)}" (namespace "{kind}")' for kind, owner in owned)
@@ -158,14 +158,14 @@ def _check_namespaces(rules: DefaultRules, question: Question) -> None:
         )
 
 
-def _check_sysctl(rules: DefaultRules, question: Question) -> None:
+def _check_sysctl(rules: DefaultRules, question: ValidationInput) -> None:
     owned = _owned(question, nri.Sysctl)
     if rules.reject_sysctl_adjustment and owned:
         offenders = ", ".join(dict.fromkeys(plain(owner) for _, owner in owned))
         raise Rejected(f"validation error: attempted restricted sysctl adjustment by plugin(s) {offenders}")
 
 
-def _owned(question: Question, field: nri.Field.ValueType) -> list[tuple[str, str]]:
+def _owned(question: ValidationInput, field: nri.Field.ValueType) -> list[tuple[str, str]]:
     """Keys and owners of a field, by key."""
     owners = question.owners.owners
     of = owners[question.container.id] if question.container.id in owners else nri.FieldOwners()

@@ -8,7 +8,7 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.merge import Merge
-from cri_proxy.nri.validate import DefaultRules, Question, Rejected, failed_in, refused_by, validate
+from cri_proxy.nri.validate import DefaultRules, Rejected, ValidationInput, failed_in, refused_by, validate
 
 HOOKS = nri.ContainerAdjustment(hooks=nri.Hooks(prestart=[nri.Hook(path="/h")]))
 SECCOMP = nri.ContainerAdjustment(
@@ -42,7 +42,7 @@ def verdict(
     merge = Merge(container)
     for plugin, adjustment in zip(("00-foo", "10-bar"), adjustments):
         merge.add(plugin, adjustment)
-    question = Question(
+    question = ValidationInput(
         pod=nri.PodSandbox(annotations=annotations or {}),
         container=merge.pristine,
         owners=merge.owners,

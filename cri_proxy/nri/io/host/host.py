@@ -177,7 +177,9 @@ class NriHost:
                     raise PluginRefused(str(conflict)) from None
             merged = Merged(merge.adjust, updates.result, merge.owners)
             # Our own rules first, which cost nothing.
-            self._check_rules(nri_validate.Question(pod.message, container.message, merged.owners, present))
+            self._check_rules(
+                nri_validate.ValidationInput(pod.message, container.message, merged.owners, present)
+            )
             if validators:
                 rest = nri.ValidateContainerAdjustmentRequest(
                     adjust=merged.adjust, update=merged.updates, owners=merged.owners, plugins=present
@@ -313,7 +315,7 @@ class NriHost:
         except nri_validate.Rejected as reason:
             raise PluginRefused(str(reason)) from None
 
-    def _check_rules(self, question: nri_validate.Question) -> None:
+    def _check_rules(self, question: nri_validate.ValidationInput) -> None:
         try:
             nri_validate.validate(self.settings.rules, question)
         except nri_validate.Rejected as reason:
