@@ -34,7 +34,7 @@ Ban = tuple[str, frozenset[int]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class PressureReading:
     """How long a container's tasks have waited for CPUs since it exists, in microseconds; ``at_s``: when it was read."""
 
     at_s: float
@@ -59,7 +59,7 @@ class Worse:
         )
 
 
-def shares(earlier: Mapping[str, Reading], later: Mapping[str, Reading]) -> dict[str, float]:
+def shares(earlier: Mapping[str, PressureReading], later: Mapping[str, PressureReading]) -> dict[str, float]:
     """The part of the time between two looks that each container has waited, 0 to 1; only where that can be said."""
     found = {}
     for key, now in later.items():

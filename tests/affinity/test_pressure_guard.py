@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cri_proxy.affinity.pressure_guard import BAN_S, Bans, Reading, forbid, shares, worse_places
+from cri_proxy.affinity.pressure_guard import BAN_S, Bans, PressureReading, forbid, shares, worse_places
 from policies.affinity.planner.problem import CandidateDomain, Leaf, Problem, Tree, Vertex
 
 HERE, THERE = frozenset(range(8)), frozenset(range(8, 16))
 
 
-def waited(at_s: float, **seconds: float) -> dict[str, Reading]:
+def waited(at_s: float, **seconds: float) -> dict[str, PressureReading]:
     """Readings of containers that have waited so many seconds in all."""
-    return {key: Reading(at_s, round(value * 1e6)) for key, value in seconds.items()}
+    return {key: PressureReading(at_s, round(value * 1e6)) for key, value in seconds.items()}
 
 
 def test_a_share_is_the_part_of_the_time_between_two_looks_that_was_waited() -> None:
@@ -28,7 +28,7 @@ def test_a_share_is_the_part_of_the_time_between_two_looks_that_was_waited() -> 
     ],
 )
 def test_no_share_is_told_where_it_is_not_known(
-    earlier: dict[str, Reading], later: dict[str, Reading]
+    earlier: dict[str, PressureReading], later: dict[str, PressureReading]
 ) -> None:
     assert shares(earlier, later) == {}
 

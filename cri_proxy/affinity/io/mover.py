@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.affinity.io.memory_use import memory_in_use
 from cri_proxy.affinity.io.pressure import NOTHING, PressureReader, PressureSample
-from cri_proxy.affinity.pressure_guard import SHORTEST_S, Reading, shares, worse_places
+from cri_proxy.affinity.pressure_guard import SHORTEST_S, PressureReading, shares, worse_places
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import MOVED
 from cri_proxy.engine.pins import FROZEN
@@ -167,8 +167,8 @@ class Mover:
         engine: Engine,
         made: tuple[Move, ...],
         before: Mapping[str, float],
-        start: Mapping[str, Reading],
-        end: Mapping[str, Reading],
+        start: Mapping[str, PressureReading],
+        end: Mapping[str, PressureReading],
     ) -> tuple[FailedMove, ...]:
         cpus_of = {key: grant.cpus for key, grant in engine.grants.items()}
         places = [move.home for move in made]

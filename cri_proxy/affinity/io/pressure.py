@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from cri_proxy.affinity.pressure_guard import Reading
+from cri_proxy.affinity.pressure_guard import PressureReading
 from cri_proxy.bounded_files import read_number, read_text
 
 PSI, THROTTLING, NOTHING = "pressure (PSI)", "throttling", "nothing"
@@ -25,7 +25,7 @@ _CPU = ("", "cpu", "cpu,cpuacct")
 class PressureSample:
     """One look at many containers: what could be read, and on what."""
 
-    readings: Mapping[str, Reading]
+    readings: Mapping[str, PressureReading]
     source: str
 
 
@@ -37,13 +37,13 @@ class PressureReader:
 
     def look(self, paths: Mapping[str, str], now_s: float) -> PressureSample:
         """Read all containers of ``paths`` (cgroup path by id), each in the best way it has. Blocks: files are read."""
-        readings: dict[str, Reading] = {}
+        readings: dict[str, PressureReading] = {}
         sources = set()
         for key, path in paths.items():
             for source, read in ((PSI, self._stalled_us), (THROTTLING, self._throttled_us)):
                 waited_us = read(path)
                 if waited_us is not None:
-                    readings[key] = Reading(now_s, waited_us)
+                    readings[key] = PressureReading(now_s, waited_us)
                     sources.add(source)
                     break
         return PressureSample(readings, " and ".join(sorted(sources)) or NOTHING)

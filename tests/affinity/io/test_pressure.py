@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.affinity.io.pressure import NOTHING, PSI, THROTTLING, PressureReader
-from cri_proxy.affinity.pressure_guard import Reading
+from cri_proxy.affinity.pressure_guard import PressureReading
 
 POD = "/kubepods/pod1/c1"
 PSI_TEXT = (
@@ -37,7 +37,7 @@ def test_the_best_that_a_host_tells_is_read(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
     look = PressureReader(tmp_path).look({"c1": POD}, now_s=5.0)
-    assert look.readings == {"c1": Reading(5.0, waited_us)}
+    assert look.readings == {"c1": PressureReading(5.0, waited_us)}
     assert look.source == source
 
 
