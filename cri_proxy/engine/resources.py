@@ -25,7 +25,7 @@ SYSTEMD_STEP_MILLI = 10
 
 
 @dataclass(frozen=True)
-class Reading:
+class CgroupReading:
     """What the files of one cgroup say; 0 = not read. ``shares``: cgroup v1; ``weight``: v2.
 
     ``quota_us``, ``memory_limit_bytes``: -1 = there is no limit.
@@ -44,15 +44,15 @@ class Reading:
             return None
         return -(-self.quota_us * 1000 // self.period_us)
 
-    def completed_by(self, child: Reading) -> Reading:
+    def completed_by(self, child: CgroupReading) -> CgroupReading:
         """With what is limited in a child instead: a runtime has written there what it has not written here."""
         weight = child.weight if self.weight in (0, DEFAULT_WEIGHT) else self.weight
         quota = self if self.quota_us > 0 else child
         limit = self.memory_limit_bytes if self.memory_limit_bytes > 0 else child.memory_limit_bytes
-        return Reading(self.shares or child.shares, weight, quota.quota_us, quota.period_us, limit)
+        return CgroupReading(self.shares or child.shares, weight, quota.quota_us, quota.period_us, limit)
 
 
-def has_news(grant: Grant, reading: Reading) -> bool:
+def has_news(grant: Grant, reading: CgroupReading) -> bool:
     """Whether a container's cgroup says anything else than its record, beyond rounding."""
     known = grant.container.resources
     return not (
@@ -62,7 +62,7 @@ def has_news(grant: Grant, reading: Reading) -> bool:
     )
 
 
-def resources_read(grant: Grant, reading: Reading, told: cri.LinuxContainerResources) -> Resources:
+def resources_read(grant: Grant, reading: CgroupReading, told: cri.LinuxContainerResources) -> Resources:
     """A container's resources by its cgroup; what is rounded there is as it is known, or as the runtime ``told``.
 
     A quota that differs from the one that the runtime was asked for is another program's, which lends CPU time for a
@@ -97,13 +97,13 @@ def resources_told(grant: Grant, told: cri.LinuxContainerResources) -> Resources
     return update_resources(grant.container.resources, told, grant.container.qos)
 
 
-def with_quota(reading: Reading, limit: str) -> Reading:
+def with_quota(reading: CgroupReading, limit: str) -> CgroupReading:
     """With another quota: ``QUOTA PERIOD``, as cpu.max of cgroup v2 has it."""
     words = [int(word) for word in limit.split() if word.isdecimal()]
     return replace(reading, quota_us=words[0], period_us=words[1]) if len(words) == 2 else reading
 
 
-def size_read(known: Optional[PodSize], reading: Reading) -> Optional[PodSize]:
+def size_read(known: Optional[PodSize], reading: CgroupReading) -> Optional[PodSize]:
     """A pod's size by the cgroup that kubelet keeps for it; ``known`` where that says nothing else.
 
     A pod without a quota says nothing: not all of its containers have limits, or kubelet sets none.
@@ -124,7 +124,7 @@ def size_read(known: Optional[PodSize], reading: Reading) -> Optional[PodSize]:
     return PodSize(request, limit, "the pod's cgroup")
 
 
-def memory_limit_read(known: int, reading: Reading, limits: Iterable[int]) -> int:
+def memory_limit_read(known: int, reading: CgroupReading, limits: Iterable[int]) -> int:
     """A pod's memory limit by its cgroup, where one of its containers has the same; else ``known``.
 
     Kubelet gives a pod's limit to each of its containers that has none. To the pod's cgroup it adds the overhead, which
@@ -144,7 +144,7 @@ def _is_ours(grant: Grant, quota_us: int) -> bool:
     return quota_us < 0 and is_taken
 
 
-def _same_request(milli: int, reading: Reading) -> bool:
+def _same_request(milli: int, reading: CgroupReading) -> bool:
     shares = min(MAX_SHARES, max(MIN_SHARES, milli * SHARES_PER_CPU // 1000))
     if reading.shares:
         return reading.shares == shares or _milli(reading.shares) == milli
@@ -152,7 +152,7 @@ def _same_request(milli: int, reading: Reading) -> bool:
     return not reading.weight or any(_is_weight_of(reading.weight, s) for s in (shares, shares - 1))
 
 
-def _same_quota(known: Resources, reading: Reading) -> bool:
+def _same_quota(known: Resources, reading: CgroupReading) -> bool:
     if reading.quota_us == 0:
         return True
     has_quota = known.milli_limit is not None and known.quota_period_us > 0
@@ -166,10 +166,10 @@ def _is_told(known: Resources, told: cri.LinuxContainerResources) -> bool:
     """Whether the runtime was asked for the CPU limit that is known, and for no other one since."""
     if not told.ByteSize():
         return False
-    return _same_quota(known, Reading(quota_us=told.cpu_quota or -1, period_us=told.cpu_period))
+    return _same_quota(known, CgroupReading(quota_us=told.cpu_quota or -1, period_us=told.cpu_period))
 
 
-def _same_memory(known: Resources, reading: Reading) -> bool:
+def _same_memory(known: Resources, reading: CgroupReading) -> bool:
     limit = reading.memory_limit_bytes
     if limit <= 0:
         return limit == 0 or known.memory_limit_bytes == 0
@@ -180,7 +180,7 @@ def _is_rounded(milli: int, read_milli: int) -> bool:
     return read_milli in (milli, -(-milli // SYSTEMD_STEP_MILLI) * SYSTEMD_STEP_MILLI)
 
 
-def _shares(known: Resources, reading: Reading, told: cri.LinuxContainerResources) -> int:
+def _shares(known: Resources, reading: CgroupReading, told: cri.LinuxContainerResources) -> int:
     """The shares of a container: those that were asked for if they explain what is read; 0 = they cannot be known."""
     if reading.shares == DEFAULT_SHARES and not told.cpu_shares and not known.milli_request:
         return 0  # it was never told any

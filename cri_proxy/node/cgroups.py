@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
-from cri_proxy.engine.resources import Reading
+from cri_proxy.engine.resources import CgroupReading
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
@@ -145,7 +145,7 @@ class Cgroups:
         inherited = None if cpus or self.is_v1 else _read(folder / "cpuset.cpus.effective")
         return Cpusets(cpus, mems, inherited or NO_CPUS)
 
-    def limits(self, path: str, container_id: str = "") -> Reading:
+    def limits(self, path: str, container_id: str = "") -> CgroupReading:
         """What a cgroup's files say of CPU shares, quota and memory limit; 0 where there are none.
 
         ``container_id``: the path may go on behind the cgroup of that name, as ``of_container`` has it; one of the two
@@ -157,15 +157,15 @@ class Cgroups:
         found = self._limits(own)
         return found if own == path else found.completed_by(self._limits(path))
 
-    def _limits(self, path: str) -> Reading:
+    def _limits(self, path: str) -> CgroupReading:
         relative = path.lstrip("/")
         folder = (self._cpu_v1 or self._root) / relative
         if self._cpu_v1 is not None:
             quota, period = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
-            cpu = Reading(_numbers(folder / "cpu.shares")[0], 0, quota[0], period[0])
+            cpu = CgroupReading(_numbers(folder / "cpu.shares")[0], 0, quota[0], period[0])
         else:
             quota = _numbers(folder / "cpu.max")
-            cpu = Reading(0, _numbers(folder / "cpu.weight")[0], quota[0], quota[-1])
+            cpu = CgroupReading(0, _numbers(folder / "cpu.weight")[0], quota[0], quota[-1])
         name = "memory.max" if self._memory_v1 is None else "memory.limit_in_bytes"
         memory_bytes = _numbers(self._memory / relative / name)[0]
         return replace(cpu, memory_limit_bytes=-1 if memory_bytes >= NO_MEMORY_LIMIT else memory_bytes)

@@ -18,7 +18,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.quota import pod_cgroup
 from cri_proxy.engine.records import Grant, Life, Seen
 from cri_proxy.engine.resources import (
-    Reading,
+    CgroupReading,
     has_news,
     memory_limit_read,
     resources_read,
@@ -66,7 +66,7 @@ class Reconciler:
         #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
         self._outside: dict[str, tuple[int, str]] = {}
         #: What the runtime had to say of limits that are not as known: the limits, what was known, what was made of them.
-        self._explained: dict[str, tuple[Reading, Resources, Resources]] = {}
+        self._explained: dict[str, tuple[CgroupReading, Resources, Resources]] = {}
         #: Sandboxes the last list did not name, and those that cannot be understood.
         self._missing: set[str] = set()
         self._refused: set[str] = set()
@@ -300,7 +300,7 @@ class Reconciler:
                         "a pod was resized past us", pod=f"{pod.namespace}/{pod.name}", id=key
                     )
 
-    def _is_news(self, engine: Engine, container_id: str, limits: Optional[Reading]) -> bool:
+    def _is_news(self, engine: Engine, container_id: str, limits: Optional[CgroupReading]) -> bool:
         """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""
         grant = engine.grants.get(container_id)
         if grant is None or limits is None or not has_news(grant, limits):
@@ -371,7 +371,7 @@ class CgroupLook:
 
     sets: Optional[Cpusets] = None
     runs_in: Optional[str] = None
-    limits: Optional[Reading] = None
+    limits: Optional[CgroupReading] = None
 
 
 def _with_cpusets(item: Seen, look: CgroupLook, linux: Optional[cri.LinuxContainerResources]) -> Seen:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, read_resources
 from cri_proxy.engine.records import Grant, Life, Stance
-from cri_proxy.engine.resources import Reading, has_news, memory_limit_read, resources_read, size_read
+from cri_proxy.engine.resources import CgroupReading, has_news, memory_limit_read, resources_read, size_read
 from policies.model import Placement, PodSize, Qos, Resources
 from tests.machines import GIB
 from tests.scenes import make_container
@@ -29,40 +29,40 @@ def grant_with(resources: Resources, qos: Qos = Qos.BURSTABLE, **fields: object)
 
 KNOWN = Resources(500, 2000, 0, GIB)
 #: What the files say of KNOWN, by who wrote them.
-SAME: dict[str, Reading] = {
-    "cgroup v1": Reading(512, 0, 200_000, PERIOD_US, GIB),
-    "cgroup v2, weights on a line": Reading(0, 20, 200_000, PERIOD_US, GIB),
-    "cgroup v2, weights on a curve": Reading(0, 59, 200_000, PERIOD_US, GIB),
-    "another period": Reading(512, 0, 20_000, 10_000, GIB),
-    "a file that could not be read": Reading(0, 0, 200_000, PERIOD_US, 0),
+SAME: dict[str, CgroupReading] = {
+    "cgroup v1": CgroupReading(512, 0, 200_000, PERIOD_US, GIB),
+    "cgroup v2, weights on a line": CgroupReading(0, 20, 200_000, PERIOD_US, GIB),
+    "cgroup v2, weights on a curve": CgroupReading(0, 59, 200_000, PERIOD_US, GIB),
+    "another period": CgroupReading(512, 0, 20_000, 10_000, GIB),
+    "a file that could not be read": CgroupReading(0, 0, 200_000, PERIOD_US, 0),
 }
 
 
 @pytest.mark.parametrize("reading", SAME.values(), ids=SAME)
-def test_what_the_files_have_from_us_is_no_news(reading: Reading) -> None:
+def test_what_the_files_have_from_us_is_no_news(reading: CgroupReading) -> None:
     grant = grant_with(KNOWN)
     assert not has_news(grant, reading)
     assert resources_read(grant, reading, NOTHING_TOLD) == KNOWN
 
 
-ROUNDED: dict[str, tuple[Resources, Reading]] = {
-    "systemd takes a quota in steps": (Resources(0, 15, 0, 0), Reading(2, 0, 2_000, PERIOD_US, -1)),
+ROUNDED: dict[str, tuple[Resources, CgroupReading]] = {
+    "systemd takes a quota in steps": (Resources(0, 15, 0, 0), CgroupReading(2, 0, 2_000, PERIOD_US, -1)),
     "memory is whole pages": (
         Resources(0, None, 0, 100_000_000),
-        Reading(2, 0, -1, PERIOD_US, 99_999_744),
+        CgroupReading(2, 0, -1, PERIOD_US, 99_999_744),
     ),
-    "and large pages": (Resources(0, None, 0, 100_000_000), Reading(2, 0, -1, PERIOD_US, 99_942_400)),
+    "and large pages": (Resources(0, None, 0, 100_000_000), CgroupReading(2, 0, -1, PERIOD_US, 99_942_400)),
     "shares have a most": (
         Resources(400_000, 400_000, 0, 0),
-        Reading(MAX_SHARES, 0, 40_000_000, PERIOD_US, -1),
+        CgroupReading(MAX_SHARES, 0, 40_000_000, PERIOD_US, -1),
     ),
-    "a weight is for some requests": (Resources(101, None, 0, 0), Reading(0, 4, -1, PERIOD_US, -1)),
+    "a weight is for some requests": (Resources(101, None, 0, 0), CgroupReading(0, 4, -1, PERIOD_US, -1)),
 }
 
 
 @pytest.mark.parametrize(("known", "reading"), ROUNDED.values(), ids=ROUNDED)
 def test_rounding_is_no_news_and_stays_none_when_something_else_is(
-    known: Resources, reading: Reading
+    known: Resources, reading: CgroupReading
 ) -> None:
     grant = grant_with(known)
     assert not has_news(grant, reading)
@@ -83,39 +83,39 @@ def test_what_a_runtime_was_asked_for_is_what_it_has_in_its_files(
     grant = grant_with(read_resources(asked, Qos.BURSTABLE))
     pages = limit // 4096 * 4096 if limit else -1
     line = 1 + (shares - 2) * 9999 // 262142
-    assert not has_news(grant, Reading(shares, 0, quota_us, PERIOD_US, pages))
-    assert not has_news(grant, Reading(0, line, quota_us, PERIOD_US, pages))
+    assert not has_news(grant, CgroupReading(shares, 0, quota_us, PERIOD_US, pages))
+    assert not has_news(grant, CgroupReading(0, line, quota_us, PERIOD_US, pages))
 
 
 # ---------------------------------------------------------------------- news
 
 #: What the files say, what the runtime was told, and what it is then.
-NEWS: dict[str, tuple[Reading, dict[str, int], Resources]] = {
-    "a larger quota": (Reading(512, 0, 800_000, PERIOD_US, GIB), {}, replace(KNOWN, milli_limit=8000)),
-    "more shares": (Reading(2048, 0, 200_000, PERIOD_US, GIB), {}, replace(KNOWN, milli_request=2000)),
+NEWS: dict[str, tuple[CgroupReading, dict[str, int], Resources]] = {
+    "a larger quota": (CgroupReading(512, 0, 800_000, PERIOD_US, GIB), {}, replace(KNOWN, milli_limit=8000)),
+    "more shares": (CgroupReading(2048, 0, 200_000, PERIOD_US, GIB), {}, replace(KNOWN, milli_request=2000)),
     "a heavier weight, and the runtime tells of what": (
-        Reading(0, 79, 200_000, PERIOD_US, GIB),
+        CgroupReading(0, 79, 200_000, PERIOD_US, GIB),
         {"cpu_shares": 2048},
         replace(KNOWN, milli_request=2000),
     ),
     "a weight that nothing explains is no request": (
-        Reading(0, 7777, 300_000, PERIOD_US, GIB),
+        CgroupReading(0, 7777, 300_000, PERIOD_US, GIB),
         {"cpu_shares": 2048},
         replace(KNOWN, milli_limit=3000),
     ),
-    "the quota is gone": (Reading(512, 0, -1, PERIOD_US, GIB), {}, replace(KNOWN, milli_limit=None)),
+    "the quota is gone": (CgroupReading(512, 0, -1, PERIOD_US, GIB), {}, replace(KNOWN, milli_limit=None)),
     "the memory limit is gone": (
-        Reading(512, 0, 200_000, PERIOD_US, -1),
+        CgroupReading(512, 0, 200_000, PERIOD_US, -1),
         {},
         replace(KNOWN, memory_limit_bytes=0),
     ),
     "the files are right where the runtime says neither that nor what is known": (
-        Reading(512, 0, 800_000, PERIOD_US, GIB),
+        CgroupReading(512, 0, 800_000, PERIOD_US, GIB),
         {"cpu_shares": 512, "cpu_quota": 400_000, "cpu_period": PERIOD_US},
         replace(KNOWN, milli_limit=8000),
     ),
     "a quota that the runtime was not asked for is lent by another program": (
-        Reading(512, 0, 800_000, PERIOD_US, GIB),
+        CgroupReading(512, 0, 800_000, PERIOD_US, GIB),
         {"cpu_shares": 512, "cpu_quota": 200_000, "cpu_period": PERIOD_US},
         KNOWN,
     ),
@@ -123,7 +123,7 @@ NEWS: dict[str, tuple[Reading, dict[str, int], Resources]] = {
 
 
 @pytest.mark.parametrize(("reading", "told", "now"), NEWS.values(), ids=NEWS)
-def test_all_else_is_news(reading: Reading, told: dict[str, int], now: Resources) -> None:
+def test_all_else_is_news(reading: CgroupReading, told: dict[str, int], now: Resources) -> None:
     grant = grant_with(KNOWN)
     assert has_news(grant, reading)
     assert resources_read(grant, reading, cri.LinuxContainerResources(**told)) == now
@@ -131,7 +131,7 @@ def test_all_else_is_news(reading: Reading, told: dict[str, int], now: Resources
 
 def test_a_container_that_asked_for_nothing_has_what_a_cgroup_begins_with() -> None:
     grant = grant_with(Resources())
-    for reading in (Reading(1024, 0, -1, PERIOD_US, -1), Reading(0, 100, -1, PERIOD_US, -1)):
+    for reading in (CgroupReading(1024, 0, -1, PERIOD_US, -1), CgroupReading(0, 100, -1, PERIOD_US, -1)):
         assert resources_read(grant, reading, NOTHING_TOLD) == Resources()
         asked = cri.LinuxContainerResources(cpu_shares=1024)
         assert resources_read(grant, reading, asked).milli_request == 1000
@@ -140,15 +140,15 @@ def test_a_container_that_asked_for_nothing_has_what_a_cgroup_begins_with() -> N
 def test_a_guaranteed_container_without_quota_has_none_to_miss() -> None:
     known = read_resources(cri.LinuxContainerResources(cpu_shares=2048), Qos.GUARANTEED)
     grant = grant_with(known, Qos.GUARANTEED)
-    assert not has_news(grant, Reading(2048, 0, -1, PERIOD_US, -1))
-    larger = resources_read(grant, Reading(4096, 0, -1, PERIOD_US, -1), NOTHING_TOLD)
+    assert not has_news(grant, CgroupReading(2048, 0, -1, PERIOD_US, -1))
+    larger = resources_read(grant, CgroupReading(4096, 0, -1, PERIOD_US, -1), NOTHING_TOLD)
     assert (larger.milli_request, larger.milli_limit, larger.quota_period_us) == (4000, 4000, 0)
 
 
 @pytest.mark.parametrize("fields", [{"placement": Placement(lift_quota=True)}, {"quota_taken": True}])
 def test_a_quota_that_we_have_taken_is_no_news_and_another_one_is(fields: dict[str, object]) -> None:
     grant = grant_with(KNOWN, **fields)
-    away, larger = Reading(512, 0, -1, PERIOD_US, GIB), Reading(512, 0, 600_000, PERIOD_US, GIB)
+    away, larger = CgroupReading(512, 0, -1, PERIOD_US, GIB), CgroupReading(512, 0, 600_000, PERIOD_US, GIB)
     assert not has_news(grant, away)
     assert resources_read(grant, replace(away, shares=1024), NOTHING_TOLD) == replace(
         KNOWN, milli_request=1000
@@ -159,16 +159,20 @@ def test_a_quota_that_we_have_taken_is_no_news_and_another_one_is(fields: dict[s
 # ---------------------------------------------------------------------- pods
 
 SIZE = PodSize(600, 2100, "sandbox resources")
-PODS: dict[str, tuple[Optional[PodSize], Reading, Optional[PodSize]]] = {
-    "as it was": (SIZE, Reading(614, 0, 210_000, PERIOD_US), SIZE),
-    "as it was, as a weight": (SIZE, Reading(0, 24, 210_000, PERIOD_US), SIZE),
-    "no quota: not all are limited": (SIZE, Reading(2048, 0, -1, PERIOD_US), SIZE),
-    "not known, and no quota": (None, Reading(1024, 0, -1, PERIOD_US), None),
-    "not known before": (None, Reading(512, 0, 200_000, PERIOD_US), PodSize(500, 2000, "the pod's cgroup")),
-    "larger": (SIZE, Reading(1024, 0, 400_000, PERIOD_US), PodSize(1000, 4000, "the pod's cgroup")),
+PODS: dict[str, tuple[Optional[PodSize], CgroupReading, Optional[PodSize]]] = {
+    "as it was": (SIZE, CgroupReading(614, 0, 210_000, PERIOD_US), SIZE),
+    "as it was, as a weight": (SIZE, CgroupReading(0, 24, 210_000, PERIOD_US), SIZE),
+    "no quota: not all are limited": (SIZE, CgroupReading(2048, 0, -1, PERIOD_US), SIZE),
+    "not known, and no quota": (None, CgroupReading(1024, 0, -1, PERIOD_US), None),
+    "not known before": (
+        None,
+        CgroupReading(512, 0, 200_000, PERIOD_US),
+        PodSize(500, 2000, "the pod's cgroup"),
+    ),
+    "larger": (SIZE, CgroupReading(1024, 0, 400_000, PERIOD_US), PodSize(1000, 4000, "the pod's cgroup")),
     "larger, as a weight": (
         SIZE,
-        Reading(0, 157, 800_000, PERIOD_US),
+        CgroupReading(0, 157, 800_000, PERIOD_US),
         PodSize(3996, 8000, "the pod's cgroup"),
     ),
 }
@@ -176,7 +180,7 @@ PODS: dict[str, tuple[Optional[PodSize], Reading, Optional[PodSize]]] = {
 
 @pytest.mark.parametrize(("known", "reading", "now"), PODS.values(), ids=PODS)
 def test_a_pods_size_follows_its_quota(
-    known: Optional[PodSize], reading: Reading, now: Optional[PodSize]
+    known: Optional[PodSize], reading: CgroupReading, now: Optional[PodSize]
 ) -> None:
     assert size_read(known, reading) == now
 
@@ -197,11 +201,11 @@ POD_LIMITS = [
 def test_a_pods_memory_limit_is_its_cgroups_where_a_container_has_the_same(
     known: int, told: int, limits: list[int], now: int
 ) -> None:
-    assert memory_limit_read(known, Reading(memory_limit_bytes=told), limits) == now
+    assert memory_limit_read(known, CgroupReading(memory_limit_bytes=told), limits) == now
 
 
 def test_what_one_cgroup_lacks_its_child_has() -> None:
-    child = Reading(0, 20, 200_000, PERIOD_US, GIB)
-    assert Reading(0, 100, -1, PERIOD_US, -1).completed_by(child) == child
-    own = Reading(0, 39, 400_000, PERIOD_US, 2 * GIB)
-    assert own.completed_by(Reading(0, 100, -1, PERIOD_US, -1)) == own
+    child = CgroupReading(0, 20, 200_000, PERIOD_US, GIB)
+    assert CgroupReading(0, 100, -1, PERIOD_US, -1).completed_by(child) == child
+    own = CgroupReading(0, 39, 400_000, PERIOD_US, 2 * GIB)
+    assert own.completed_by(CgroupReading(0, 100, -1, PERIOD_US, -1)) == own

@@ -17,7 +17,7 @@ from cri_proxy.config.config import read_config
 from cri_proxy.daemon.commands import engine_status
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.report import placement_row
-from cri_proxy.engine.resources import Reading
+from cri_proxy.engine.resources import CgroupReading
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.runtime import Runtime
@@ -404,5 +404,5 @@ async def test_files_of_cgroup_v1_are_followed(runtime: FakeRuntime, tmp_path: P
     ):
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(text + "\n")
-    assert cgroups.limits("/c") == Reading(512, 0, -1, 100_000, -1)
-    assert cgroups.limits("/gone") == Reading()
+    assert cgroups.limits("/c") == CgroupReading(512, 0, -1, 100_000, -1)
+    assert cgroups.limits("/gone") == CgroupReading()
