@@ -32,14 +32,14 @@ class SysfsError(Exception):
 
 
 @dataclass(frozen=True)
-class Reading:
+class SysfsReading:
     """What was read, and one sentence for every hole in it."""
 
     data: TopologyData
     warnings: tuple[str, ...]
 
 
-def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> Reading:
+def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsReading:
     """Read the CPUs, caches, NUMA nodes, memory and PCI devices of a machine.
 
     Only online CPUs have a place, the other present ones are in ``offline``. A core or L3 goes by its lowest
@@ -74,7 +74,7 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> Reading
         devices=_read_devices(f"{root}/bus/pci/devices", nodes.known, holes),
         vendor=_read_vendor(proc),
     )
-    return Reading(data, holes.sentences())
+    return SysfsReading(data, holes.sentences())
 
 
 def read_signature(root: Path = Path("/sys")) -> str:
