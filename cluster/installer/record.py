@@ -21,7 +21,7 @@ class BadRecord(Exception):
 
 
 @dataclass(frozen=True)
-class Record:
+class InstallationRecord:
     """``before``: the host before the first installation. ``installed``: the last that succeeded. ``underway``: one
     that has begun and not ended, for it is at work, or was killed.
     """
@@ -44,7 +44,7 @@ class Record:
         )
 
 
-def write_record(record: Record) -> str:
+def write_record(record: InstallationRecord) -> str:
     """As JSON, for a person as well."""
     state = asdict(record.before)
     state = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in state.items()}
@@ -52,11 +52,11 @@ def write_record(record: Record) -> str:
     return json.dumps({"format": FORMAT, "before": state, **packages}, indent=1, sort_keys=True) + "\n"
 
 
-def _packages(record: Record) -> dict[str, Optional[Package]]:
+def _packages(record: InstallationRecord) -> dict[str, Optional[Package]]:
     return {"installed": record.installed, "underway": record.underway}
 
 
-def read_record(text: str) -> Record:
+def read_record(text: str) -> InstallationRecord:
     """The inverse.
 
     :raises BadRecord: it is another format, or none.
@@ -68,7 +68,7 @@ def read_record(text: str) -> Record:
         before = document["before"]
         sets = {name: frozenset(before[name]) for name in ("enabled", "running", "left")}
         state = HostState(str(before["version"]), str(before["sha256"]), kubelet=before["kubelet"], **sets)
-        return Record(state, _package(document["installed"]), _package(document["underway"]))
+        return InstallationRecord(state, _package(document["installed"]), _package(document["underway"]))
     except (ValueError, KeyError, TypeError) as error:
         raise BadRecord(f"{PATH}: it is not what the installer writes ({error!r})") from None
 

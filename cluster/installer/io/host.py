@@ -30,7 +30,7 @@ from cluster.installer.plan import (
     Package,
     Platform,
 )
-from cluster.installer.record import PATH, Record, read_record, write_record
+from cluster.installer.record import PATH, InstallationRecord, read_record, write_record
 
 #: The host's first process is seen by a pod with hostPID; its namespaces are the host's.
 NSENTER = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--")
@@ -92,7 +92,7 @@ class InstallationHost:
             ordered.sort(key=lambda version: version != default)
         return tuple(ordered)
 
-    def state(self, kind: str, record: Optional[Record]) -> HostState:
+    def state(self, kind: str, record: Optional[InstallationRecord]) -> HostState:
         """How it is now, with the package's bytes as the record knows them."""
         version = self._version(kind, PACKAGE)
         known = record.known if record is not None else ()
@@ -196,14 +196,14 @@ class InstallationHost:
 
     # ---------------------------------------------------------------- what is written down
 
-    def load(self) -> Optional[Record]:
+    def load(self) -> Optional[InstallationRecord]:
         """:raises BadRecord: there is one, and it cannot be read."""
         try:
             return read_record(self.path(PATH).read_text())
         except FileNotFoundError:
             return None
 
-    def save(self, record: Record) -> None:
+    def save(self, record: InstallationRecord) -> None:
         """On the disk when it returns: a node may lose its power in the next step."""
         path = self.path(PATH)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

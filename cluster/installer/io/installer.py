@@ -20,7 +20,7 @@ from cluster.installer.plan import (
     refuse_foreign,
     steps,
 )
-from cluster.installer.record import BadRecord, Record
+from cluster.installer.record import BadRecord, InstallationRecord
 
 #: Where the image has the packages (packaging/cluster/image.py).
 IMAGE_PACKAGES = Path("/usr/share/cri-resmgr/packages")
@@ -83,7 +83,7 @@ class Installer:
         now = host.state(platform.kind, record)
         refuse_foreign(platform, now, record.known if record else ())
         if record is None:
-            record = Record(before=now)
+            record = InstallationRecord(before=now)
         target = installed_target(package, record.before)
         todo = steps(platform.kind, now, target)
         # 2. Written down first: whatever comes between, the next installer knows how the host was.
@@ -94,7 +94,7 @@ class Installer:
         except (StepFailed, Interrupted) as error:
             return self._take_back(platform.kind, replace(record, underway=package), str(error))
         # 3. It is so.
-        host.save(Record(record.before, installed=package))
+        host.save(InstallationRecord(record.before, installed=package))
         host.keep_only(package)
         done = "installed" if todo else "installed already, nothing was changed"
         return ExitCode.DONE, f"cri-resmgr {package.version} is {done}"
@@ -112,7 +112,7 @@ class Installer:
             self._stop_if_ending()
             self._host.pause(DOCTOR_PAUSE_S)
 
-    def _take_back(self, kind: str, record: Record, why: str) -> tuple[ExitCode, str]:
+    def _take_back(self, kind: str, record: InstallationRecord, why: str) -> tuple[ExitCode, str]:
         self._tell(f"{why}: taking back what was done")
         stuck = self._reach(kind, record, record.way_back())
         if stuck:
@@ -136,7 +136,7 @@ class Installer:
         self._host.forget()
         return ExitCode.DONE, "what the installer had done on this node is taken back"
 
-    def _reach(self, kind: str, record: Record, target: Target) -> str:
+    def _reach(self, kind: str, record: InstallationRecord, target: Target) -> str:
         """Go to the target from whatever is there; why that stopped on the way, "" if it did not."""
         try:
             now = self._host.state(kind, record)

@@ -18,7 +18,7 @@ from cluster.installer.plan import (
     choose,
     steps,
 )
-from cluster.installer.record import BadRecord, Record, read_record, write_record
+from cluster.installer.record import BadRecord, InstallationRecord, read_record, write_record
 
 CARRIED = [
     Package("deb", python, f"1-1+py{python}", f"cri-resmgr_1-1+py{python}_amd64.deb", f"d{python}")
@@ -107,11 +107,11 @@ def test_only_what_was_not_there_before_is_removed(kind: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        Record(HostState(left=frozenset(LEFTOVERS)), underway=DEB),
-        Record(HostState(enabled=frozenset(UNITS)), installed=DEB, underway=CARRIED[0]),
+        InstallationRecord(HostState(left=frozenset(LEFTOVERS)), underway=DEB),
+        InstallationRecord(HostState(enabled=frozenset(UNITS)), installed=DEB, underway=CARRIED[0]),
     ],
 )
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+def test_a_record_is_read_as_it_was_written(record: InstallationRecord) -> None:
     assert read_record(write_record(record)) == record
 
 
