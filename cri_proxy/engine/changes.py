@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Optional
 
 from cri_proxy.engine.ledger import Books
-from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance
 from policies.model import UNTOUCHED, altered
 
 #: What transitions are called in the history, where that is not their own name.
@@ -97,8 +97,8 @@ def note_changes(books: Books, transition: str, newest: int) -> None:
         books.changed.update(dict.fromkeys(change.keys, (cause, change)))
 
 
-def _made_since(books: Books, newest: int) -> list[Record]:
-    made: list[Record] = []
+def _made_since(books: Books, newest: int) -> list[DecisionRecord]:
+    made: list[DecisionRecord] = []
     for record in reversed(books.history):
         if record.number <= newest:
             break
@@ -123,12 +123,12 @@ def _operation(before: Grant, now: Grant) -> str:
 
 def _cause(
     books: Books, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
-) -> Record:
+) -> DecisionRecord:
     """An entry for a cause that has none of its own."""
     number = books.newest_record + 1
     operation = CAUSES.get(transition, transition.replace("_", " "))
     if about is None:
-        return Record(number, books.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
+        return DecisionRecord(number, books.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
     container = about.container
-    return Record(number, books.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
+    return DecisionRecord(number, books.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
                   about.placement, about.why, "", changes)  # fmt: skip

@@ -27,7 +27,17 @@ from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEven
 from cri_proxy.engine.orders import Orders
 from cri_proxy.engine.quota import lifts_to_end
 from cri_proxy.engine.recompute import grown, put_and_settle, refresh, refreshed
-from cri_proxy.engine.records import Admission, Grant, Life, Move, Plan, Record, Stance, Ticket, Update
+from cri_proxy.engine.records import (
+    Admission,
+    DecisionRecord,
+    Grant,
+    Life,
+    Move,
+    Plan,
+    Stance,
+    Ticket,
+    Update,
+)
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
 from policies.machine.cpus import NO_CPUS
@@ -126,7 +136,7 @@ class Engine:
         return self.books.distrusted
 
     @property
-    def history(self) -> deque[Record]:
+    def history(self) -> deque[DecisionRecord]:
         """The last decisions, oldest first."""
         return self.books.history
 
@@ -440,7 +450,7 @@ class Engine:
         self.books.node.free_memory = free_memory
 
     @_transition
-    def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[Record],
+    def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[DecisionRecord],
                 distrusted: dict[tuple[str, str], float]) -> tuple[Update, ...]:  # fmt: skip
         """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt.
 

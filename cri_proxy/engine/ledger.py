@@ -16,7 +16,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
-from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance, Ticket
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance, Ticket
 from cri_proxy.engine.zones import Zone, zones_of
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.declared import Combined, declared_weights, peers_of
@@ -40,7 +40,7 @@ MESSAGE_CHARS = 1000
 #: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones: all, those of no group.
 Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 JournalKey = tuple[str, str]
-JournalValue = Union[Grant, Ticket, Pod, Record, float, None]
+JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, float, None]
 
 
 class Books:
@@ -61,9 +61,9 @@ class Books:
         #: Until when the next create of (pod uid, container name) goes through untouched.
         self.distrusted: dict[tuple[str, str], float] = {}
         self.start_failures: dict[tuple[str, str], int] = {}
-        self.history: deque[Record] = deque(maxlen=HISTORY)
+        self.history: deque[DecisionRecord] = deque(maxlen=HISTORY)
         #: The last change of each container's place that came of something else, and its cause.
-        self.changed: dict[str, tuple[Record, PlacementChange]] = {}
+        self.changed: dict[str, tuple[DecisionRecord, PlacementChange]] = {}
         #: The latest time that a transition was told.
         self.now_s = 0.0
         self.version = 0
@@ -73,7 +73,7 @@ class Books:
         #: While a transition runs: the records it has changed, as (table, key, value before).
         self.undo: Optional[dict[JournalKey, tuple[dict[Any, Any], Any, Any]]] = None
         #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
-        self.amended: dict[str, Record] = {}
+        self.amended: dict[str, DecisionRecord] = {}
         self.found: dict[str, Grant] = {}
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
@@ -375,15 +375,15 @@ class Books:
     def record(self, operation: str, container_id: str, grant: Grant, now_s: float) -> None:
         number = self.newest_record + 1
         container = grant.container
-        record = Record(number, now_s, operation, container.path, container.pod.uid, container_id, grant.stance.value,
+        record = DecisionRecord(number, now_s, operation, container.path, container.pod.uid, container_id, grant.stance.value,
                         grant.placement, grant.why)  # fmt: skip
         self._remember(record)
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, record: DecisionRecord) -> None:
         self.history.append(record)
         self.note_record(record)
 
-    def note_record(self, record: Record) -> None:
+    def note_record(self, record: DecisionRecord) -> None:
         """Have an entry of the history written down as it is now."""
         self._note("record", str(record.number), record)
 

@@ -255,7 +255,7 @@ class PlacementChange:
 
 
 @dataclass(frozen=True)
-class Record:
+class DecisionRecord:
     """One decision as it is kept for ``explain``: what was asked, what was decided, how it ended.
 
     ``changes``: what it has done to the places of others. A cause that is no decision about its container (it was

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import resident_of
 from cri_proxy.engine.peer_text import peer_rows
-from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import room_bytes
@@ -226,7 +226,7 @@ def memory_rows(node: Node) -> list[dict[str, Any]]:
     return [_memory_row(node, n) for n in sorted(node.topology.memory_nodes)]
 
 
-def change_row(cause: Record, change: PlacementChange, key: str, path: str) -> dict[str, Any]:
+def change_row(cause: DecisionRecord, change: PlacementChange, key: str, path: str) -> dict[str, Any]:
     """One past change of a container's place; in ``for`` the container it was done for, "" = itself or none."""
     return {
         "number": cause.number,
@@ -246,7 +246,7 @@ def change_row(cause: Record, change: PlacementChange, key: str, path: str) -> d
     }
 
 
-def history_row(record: Record) -> dict[str, Any]:
+def history_row(record: DecisionRecord) -> dict[str, Any]:
     """One past decision; ``changed``: how many other containers' places it has changed."""
     return {
         "number": record.number,

@@ -15,7 +15,16 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import JournalKey, JournalValue
-from cri_proxy.engine.records import Grant, Life, PlacementChange, Record, Stance, Ticket, TicketKind, Waiting
+from cri_proxy.engine.records import (
+    DecisionRecord,
+    Grant,
+    Life,
+    PlacementChange,
+    Stance,
+    Ticket,
+    TicketKind,
+    Waiting,
+)
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
 
@@ -46,7 +55,7 @@ class RecordWriter:
             return self._grant(value)
         if isinstance(value, Ticket):
             return self._ticket(value)
-        if isinstance(value, Record):
+        if isinstance(value, DecisionRecord):
             return self._record(value)
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
@@ -90,7 +99,7 @@ class RecordWriter:
         tickets = _listed(self._ticket(replaced) for replaced in ticket.replaced_tickets)
         return _joined(fields, sent=_placement(ticket.sent), replaces=replaces, replaced_tickets=tickets)
 
-    def _record(self, record: Record) -> str:
+    def _record(self, record: DecisionRecord) -> str:
         fields = {name: field for name, field in vars(record).items() if name != "changes"}
         placement = _placement(record.placement)
         if record.changes:
@@ -353,11 +362,13 @@ def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = ""
     return Waiting(key, parse_cpus(cpus), parse_cpus(mems), key in owed_quota)
 
 
-def _read_history(document: Mapping[str, Any]) -> Record:
+def _read_history(document: Mapping[str, Any]) -> DecisionRecord:
     placement = read_placement(document["placement"])
     # What the first version did not write.
     changes = tuple(_read_change(change) for change in document["placement"].get("changes", ()))
-    return _checked(Record(**{**_known(Record, document), "placement": placement, "changes": changes}))
+    return _checked(
+        DecisionRecord(**{**_known(DecisionRecord, document), "placement": placement, "changes": changes})
+    )
 
 
 def _read_change(document: Mapping[str, Any]) -> PlacementChange:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cri_proxy.engine.ledger import JournalValue
-from cri_proxy.engine.records import Grant, Life, Record, Stance, Ticket, TicketKind, Waiting
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.engine.snapshot import (
     CONTAINERS_KEPT,
     NAMED,
@@ -58,7 +58,7 @@ GRANT = Grant(
     memory_charge=((0, 5), (1, 7)),
 )
 BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
-RECORD = Record(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed")
+RECORD = DecisionRecord(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed")
 INNER = Ticket("ticket-1", TicketKind.CREATE, "ticket-1", 1.0, replaces=(BARE,))
 
 VALUES: dict[str, tuple[str, JournalValue]] = {

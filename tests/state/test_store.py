@@ -15,7 +15,7 @@ from typing import Callable
 import pytest
 
 from cri_proxy.engine.ledger import HISTORY, JournalKey, JournalValue
-from cri_proxy.engine.records import Record
+from cri_proxy.engine.records import DecisionRecord
 from cri_proxy.engine.snapshot import everything
 from cri_proxy.state.file import FILE, PAGE_BYTES, StateLocked
 from cri_proxy.state.store import RETRY_S, Store
@@ -44,8 +44,10 @@ def records_in(directory: Path) -> dict[JournalKey, object]:
     return {(kind, key): value for kind, table in loaded.records.items() for key, value in table.items()}
 
 
-def history(number: int) -> Record:
-    return Record(number, 1.0, "create", "default/web/app", "uid-web", "c1", "placed", Placement(), "why")
+def history(number: int) -> DecisionRecord:
+    return DecisionRecord(
+        number, 1.0, "create", "default/web/app", "uid-web", "c1", "placed", Placement(), "why"
+    )
 
 
 # ---------------------------------------------------------------------- what is kept
