@@ -34,7 +34,7 @@ from cri_proxy.kubelet.io.service import (
     restart_kubelet,
     wait_for_kubelet,
 )
-from cri_proxy.kubelet.record import Record, merged
+from cri_proxy.kubelet.record import SwitchRecord, merged
 from cri_proxy.kubelet.settings import BadKubeletFile, socket_of, survey
 from cri_proxy.kubelet.status import status_text
 from cri_proxy.kubelet.switch import (
@@ -218,7 +218,7 @@ def _write(host: HostPaths, found: KubeletHost, edits: Sequence[Edit], endpoint:
     # What kubelet had before the first of our switches, unless somebody has given it something else since.
     ours = points_at(found.setup.endpoint, found.names(our_sockets(host.config)))
     previous = older.previous if older and ours else found.setup.endpoint
-    record = Record(endpoint, previous, tuple(edit.change for edit in edits), time.time())
+    record = SwitchRecord(endpoint, previous, tuple(edit.change for edit in edits), time.time())
     kept = still_ours(older, found.files) if older else frozenset()
     host.files.switch(merged(record, older, kept), edits, older)
 

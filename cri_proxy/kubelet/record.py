@@ -30,7 +30,7 @@ class FileChange:
 
 
 @dataclass(frozen=True)
-class Record:
+class SwitchRecord:
     """Everything one switch changed: what kubelet was pointed at, before and since, and when (Unix seconds)."""
 
     endpoint: str
@@ -59,12 +59,12 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def write_record(record: Record) -> str:
+def write_record(record: SwitchRecord) -> str:
     """A person can read it."""
     return json.dumps({"version": VERSION, **asdict(record)}, indent=2) + "\n"
 
 
-def read_record(name: str, text: str) -> Record:
+def read_record(name: str, text: str) -> SwitchRecord:
     """:raises BadKubeletFile: it is not a record of ours."""
     try:
         document = json.loads(text)
@@ -72,7 +72,7 @@ def read_record(name: str, text: str) -> Record:
             raise ValueError
         changes = tuple(FileChange(**change) for change in document["changes"])
         undone_at = document.get("undone_at")
-        return Record(
+        return SwitchRecord(
             str(document["endpoint"]),
             str(document["previous"]),
             changes,
@@ -85,7 +85,7 @@ def read_record(name: str, text: str) -> Record:
         ) from None
 
 
-def merged(record: Record, older: Optional[Record], still_ours: frozenset[str]) -> Record:
+def merged(record: SwitchRecord, older: Optional[SwitchRecord], still_ours: frozenset[str]) -> SwitchRecord:
     """A record that also undoes what an earlier one did: to other files, and to values that both have written."""
     if older is None:
         return record
@@ -102,7 +102,9 @@ def merged(record: Record, older: Optional[Record], still_ours: frozenset[str]) 
     return replace(record, changes=(*kept, *changes))
 
 
-def _continued(change: FileChange, first: FileChange, older: Record, record: Record) -> FileChange:
+def _continued(
+    change: FileChange, first: FileChange, older: SwitchRecord, record: SwitchRecord
+) -> FileChange:
     """The change from what was there before the first of two switches to what is there after the second."""
     # Where others have changed the file in between, no copy of it is without us: only our value can be taken out.
     before = first.before if change.before == first.after else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from cri_proxy.kubelet.record import Record
+from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import DEFAULT_ENDPOINT, Setup, socket_of
 from cri_proxy.kubelet.switch import FLAG, KEY, by_hand, points_at, remarks_on, restart_line
 
@@ -49,7 +49,7 @@ class KubeletStatus:
 
 
 def judge(
-    setup: Setup, record: Optional[Record], sockets: Sequence[str], running: Optional[Running]
+    setup: Setup, record: Optional[SwitchRecord], sockets: Sequence[str], running: Optional[Running]
 ) -> KubeletStatus:
     """``sockets``: all our names, first the one to write. ``running``: None if kubelet does not run."""
     written = setup.endpoint
@@ -78,7 +78,9 @@ def judge(
     )
 
 
-def _used(setup: Setup, record: Optional[Record], sockets: Sequence[str], running: Optional[Running]) -> str:
+def _used(
+    setup: Setup, record: Optional[SwitchRecord], sockets: Sequence[str], running: Optional[Running]
+) -> str:
     """The command line of the running kubelet tells, then its connection; else what its files said at its start."""
     if setup.running is not None:
         return setup.running

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from cri_proxy.kubelet.edits import Value, find_pieces, line_end, read_config_file, replaced
-from cri_proxy.kubelet.record import FileChange, Record, digest
+from cri_proxy.kubelet.record import FileChange, SwitchRecord, digest
 from cri_proxy.kubelet.settings import (
     EXTRA_VARIABLES,
     INSTANCE_CONFIG,
@@ -243,7 +243,7 @@ class WayBack:
     remarks: tuple[str, ...]
 
 
-def plan_disable(record: Record, files: Files, backups: Mapping[str, str]) -> WayBack:
+def plan_disable(record: SwitchRecord, files: Files, backups: Mapping[str, str]) -> WayBack:
     """How the files get their old values back. ``backups``: the texts as they were, by path.
 
     A file that nobody has changed since becomes what it was to the byte. From any other only our value is taken.
@@ -293,13 +293,13 @@ def left_over(after: Setup, sockets: Sequence[str], is_at_us: bool) -> Optional[
     return None
 
 
-def still_ours(record: Record, files: Files) -> frozenset[str]:
+def still_ours(record: SwitchRecord, files: Files) -> frozenset[str]:
     """The files of a record that name us still."""
     texts = ((change, files.get(change.path)) for change in record.changes)
     return frozenset(c.path for c, text in texts if text and _our_value(c, text, record.endpoint) is not None)
 
 
-def _taking_back(record: Record, change: FileChange, text: str) -> list[Edit]:
+def _taking_back(record: SwitchRecord, change: FileChange, text: str) -> list[Edit]:
     """At most one edit: what we inserted goes, what we replaced comes back."""
     if change.new != record.endpoint and text.count(change.new) == 1:
         return [Edit(change.path, text, text.replace(change.new, change.old), change.new, change.old)]

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.kubelet.record import FileChange, Record
+from cri_proxy.kubelet.record import FileChange, SwitchRecord
 from cri_proxy.kubelet.status import (
     KubeletStatus,
     Running,
@@ -27,14 +27,14 @@ THEIRS = {**KUBEADM, FLAGS_ENV: flags_env(FLAG + OLD)}
 OURS = {**KUBEADM, FLAGS_ENV: flags_env(FLAG + US)}
 IN_CONFIG = {**KUBEADM, CONFIG: f"containerRuntimeEndpoint: {US}\n"}
 CHANGE = FileChange(FLAGS_ENV, OLD, US, "0", "1")
-RECORD = Record(US, OLD, (CHANGE,), written_at=100.0)
+RECORD = SwitchRecord(US, OLD, (CHANGE,), written_at=100.0)
 CONFIG_RECORD = replace(RECORD, changes=(replace(CHANGE, path=CONFIG),))
 KUBELET = ("kubelet", "--config=/var/lib/kubelet/config.yaml")
 RESTART = "systemctl daemon-reload && systemctl restart kubelet"
 ENABLE = "cri-resmgr kubelet enable --restart"
 
 #: files, record, command line, start; then: points at us, by us, dropped, restart pending, what to type.
-CASES: dict[str, tuple[dict[str, str], Optional[Record], tuple[str, ...], float, tuple[Any, ...]]] = {
+CASES: dict[str, tuple[dict[str, str], Optional[SwitchRecord], tuple[str, ...], float, tuple[Any, ...]]] = {
     "theirs": (THEIRS, None, (*KUBELET, FLAG + OLD), 50.0, (False, False, False, False, ENABLE)),
     "nothing set": (KUBEADM, None, KUBELET, 50.0, (False, False, False, False, ENABLE)),
     "ours": (OURS, RECORD, (*KUBELET, FLAG + US), 150.0, (True, True, False, False, "")),
@@ -72,7 +72,7 @@ IMAGES = f"imageServiceEndpoint: {US}\n"
 AT_US, OURS_AT_US = "/run/cri-resmgr.sock", (True, True, False, False, "")
 
 #: files, record, start, the socket of ours it is connected to; then as above.
-CONNECTED: dict[str, tuple[dict[str, str], Optional[Record], float, str, tuple[Any, ...]]] = {
+CONNECTED: dict[str, tuple[dict[str, str], Optional[SwitchRecord], float, str, tuple[Any, ...]]] = {
     "given back, not restarted": (THEIR_CONFIG, UNDONE, 150.0, AT_US, (True, False, False, True, "")),
     "given back, not restarted, nobody serves it": (THEIR_CONFIG, UNDONE, 150.0, "", (True, False, False, True, "")),
     "given back, restarted": (THEIR_CONFIG, UNDONE, 250.0, "", (False, False, False, False, ENABLE)),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_proxy.kubelet.edits import BadKubeletFile
-from cri_proxy.kubelet.record import Record, merged, read_record, write_record
+from cri_proxy.kubelet.record import SwitchRecord, merged, read_record, write_record
 from cri_proxy.kubelet.settings import survey
 from cri_proxy.kubelet.switch import (
     CannotSwitch,
@@ -52,13 +52,15 @@ RESTARTED = {
 Texts = dict[str, Optional[str]]
 
 
-def enabled(files: dict[str, str]) -> tuple[Texts, Record]:
+def enabled(files: dict[str, str]) -> tuple[Texts, SwitchRecord]:
     setup = found(files)
     edits = plan_enable(setup, files, US, SOCKETS)
-    return after_edits(files, edits), Record(US, setup.endpoint, tuple(edit.change for edit in edits), 1.0)
+    return after_edits(files, edits), SwitchRecord(
+        US, setup.endpoint, tuple(edit.change for edit in edits), 1.0
+    )
 
 
-def disabled(files: dict[str, str], now: Texts, record: Record) -> tuple[Texts, WayBack]:
+def disabled(files: dict[str, str], now: Texts, record: SwitchRecord) -> tuple[Texts, WayBack]:
     way = plan_disable(record, now, files)
     back = after_edits(now, way.edits)
     return {path: text for path, text in back.items() if text is not None}, way
@@ -145,7 +147,9 @@ def test_enabling_again_after_an_upgrade_undoes_both() -> None:
     upgraded = {**now, CONFIG: files[CONFIG] + "new: true\n"}
     edits = plan_enable(survey(upgraded), upgraded, US, SOCKETS)
     assert [edit.path for edit in edits] == [CONFIG]
-    record = merged(Record(US, OLD, tuple(e.change for e in edits), 2.0), first, still_ours(first, upgraded))
+    record = merged(
+        SwitchRecord(US, OLD, tuple(e.change for e in edits), 2.0), first, still_ours(first, upgraded)
+    )
     copies = {**files, CONFIG: upgraded[CONFIG] or ""}
     assert after_edits({}, plan_disable(record, after_edits(upgraded, edits), copies).edits) == {
         CONFIG: upgraded[CONFIG],
@@ -220,7 +224,7 @@ def test_a_switch_to_another_socket_of_ours_is_undone_with_the_first(name: str) 
     files = TREES[name].files
     now, first = enabled(files)
     edits = plan_enable(survey(now), now, NEW, (NEW,))
-    again = Record(NEW, first.previous, tuple(edit.change for edit in edits), 2.0)
+    again = SwitchRecord(NEW, first.previous, tuple(edit.change for edit in edits), 2.0)
     record = merged(again, first, still_ours(first, now))
     switched = after_edits(now, edits)
     assert survey(switched).endpoint == NEW
@@ -236,7 +240,7 @@ def test_a_file_that_others_have_changed_between_two_switches_loses_our_value_on
     now, first = enabled(files)
     changed = {**now, CONFIG: f"{now[CONFIG]}new: 1\n"}
     edits = plan_enable(survey(changed), changed, NEW, (NEW,))
-    again = Record(NEW, first.previous, tuple(edit.change for edit in edits), 2.0)
+    again = SwitchRecord(NEW, first.previous, tuple(edit.change for edit in edits), 2.0)
     record = merged(again, first, still_ours(first, changed))
     back = after_edits(changed, plan_disable(record, after_edits(changed, edits), files).edits)
     assert back[CONFIG] == f"{files[CONFIG]}new: 1\n"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from cri_proxy.kubelet.record import Record, decode, encode, read_record, write_record
+from cri_proxy.kubelet.record import SwitchRecord, decode, encode, read_record, write_record
 from cri_proxy.kubelet.settings import BadKubeletFile, paths_wanted
 from cri_proxy.kubelet.switch import Edit
 from cri_proxy.kubelet.units import is_pattern
@@ -103,7 +103,7 @@ class KubeletFiles:
 
     # ------------------------------------------------------------------ the record
 
-    def load(self) -> Optional[Record]:
+    def load(self) -> Optional[SwitchRecord]:
         """What we have changed; None: nothing, or all of it is undone.
 
         :raises BadKubeletFile: the record cannot be read.
@@ -117,7 +117,7 @@ class KubeletFiles:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise BadKubeletFile(f"{path} cannot be read: {reason}") from None
 
-    def backups(self, record: Record) -> dict[str, str]:
+    def backups(self, record: SwitchRecord) -> dict[str, str]:
         """The copies there are, by the path of what they are copies of."""
         found = {}
         for change in record.changes:
@@ -125,7 +125,7 @@ class KubeletFiles:
                 found[change.path] = decode((self.folder / change.backup).read_bytes())
         return found
 
-    def save(self, record: Record, edits: Iterable[Edit]) -> None:
+    def save(self, record: SwitchRecord, edits: Iterable[Edit]) -> None:
         """Keep the record and copies of the files before these edits. Called before they are made.
 
         :raises CannotWrite: there is no place for it.
@@ -143,7 +143,7 @@ class KubeletFiles:
                 f"the copies of kubelet's files cannot be kept in {self.folder}: {error.strerror}"
             ) from None
 
-    def switch(self, record: Record, edits: Sequence[Edit], older: Optional[Record]) -> None:
+    def switch(self, record: SwitchRecord, edits: Sequence[Edit], older: Optional[SwitchRecord]) -> None:
         """Keep a record and make its edits; ``older``: what was kept so far, and is again if they cannot be made.
 
         :raises CannotWrite: there is no place for it, or one cannot be made.
@@ -151,7 +151,7 @@ class KubeletFiles:
         self.save(record, edits)
         self._make(edits, older)
 
-    def give_back(self, record: Optional[Record], edits: Sequence[Edit], now: float) -> None:
+    def give_back(self, record: Optional[SwitchRecord], edits: Sequence[Edit], now: float) -> None:
         """Make the edits that undo a record, and keep that they are made (at ``now``, in Unix seconds).
 
         :raises CannotWrite: one cannot be made.
@@ -162,7 +162,7 @@ class KubeletFiles:
                 self.save(replace(record, undone_at=now), ())
         self._make(edits, record)
 
-    def _make(self, edits: Sequence[Edit], older: Optional[Record]) -> None:
+    def _make(self, edits: Sequence[Edit], older: Optional[SwitchRecord]) -> None:
         try:
             self.write(edits)
         except CannotWrite:

@@ -13,7 +13,7 @@ from typing import Optional
 
 from cri_proxy.config.config import Config
 from cri_proxy.kubelet.io.files import KubeletFiles
-from cri_proxy.kubelet.record import Record
+from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import Files, Setup, socket_of, survey
 from cri_proxy.kubelet.status import KubeletStatus, Running, judge
 
@@ -217,7 +217,7 @@ class KubeletHost:
     kubelet: Optional[Kubelet]
     files: Files
     setup: Setup
-    record: Optional[Record]
+    record: Optional[SwitchRecord]
 
     def names(self, sockets: Sequence[str]) -> tuple[str, ...]:
         """Our sockets, and the one we wrote once: it may have another name by now."""

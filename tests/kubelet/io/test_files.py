@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.kubelet.io.files import CannotWrite, KubeletFiles, replace_file
-from cri_proxy.kubelet.record import Record
+from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import BadKubeletFile, survey
 from cri_proxy.kubelet.switch import Edit, by_hand, plan_disable, plan_enable
 from tests.kubelet_trees import RANCHER, TREES, UNIT
@@ -40,7 +40,7 @@ def switch(files: KubeletFiles) -> list[Edit]:
     texts = files.read()
     setup = survey(texts)
     edits = plan_enable(setup, texts, US, SOCKETS)
-    files.save(Record(US, setup.endpoint, tuple(edit.change for edit in edits), 1.0), edits)
+    files.save(SwitchRecord(US, setup.endpoint, tuple(edit.change for edit in edits), 1.0), edits)
     files.write(edits)
     return edits
 
@@ -121,7 +121,7 @@ def test_files_are_given_back_without_a_place_to_remember_it(tmp_path: Path) -> 
     write_tree(tmp_path, {"/a": "ours"})
     files = KubeletFiles(tmp_path, STATE)
     write_tree(tmp_path, {f"{STATE}/kubelet": "a file where a folder should be"})
-    files.give_back(Record(US, "", (), 1.0), [Edit("/a", "ours", "theirs")], 2.0)
+    files.give_back(SwitchRecord(US, "", (), 1.0), [Edit("/a", "ours", "theirs")], 2.0)
     assert (tmp_path / "a").read_text() == "theirs"
 
 
