@@ -16,7 +16,7 @@ _CLOCKS_DIFFER_S = 0.05
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningKubelet:
     """A kubelet that runs, since when (Unix seconds)."""
 
     pid: int
@@ -49,7 +49,7 @@ class KubeletStatus:
 
 
 def judge(
-    setup: Setup, record: Optional[SwitchRecord], sockets: Sequence[str], running: Optional[Running]
+    setup: Setup, record: Optional[SwitchRecord], sockets: Sequence[str], running: Optional[RunningKubelet]
 ) -> KubeletStatus:
     """``sockets``: all our names, first the one to write. ``running``: None if kubelet does not run."""
     written = setup.endpoint
@@ -79,7 +79,7 @@ def judge(
 
 
 def _used(
-    setup: Setup, record: Optional[SwitchRecord], sockets: Sequence[str], running: Optional[Running]
+    setup: Setup, record: Optional[SwitchRecord], sockets: Sequence[str], running: Optional[RunningKubelet]
 ) -> str:
     """The command line of the running kubelet tells, then its connection; else what its files said at its start."""
     if setup.running is not None:

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.kubelet.record import FileChange, SwitchRecord
 from cri_proxy.kubelet.status import (
     KubeletStatus,
-    Running,
+    RunningKubelet,
     judge,
     socket_to_write,
     status_text,
@@ -87,16 +87,16 @@ CONNECTED: dict[str, tuple[dict[str, str], Optional[SwitchRecord], float, str, t
 @pytest.mark.parametrize("name", CONNECTED)
 def test_whom_kubelet_is_connected_to_tells_what_it_has_read(name: str) -> None:
     files, record, started_at, socket, expected = CONNECTED[name]
-    status = judge(found(files, KUBELET), record, SOCKETS, Running(7, started_at, socket))
+    status = judge(found(files, KUBELET), record, SOCKETS, RunningKubelet(7, started_at, socket))
     said = (status.points_at_us, status.written_by_us, status.dropped, status.restart_pending, status.hint)
     assert said == expected
 
 
 def test_inside_of_k3s_only_the_connection_tells() -> None:
     files = {"/etc/rancher/k3s/config.yaml": f"kubelet-arg: container-runtime-endpoint={US}\n"}
-    status = judge(found(files), None, SOCKETS, Running(7, 50.0))
+    status = judge(found(files), None, SOCKETS, RunningKubelet(7, 50.0))
     assert (status.points_at_us, status.restart_pending) == (True, False)
-    status = judge(found(RANCHER["k3s"].files), None, SOCKETS, Running(7, 50.0, AT_US))
+    status = judge(found(RANCHER["k3s"].files), None, SOCKETS, RunningKubelet(7, 50.0, AT_US))
     assert (status.points_at_us, status.restart_pending) == (True, True)
 
 
@@ -125,7 +125,7 @@ def test_a_kubelet_that_is_not_as_its_files_say_is_told_why(name: str) -> None:
 
 def judged(name: str) -> KubeletStatus:
     files, record, argv, started_at, _ = CASES[name]
-    return judge(found(files, argv), record, SOCKETS, Running(7, started_at) if argv else None)
+    return judge(found(files, argv), record, SOCKETS, RunningKubelet(7, started_at) if argv else None)
 
 
 @pytest.mark.parametrize("name", CASES)

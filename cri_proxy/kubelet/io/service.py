@@ -15,7 +15,7 @@ from cri_proxy.config.config import Config
 from cri_proxy.kubelet.io.files import KubeletFiles
 from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import Files, Setup, socket_of, survey
-from cri_proxy.kubelet.status import KubeletStatus, Running, judge
+from cri_proxy.kubelet.status import KubeletStatus, RunningKubelet, judge
 
 #: kubelet is back in a few seconds; a node that boots gives it longer.
 WAIT_S = 60.0
@@ -229,7 +229,7 @@ class KubeletHost:
         if self.kubelet is not None:
             pid = self.kubelet.pid
             at_us = next((path for path in sockets if is_connected(pid, path)), "")
-            running = Running(pid, self.kubelet.started_at, at_us)
+            running = RunningKubelet(pid, self.kubelet.started_at, at_us)
         return judge(self.setup, self.record, sockets, running)
 
 
