@@ -23,7 +23,7 @@ UNIT_S = 10.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Running(Protocol):
+class LaunchedPlugin(Protocol):
     """A plugin that was launched."""
 
     pid: int
@@ -44,7 +44,7 @@ class Launcher(Protocol):
         :raises OSError: it cannot be.
         """
 
-    async def launch(self, plugin: Preregistered) -> Running:
+    async def launch(self, plugin: Preregistered) -> LaunchedPlugin:
         """:raises OSError: it cannot be launched."""
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from cri_proxy.nri.discovery import Preregistered
 from cri_proxy.nri.dispatch import MOST_PAUSE_S, pause_s
 from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.discovery import discover
-from cri_proxy.nri.io.host.launch import ChildLauncher, Launcher, Running, UnitLauncher
+from cri_proxy.nri.io.host.launch import ChildLauncher, LaunchedPlugin, Launcher, UnitLauncher
 from cri_proxy.nri.io.host.listener import PluginListener
 from cri_proxy.nri.io.host.peer import LAUNCHED, PluginIdentity
 from cri_proxy.nri.io.host.plugin_stderr import Words
@@ -156,7 +156,7 @@ class _Kept:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([ending])
 
-    async def _listen(self, running: Running) -> None:
+    async def _listen(self, running: LaunchedPlugin) -> None:
         if running.said is not None:
             words = Words(running.said, self._plugin.title, self._log)
             try:
@@ -164,7 +164,7 @@ class _Kept:
             finally:
                 self._last_words = words.last
 
-    async def _end(self, running: Running, listening: asyncio.Future[None]) -> None:
+    async def _end(self, running: LaunchedPlugin, listening: asyncio.Future[None]) -> None:
         await running.end()
         # A process of its own that it leaves behind may hold its standard error.
         await asyncio.wait([listening], timeout=LAST_WORDS_S)
