@@ -56,7 +56,7 @@ def _is_socket(path: str) -> bool:
         return False
 
 
-class Runtime:
+class RuntimeClient:
     """One runtime. Shares its channel with the relay: one connection, one view of whether it is there.
 
     ``is_guess``: no runtime was found; the path is where most have it.

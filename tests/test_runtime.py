@@ -10,15 +10,15 @@ import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.io.host.upstream import Upstream
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 from tests.fake_runtime import FakeRuntime
 
 MANY, MOST_BYTES = 200, 10_000
 
 
 @pytest_asyncio.fixture
-async def asked(runtime: FakeRuntime) -> AsyncIterator[Runtime]:
-    asked = Runtime(runtime.socket)
+async def asked(runtime: FakeRuntime) -> AsyncIterator[RuntimeClient]:
+    asked = RuntimeClient(runtime.socket)
     yield asked
     await asked.close()
 
@@ -37,7 +37,7 @@ def counts(runtime: FakeRuntime) -> tuple[int, int]:
 
 
 async def test_a_list_that_is_too_long_for_a_message_comes_in_parts(
-    runtime: FakeRuntime, asked: Runtime
+    runtime: FakeRuntime, asked: RuntimeClient
 ) -> None:
     added, runtime.items_a_part, runtime.most_bytes = add(runtime, MANY), 20, MOST_BYTES
     assert {item.id for item in await asked.containers()} == added
@@ -50,7 +50,7 @@ async def test_a_list_that_is_too_long_for_a_message_comes_in_parts(
 
 
 async def test_a_runtime_without_streamed_lists_is_asked_for_them_once_a_connection(
-    runtime: FakeRuntime, asked: Runtime
+    runtime: FakeRuntime, asked: RuntimeClient
 ) -> None:
     added = add(runtime, 3)
     for _ in range(3):
@@ -63,7 +63,7 @@ async def test_a_runtime_without_streamed_lists_is_asked_for_them_once_a_connect
     assert counts(runtime) == (2, 3)
 
 
-async def test_a_list_that_breaks_off_is_no_list(runtime: FakeRuntime, asked: Runtime) -> None:
+async def test_a_list_that_breaks_off_is_no_list(runtime: FakeRuntime, asked: RuntimeClient) -> None:
     runtime.items_a_part = 1
     part = cri.StreamContainersResponse(containers=[cri.Container(id="one")]).SerializeToString()
     runtime.script("StreamContainers", reply=part, error=(grpc.StatusCode.INTERNAL, "broken"))
@@ -73,7 +73,7 @@ async def test_a_list_that_breaks_off_is_no_list(runtime: FakeRuntime, asked: Ru
 
 
 async def test_a_list_that_is_too_long_fails_where_there_are_no_parts(
-    runtime: FakeRuntime, asked: Runtime
+    runtime: FakeRuntime, asked: RuntimeClient
 ) -> None:
     add(runtime, MANY)
     runtime.most_bytes = MOST_BYTES

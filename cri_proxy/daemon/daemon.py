@@ -43,7 +43,7 @@ from cri_proxy.node.lock import Ownership
 from cri_proxy.node.machine import read_memory_bytes
 from cri_proxy.node.watch import TopologyWatch
 from cri_proxy.relay.io.serving import longest_stop_us
-from cri_proxy.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
+from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 from cri_proxy.services import logs
 from cri_proxy.services.health import Health
 from cri_proxy.services.logs import LogLines
@@ -182,9 +182,9 @@ class Daemon:
         self.tasks = Tasks(self.health, self.log)
         runtime_problem = ""
         try:
-            runtime = Runtime(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
+            runtime = RuntimeClient(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
         except NoRuntime as error:
-            runtime, runtime_problem = Runtime(self.options.runtimes[0], is_guess=True), str(error)
+            runtime, runtime_problem = RuntimeClient(self.options.runtimes[0], is_guess=True), str(error)
         self.parts = make_parts(loaded.config, self.log, metrics, self.health, runtime)
         self.parts.reload = self.reload
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))

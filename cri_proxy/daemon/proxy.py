@@ -17,7 +17,7 @@ from cri_proxy.relay.io.grpc_server import Relay
 from cri_proxy.relay.io.last_call import LastCall
 from cri_proxy.relay.io.server import FrameRelay
 from cri_proxy.relay.io.serving import Serving
-from cri_proxy.runtime import Runtime, discover
+from cri_proxy.runtime import RuntimeClient, discover
 from cri_proxy.services.services import Parts
 from cri_proxy.unix_sockets import activated
 
@@ -44,7 +44,7 @@ class Proxy:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._transport: Optional[Transport] = None
-        self._image_runtime: Optional[Runtime] = None
+        self._image_runtime: Optional[RuntimeClient] = None
         restores = Restores(LatePlacement(parts))
         parts.reconciler.welcome = restores.welcome
         self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events, restores))
@@ -69,7 +69,7 @@ class Proxy:
         """Frames; but one connection's frames cannot go to two runtimes."""
         parts, images = self._parts, self._parts.config["relay.image_endpoint"]
         if images:
-            self._image_runtime = Runtime(discover(images))
+            self._image_runtime = RuntimeClient(discover(images))
         if images or parts.config["relay.transport"] == "grpc":
             image_channel = self._image_runtime and self._image_runtime.channel
             inner = Path(parts.config["control.socket"]).with_name("relay.sock")

@@ -19,7 +19,7 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.node.quotas import Quotas
-from cri_proxy.runtime import Runtime, discover, gather_limited
+from cri_proxy.runtime import RuntimeClient, discover, gather_limited
 from cri_proxy.services.node_state import Keeper
 from cri_proxy.services.reconciler import Reconciler
 from cri_proxy.services.updates import AT_A_TIME, Updates
@@ -34,7 +34,7 @@ class _Node:
     """What there is of a node whose daemon is down."""
 
     config: Config
-    runtime: Runtime
+    runtime: RuntimeClient
     store: StateWriter
     log: Any
 
@@ -49,7 +49,7 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
     :raises NoRuntime, NoMachine: there is none.
     :raises grpc.aio.AioRpcError: the runtime does not answer.
     """
-    runtime = Runtime(discover(config["relay.runtime_endpoint"]))
+    runtime = RuntimeClient(discover(config["relay.runtime_endpoint"]))
     store = StateWriter(Store(Path(config["state.directory"])), Metrics(""), log)
     node = _Node(config, runtime, store, log)
     try:

@@ -12,7 +12,7 @@ from cri_proxy.config.config import Config
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.health import Health
 from cri_proxy.services.node_state import Keeper
 from cri_proxy.services.reconciler import Reconciler
@@ -50,7 +50,7 @@ class Parts:
     log: Any
     metrics: Metrics
     health: Health
-    runtime: Runtime
+    runtime: RuntimeClient
     store: StateWriter
     keeper: Keeper
     cgroups: Cgroups
@@ -61,7 +61,7 @@ class Parts:
     reload: Callable[[], Awaitable[None]] = _nothing
 
 
-def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: Runtime) -> Parts:
+def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: RuntimeClient) -> Parts:
     """The parts as a configuration has them, with nothing read yet."""
     store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
     updates = Updates(runtime, metrics, log)

@@ -17,7 +17,7 @@ import grpc
 
 from cri_proxy.engine.records import Update
 from cri_proxy.metrics import Metrics
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 
 AT_A_TIME = 8
 
@@ -32,7 +32,7 @@ async def _nothing() -> None:
 class Updates:
     """The queue of updates to one runtime."""
 
-    def __init__(self, runtime: Runtime, metrics: Metrics, log: Any) -> None:
+    def __init__(self, runtime: RuntimeClient, metrics: Metrics, log: Any) -> None:
         #: How one update gets to the runtime; a front end may have a better way than ours.
         self.deliver: Callable[[Update], Awaitable[None]] = runtime.update
         #: Waited for before anything is sent: what is told to the runtime has been written down.

@@ -20,7 +20,7 @@ from cri_proxy.engine.report import placement_row
 from cri_proxy.engine.resources import CgroupReading
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import Keeper
 from cri_proxy.services.reconciler import Reconciler, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
@@ -99,7 +99,7 @@ class Found:
     def __init__(self, runtime: FakeRuntime, folder: Path) -> None:
         log, metrics = structlog.get_logger(), Metrics("test")
         self.runtime = runtime
-        self.client = Runtime(runtime.socket)
+        self.client = RuntimeClient(runtime.socket)
         store = StateWriter(Store(folder / "state"), metrics, log)
         self.keeper = Keeper(store, Updates(self.client, metrics, log), metrics, log)
         self.keeper.clock = lambda: 1000.0

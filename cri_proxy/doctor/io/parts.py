@@ -18,7 +18,7 @@ from cri_proxy.doctor.io.host import read_file_facts
 from cri_proxy.kubelet.io.files import KubeletFiles
 from cri_proxy.kubelet.io.service import is_connected, look, our_sockets
 from cri_proxy.kubelet.settings import socket_of
-from cri_proxy.runtime import WELL_KNOWN, NoRuntime, Runtime, discover
+from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 
 ANSWER_S = 1.0
 #: Of /proc/net/unix: the socket is listened on (include/uapi/linux/net.h, __SO_ACCEPTCON).
@@ -152,7 +152,7 @@ def read_runtime_facts(places: Places, known: str) -> RuntimeFacts:
 async def _asked(facts: RuntimeFacts) -> RuntimeFacts:
     import grpc
 
-    runtime = Runtime(facts.path)
+    runtime = RuntimeClient(facts.path)
     asked = f"the runtime at {facts.path}"
     try:
         await asyncio.wait_for(runtime.identify(), ANSWER_S)
@@ -172,7 +172,7 @@ async def _asked(facts: RuntimeFacts) -> RuntimeFacts:
     return replace(facts, problem=f"{asked} {reason}") if asked else facts
 
 
-async def _cgroup_driver(runtime: Runtime) -> str:
+async def _cgroup_driver(runtime: RuntimeClient) -> str:
     """By RuntimeConfig (CRI of Kubernetes 1.28), else from containerd's own words."""
     import grpc
 

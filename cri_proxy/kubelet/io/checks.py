@@ -58,10 +58,10 @@ def require_runtime(endpoint: str) -> None:
     """:raises CannotSwitch: nobody would answer kubelet there."""
     import grpc
 
-    from cri_proxy.runtime import Runtime
+    from cri_proxy.runtime import RuntimeClient
 
     async def identify() -> None:
-        runtime = Runtime(socket_of(endpoint))
+        runtime = RuntimeClient(socket_of(endpoint))
         try:
             await runtime.identify()
         finally:

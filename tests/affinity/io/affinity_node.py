@@ -18,7 +18,7 @@ from cri_proxy.front_ends.events import EventCount
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services import logs
 from cri_proxy.services.health import Health
 from cri_proxy.services.node_state import Keeper
@@ -100,7 +100,7 @@ class Node:
 
     def _parts(self, config: Any) -> Parts:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
-        runtime = Runtime(self.runtime.socket)
+        runtime = RuntimeClient(self.runtime.socket)
         store = StateWriter(Store(self.folder / "state"), metrics, log)
         keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
         keeper.clock = self.clock

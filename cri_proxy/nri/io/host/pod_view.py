@@ -20,7 +20,7 @@ from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.pod_cache import Known
 from cri_proxy.nri.view import view_container, view_pod, view_resources
 from cri_proxy.relay.interception import AnswerFailed, Forward, Interception, end_of
-from cri_proxy.runtime import Runtime, gather_limited
+from cri_proxy.runtime import RuntimeClient, gather_limited
 
 AT_A_TIME = 8
 #: So many while nobody waits: the runtime and the event loop have other things to do.
@@ -46,7 +46,7 @@ class World:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: RuntimeClient,
         upstream: Upstream,
         hidden: Hidden,
         life: Lifecycle,

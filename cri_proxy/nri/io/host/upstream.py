@@ -8,7 +8,7 @@ import grpc
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import AnswerFailed
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 
 #: Longer than any client waits (kubelet: 2 and 4 minutes, times whatever runtimeRequestTimeout is set to): it is the
 #: client's own deadline that ends its call; this one ends what would go on for ever behind it.
@@ -20,7 +20,7 @@ UNDO_TIMEOUT_S = 30.0
 class Upstream:
     """The runtime, as one who answers in its place needs it. Every method raises ``AnswerFailed``."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: RuntimeClient) -> None:
         self._runtime = runtime
 
     async def forward(self, full_method: str, message: bytes, timeout_s: float) -> bytes:

@@ -16,7 +16,7 @@ from cri_proxy.cri.messages import linux_delta, read_fence
 from cri_proxy.engine.records import Update
 from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
-from cri_proxy.runtime import CALL_TIMEOUT_S, Runtime
+from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
 from policies.model import Fence
 
 #: What an update says: cpuset and mems; quota, period, shares, memory.
@@ -32,7 +32,7 @@ class HostCaller(Protocol):
 class NriSender:
     """Delivers updates, one at a time each. ``caller``: set while the host takes updates nobody asked it for."""
 
-    def __init__(self, runtime: Runtime, log: Any) -> None:
+    def __init__(self, runtime: RuntimeClient, log: Any) -> None:
         self.caller: Optional[HostCaller] = None
         self._runtime = runtime
         self._log = log

@@ -18,7 +18,7 @@ from cri_proxy.nri.io.host.cleanup import Leftovers
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
-from cri_proxy.runtime import Runtime
+from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import Keeper
 from tests.cri_client import container_config, pod_config
 from tests.fake_runtime import FakeRuntime
@@ -35,7 +35,7 @@ async def fake(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
 
 @pytest.fixture
 async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
-    runtime = Runtime(fake.socket)
+    runtime = RuntimeClient(fake.socket)
     yield Upstream(runtime)
     await runtime.close()
 
