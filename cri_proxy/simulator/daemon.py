@@ -33,7 +33,7 @@ from cri_proxy.engine.records import Admission, Grant, Seen, Stance, Update
 from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
-from cri_proxy.simulator.node import Process, Runtime
+from cri_proxy.simulator.node import Process, SimulatedRuntime
 from cri_proxy.simulator.observer import SimulatedObserver, rebalance
 from cri_proxy.simulator.scenario import ScenarioEdge
 from policies.machine.topology import Topology, TopologyData
@@ -59,7 +59,7 @@ class SimulatedShell:
     def __init__(self, topology: TopologyData, config: Config) -> None:
         self.config = config
         self.machine = Machine(Topology(topology))
-        self.runtime = Runtime()
+        self.runtime = SimulatedRuntime()
         self.observer = SimulatedObserver(config)
         self.engine = make_engine(config, self._host())
         self.now_s = 0.0

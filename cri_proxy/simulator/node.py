@@ -251,7 +251,7 @@ class Process:
 
 
 @dataclass
-class Runtime:
+class SimulatedRuntime:
     """A container runtime: sandboxes and containers by id, the latter in the order they were created."""
 
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import CreateRequest, read_create, read_pod, read_update
 from cri_proxy.engine.records import Update
-from cri_proxy.simulator.node import Runtime, create_request, sandbox_request, update_request
+from cri_proxy.simulator.node import SimulatedRuntime, create_request, sandbox_request, update_request
 from cri_proxy.simulator.scenario import Step, read_scenario
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Pod, Qos
@@ -187,8 +187,8 @@ def test_an_update_says_what_changes(fields: dict[str, Any], linux: tuple[int, i
 # ---------------------------------------------------------------- the runtime
 
 
-def running(pod: dict[str, Any], **fields: Any) -> tuple[Runtime, Any]:
-    runtime = Runtime()
+def running(pod: dict[str, Any], **fields: Any) -> tuple[SimulatedRuntime, Any]:
+    runtime = SimulatedRuntime()
     runtime.run_sandbox("a", sandbox(**pod))
     process = runtime.create("c", message(pod, **fields))
     process.state = "running"
