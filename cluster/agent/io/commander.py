@@ -18,7 +18,7 @@ from cluster.agent.commands import Command, Refusals
 from cluster.agent.conditions import written
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
-from cluster.agent.io.log import Said, log
+from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import WriteRate
@@ -76,7 +76,7 @@ class Commander:
         self._problems: Sequence[Mapping[str, Any]] = ()
         self._doctor_at_s: Optional[float] = None
         self._lost_since_s: Optional[float] = None
-        self._daemon_said, self._api_said = Said("daemon"), Said("api server")
+        self._daemon_said, self._api_said = TroubleLog("daemon"), TroubleLog("api server")
 
     async def run(self) -> None:
         """Carry out and acknowledge, until cancelled."""

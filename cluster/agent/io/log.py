@@ -23,7 +23,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-class Said:
+class TroubleLog:
     """A trouble is logged when it begins, when it is another, and when it ends: not with each try."""
 
     def __init__(self, about: str, end: str = "it answers again", level: str = "warning") -> None:

@@ -16,7 +16,7 @@ from typing import Any, Optional
 from cluster.agent.events import EventCursor, PodEvents, Write
 from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
-from cluster.agent.io.log import Said, log
+from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import WriteRate
 from cluster.agent.spec import read_spec
@@ -85,9 +85,9 @@ class Reporter:
         self._topology = Written(WriteRate(reporting.period_s))
         self._doctor = _Doctor(daemon, clock)
         self._owner: Optional[dict[str, Any]] = None
-        self._daemon_said, self._api_said = Said("daemon"), Said("api server")
-        self._topology_said = Said("node resource topology", "it is written", level="info")
-        self._known_said = Said("schema", "all fields are written")
+        self._daemon_said, self._api_said = TroubleLog("daemon"), TroubleLog("api server")
+        self._topology_said = TroubleLog("node resource topology", "it is written", level="info")
+        self._known_said = TroubleLog("schema", "all fields are written")
         self._events_lost = 0
         self._events_pace, self._events_backoff = WriteRate(0.0), Backoff()
 
