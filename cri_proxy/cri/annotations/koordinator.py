@@ -45,7 +45,7 @@ _NUMA_EXCLUSIVES = {"Preferred": None, "Required": None}
 
 
 @dataclass
-class Said:
+class KoordinatorAnnotation:
     """What one annotation or label asks; "" = nothing. ``notes``, ``refusals``: phrases about what is wrong."""
 
     value: str = ""
@@ -53,16 +53,16 @@ class Said:
     refusals: list[str] = field(default_factory=list)
 
 
-def read_qos_class(text: str) -> Said:
+def read_qos_class(text: str) -> KoordinatorAnnotation:
     """The ``ownership`` that a pod's class means."""
-    said = Said()
+    said = KoordinatorAnnotation()
     said.value = _meaning(text, _QOS_CLASSES, "", said.notes)
     return said
 
 
-def read_resource_spec(text: str) -> Said:
+def read_resource_spec(text: str) -> KoordinatorAnnotation:
     """The ``smt`` that a resource-spec means. A required policy that is not understood is a refusal."""
-    said = Said()
+    said = KoordinatorAnnotation()
     spec = _object(text, _REQUIRED, said)
     unknown: list[str] = []
     required = _meaning(spec.get(_REQUIRED, ""), _BIND_POLICIES, _REQUIRED, said.notes, unknown)
@@ -73,16 +73,16 @@ def read_resource_spec(text: str) -> Said:
     return said
 
 
-def read_numa_spec(text: str) -> Said:
+def read_numa_spec(text: str) -> KoordinatorAnnotation:
     """The ``numa`` that a numa-topology-spec means. One that speaks of a single node and cannot be read is a refusal."""
-    said = Said()
+    said = KoordinatorAnnotation()
     spec = _object(text, "SingleNUMANode", said)
     said.value = _meaning(spec.get(_NUMA_POLICY, ""), _NUMA_POLICIES, _NUMA_POLICY, said.notes)
     _meaning(spec.get(_NUMA_EXCLUSIVE, ""), _NUMA_EXCLUSIVES, _NUMA_EXCLUSIVE, said.notes)
     return said
 
 
-def _object(text: str, demanding: str, said: Said) -> dict[str, Any]:
+def _object(text: str, demanding: str, said: KoordinatorAnnotation) -> dict[str, Any]:
     """The JSON object; what is none is a refusal if it holds the demanding word."""
     try:
         document = read_value(text)

@@ -28,7 +28,7 @@ from cri_proxy.cri.annotations.koordinator import (
     NUMA_SPEC,
     QOS_LABEL,
     RESOURCE_SPEC,
-    Said,
+    KoordinatorAnnotation,
     read_numa_spec,
     read_qos_class,
     read_resource_spec,
@@ -132,7 +132,7 @@ class _Reading:
             text = (self.annotations if where == "annotation" else self.pod.labels).get(key)
             if text is None:
                 continue
-            said: Said = read(text)
+            said: KoordinatorAnnotation = read(text)
             for phrase in said.notes:
                 self._fault(key, field_name, phrase, False, where)
             for phrase in said.refusals:
@@ -169,7 +169,7 @@ class _Reading:
 
 _OFF = ("false", "False", "FALSE", "f", "F", "0")
 
-_KOORDINATOR: tuple[tuple[str, str, str, Callable[[str], Said]], ...] = (
+_KOORDINATOR: tuple[tuple[str, str, str, Callable[[str], KoordinatorAnnotation]], ...] = (
     ("label", QOS_LABEL, "ownership", read_qos_class),
     ("annotation", RESOURCE_SPEC, "smt", read_resource_spec),
     ("annotation", NUMA_SPEC, "numa", read_numa_spec),
