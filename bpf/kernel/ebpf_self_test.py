@@ -25,7 +25,7 @@ _TIMEOUT_S = 10.0
 _ACCEPTOR = Path(__file__).with_name("ebpf_acceptor.py")
 
 
-class Seen(Protocol):
+class SeenConnection(Protocol):
     """What is needed of what was seen."""
 
     @property
@@ -38,7 +38,7 @@ class Seen(Protocol):
     def bytes_ba(self) -> int: ...
 
 
-def self_test(cgroup_root: str, drain: Callable[[], Sequence[Seen]]) -> None:
+def self_test(cgroup_root: str, drain: Callable[[], Sequence[SeenConnection]]) -> None:
     """Connect two cgroups in the tree of ``cgroup_root`` and look for it in what ``drain`` returns.
 
     :raises ProviderLost: it was not seen, or could not be tried.
@@ -60,7 +60,7 @@ def self_test(cgroup_root: str, drain: Callable[[], Sequence[Seen]]) -> None:
     )
 
 
-def _check(flow: Seen) -> None:
+def _check(flow: SeenConnection) -> None:
     seen, wanted = (flow.bytes_ba, flow.bytes_ab), (_REQUEST_BYTES, _RESPONSE_BYTES)
     if seen != wanted:
         raise ProviderLost(f"the eBPF programs saw {seen} bytes of a connection of {wanted}")
