@@ -67,7 +67,7 @@ LEAST_REMOTE_BYTES_PER_S = 50_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class AgentView:
     """All that the reporting half knows. ``report`` None = the daemon has not answered since this process began.
 
     ``trouble``: why the daemon does not answer now, "" = it does. ``problems``: doctor's, None = not known.
@@ -90,7 +90,7 @@ def camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
-def status_of(seen: Seen, told: Mapping[str, Any], now: str) -> dict[str, Any]:
+def status_of(seen: AgentView, told: Mapping[str, Any], now: str) -> dict[str, Any]:
     """The whole status that the reporting half owns, before ``fit``. ``now``: RFC 3339.
 
     ``told``: what this function gave for the last write, {} = there was none. Equal to it where nothing is new.
@@ -202,7 +202,7 @@ def _doctor(problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- conditions
 
 
-def _conditions(seen: Seen) -> list[Condition]:
+def _conditions(seen: AgentView) -> list[Condition]:
     found = [ready(seen.report, seen.trouble), degraded(seen.report, seen.trouble)]
     if seen.is_report_only and seen.asked:
         sentence = (

@@ -20,7 +20,7 @@ from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
 from cluster.agent.pace import WriteRate
 from cluster.agent.spec import read_spec
-from cluster.agent.status import Seen, status_of
+from cluster.agent.status import AgentView, status_of
 from cluster.api import names
 from cluster.api.fit import fit
 from cluster.kube.backoff import Backoff
@@ -155,10 +155,10 @@ class Reporter:
         for row in self._cursor.new_rows(self._report):
             self._events.add(row, self._clock.stamp())
 
-    def seen(self) -> Seen:
+    def seen(self) -> AgentView:
         """All that is known now."""
         is_report_only = not self._reporting.commands_elsewhere
-        return Seen(
+        return AgentView(
             self._report,
             self._trouble,
             self._doctor.problems,

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import pytest
 
-from cluster.agent.status import Seen, status_of
+from cluster.agent.status import AgentView, status_of
 from cluster.api.node_placement import schema
 from tests.cluster.agent.reports import group, placement, remote, report, zone
 
@@ -14,16 +14,16 @@ THEN, NOW = "2026-11-22T10:00:00Z", "2026-11-22T10:00:10Z"
 
 
 def status(told: Optional[dict[str, Any]] = None, **changes: Any) -> dict[str, Any]:
-    return status_of(Seen(report(**changes)), told or {}, NOW)
+    return status_of(AgentView(report(**changes)), told or {}, NOW)
 
 
-def conditions(seen: Seen) -> dict[str, dict[str, Any]]:
+def conditions(seen: AgentView) -> dict[str, dict[str, Any]]:
     return {condition["type"]: condition for condition in status_of(seen, {}, NOW)["conditions"]}
 
 
 def test_every_field_of_a_status_is_one_of_the_schema() -> None:
     problems = [{"severity": "error", "check": "kubelet", "sentence": "it is", "hint": "do"}]
-    seen = Seen(
+    seen = AgentView(
         report(
             affinity_groups=[group("a", "b", bytes_per_s=5e6)],
             remote_peers=[remote("a", "10.0.0.1", 5e6)],
@@ -136,7 +136,7 @@ def test_an_older_daemon_that_tells_less_makes_a_status_with_less() -> None:
         "front_end",
     ):
         del old[key]
-    found = status_of(Seen(old), {}, NOW)
+    found = status_of(AgentView(old), {}, NOW)
     assert "frontEnd" not in found and found["affinityGroups"] == found["remoteTraffic"] == []
 
 
@@ -146,7 +146,7 @@ def test_memory_that_is_not_known_is_left_out() -> None:
 
 def test_a_daemon_that_is_away_is_not_ready_and_what_was_known_stays() -> None:
     told = status()
-    found = status_of(Seen(report(), "control.sock: no such file"), told, NOW)
+    found = status_of(AgentView(report(), "control.sock: no such file"), told, NOW)
     assert found["placements"] == told["placements"]
     ready = {condition["type"]: condition for condition in found["conditions"]}["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "DaemonAway")
@@ -154,34 +154,34 @@ def test_a_daemon_that_is_away_is_not_ready_and_what_was_known_stays() -> None:
 
 
 def test_a_daemon_that_has_never_answered_is_not_ready_and_nothing_else_is_told() -> None:
-    found = status_of(Seen(None, "refused"), {}, NOW)
+    found = status_of(AgentView(None, "refused"), {}, NOW)
     assert set(found) == {"conditions", "doctor"}
     assert found["doctor"] == {}
 
 
 def test_what_doctor_has_said_stays_until_it_says_something_else() -> None:
     said = {"errors": 1, "warnings": 0, "problems": []}
-    assert status_of(Seen(None, "refused"), {"doctor": said}, NOW)["doctor"] == said
-    assert status_of(Seen(report(), problems=()), {"doctor": said}, NOW)["doctor"]["errors"] == 0
+    assert status_of(AgentView(None, "refused"), {"doctor": said}, NOW)["doctor"] == said
+    assert status_of(AgentView(report(), problems=()), {"doctor": said}, NOW)["doctor"]["errors"] == 0
 
 
 def test_degraded_names_every_reason() -> None:
-    found = conditions(Seen(report(degraded={"state": "disk full", "runtime": "away"})))
+    found = conditions(AgentView(report(degraded={"state": "disk full", "runtime": "away"})))
     assert found["Degraded"]["message"] == "runtime: away; state: disk full"
     assert found["Degraded"]["status"] == "True"
 
 
 def test_a_daemon_without_a_machine_is_not_ready() -> None:
-    found = conditions(Seen(report(machine=None, zones=[], placements=[])))
+    found = conditions(AgentView(report(machine=None, zones=[], placements=[])))
     assert found["Ready"]["reason"] == "NoMachine"
 
 
 def test_a_condition_keeps_its_time_while_its_status_is_the_same() -> None:
-    told = status_of(Seen(report(degraded={"a": "x"})), {}, THEN)
-    found = status_of(Seen(report(degraded={"a": "y"})), told, NOW)
+    told = status_of(AgentView(report(degraded={"a": "x"})), {}, THEN)
+    found = status_of(AgentView(report(degraded={"a": "y"})), told, NOW)
     times = {condition["type"]: condition["lastTransitionTime"] for condition in found["conditions"]}
     assert times == {"Ready": THEN, "Degraded": THEN}
-    found = status_of(Seen(report()), found, NOW)
+    found = status_of(AgentView(report()), found, NOW)
     assert [c["lastTransitionTime"] for c in found["conditions"]] == [THEN, NOW]
 
 
@@ -191,5 +191,5 @@ def test_a_condition_keeps_its_time_while_its_status_is_the_same() -> None:
 def test_a_spec_on_a_node_that_only_reports_is_answered(
     is_report_only: bool, asked: bool, there: bool
 ) -> None:
-    found = conditions(Seen(report(), "", None, is_report_only, asked))
+    found = conditions(AgentView(report(), "", None, is_report_only, asked))
     assert ("ConfigApplied" in found) is there

@@ -10,7 +10,7 @@ from cluster.agent.commands import Refusals, acknowledgement
 from cluster.agent.events import PodEvents
 from cluster.agent.memory import AgentMemory
 from cluster.agent.spec import read_spec
-from cluster.agent.status import Seen, status_of
+from cluster.agent.status import AgentView, status_of
 from cluster.api import node_placement
 from cluster.api.fit import fit
 from cluster.api.schema import faults
@@ -23,19 +23,19 @@ NOW = "2026-11-22T21:00:00Z"
 OVERRIDE = {"namespace": "shop", "pod": "db-0", "container": "main", "zone": "node-1"}
 
 SEEN = [
-    ("a node", Seen(report())),
-    ("no answer yet", Seen(None, "connection refused")),
-    ("no machine yet", Seen(report(machine=None, zones=[], placements=[]))),
-    ("groups and warnings", Seen(report(affinity_groups=[group("a", "b", bytes_per_s=1e6)], warnings=["w"]))),
-    ("degraded", Seen(report(degraded={"state": "the state cannot be written"}), is_report_only=True, asked=True)),
-    ("doctor's findings", Seen(report(), problems=[
+    ("a node", AgentView(report())),
+    ("no answer yet", AgentView(None, "connection refused")),
+    ("no machine yet", AgentView(report(machine=None, zones=[], placements=[]))),
+    ("groups and warnings", AgentView(report(affinity_groups=[group("a", "b", bytes_per_s=1e6)], warnings=["w"]))),
+    ("degraded", AgentView(report(degraded={"state": "the state cannot be written"}), is_report_only=True, asked=True)),
+    ("doctor's findings", AgentView(report(), problems=[
         {"severity": severity, "check": "c", "sentence": "s", "hint": ""} for severity in ("error", "warning")
     ])),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seen", [s[1] for s in SEEN], ids=[s[0] for s in SEEN])
-def test_what_an_agent_reports_is_in_the_schema(seen: Seen) -> None:
+def test_what_an_agent_reports_is_in_the_schema(seen: AgentView) -> None:
     assert list(faults(fit(status_of(seen, {}, NOW)), STATUS, "status")) == []
 
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import pytest
 import yaml
 
-from cluster.agent.status import Seen, status_of
+from cluster.agent.status import AgentView, status_of
 from cluster.operator.advice import (
     Owner,
     Rates,
@@ -321,7 +321,7 @@ def test_groups_and_placements_are_read_as_agents_write_them() -> None:
         "machine": None,
         "degraded": {},
     }
-    status = status_of(Seen(report), {}, "2026-01-01T00:00:00Z")
+    status = status_of(AgentView(report), {}, "2026-01-01T00:00:00Z")
     found = observed({"metadata": {"name": "n1"}, "status": status})
     assert dict(found.pods) == {WEB: 1, CACHE: 1}
     [(owners, rate)] = found.groups

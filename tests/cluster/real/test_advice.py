@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.agent.status import Seen, status_of
+from cluster.agent.status import AgentView, status_of
 from cluster.api.fit import fit
 from cluster.api.names import AGENT_MANAGER, API_VERSION
 from tests.cluster.agent.reports import placement, remote, report
@@ -72,7 +72,9 @@ def operator(talking: ControlPlane, tmp_path: Path) -> Iterator[Process]:
 def write_status(server: ControlPlane, node: str, **changes: Any) -> None:
     """What the agent of a node makes of its daemon's report."""
     pod = PODS[node][0]
-    status = fit(status_of(Seen(report(placements=[placement(pod)], **changes)), {}, "2026-11-22T10:00:00Z"))
+    status = fit(
+        status_of(AgentView(report(placements=[placement(pod)], **changes)), {}, "2026-11-22T10:00:00Z")
+    )
     where = f"{PLACEMENTS}/{node}"
     server.ask("PATCH", f"{where}?fieldManager=tests&force=true", _object(node), content_type=APPLY)
     server.ask(
