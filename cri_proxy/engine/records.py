@@ -183,7 +183,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ListedContainer:
     """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty.
 
     ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells. ``runs_in``: as in its grant;

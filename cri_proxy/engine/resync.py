@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Ticket, TicketKind, Update
 from cri_proxy.engine.takeover import take_over
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
@@ -37,7 +37,7 @@ class Resync:
     cancelled: tuple[str, ...] = ()
 
 
-def unknown_ids(engine: Engine, seen: Collection[Seen]) -> tuple[str, ...]:
+def unknown_ids(engine: Engine, seen: Collection[ListedContainer]) -> tuple[str, ...]:
     """Containers that ``resync`` will want the details of: alive, not in the records and not on their way."""
     dead = _never_run(engine, seen, _latest_attempts(seen))
     flying = _names_of_tickets(engine, in_doubt=False) | _names_of_tickets(engine, in_doubt=True)
@@ -54,7 +54,7 @@ def unknown_ids(engine: Engine, seen: Collection[Seen]) -> tuple[str, ...]:
     )
 
 
-def _latest_attempts(seen: Collection[Seen]) -> dict[tuple[str, str], int]:
+def _latest_attempts(seen: Collection[ListedContainer]) -> dict[tuple[str, str], int]:
     """The last attempt in the list, by pod uid and name, of every container of which one was not started."""
     names = {(s.pod_uid, s.name) for s in seen if not (s.running or s.exited)}
     latest: dict[tuple[str, str], int] = {}
@@ -65,7 +65,7 @@ def _latest_attempts(seen: Collection[Seen]) -> dict[tuple[str, str], int]:
 
 
 def _never_run(
-    engine: Engine, items: Iterable[Seen], latest: Mapping[tuple[str, str], int]
+    engine: Engine, items: Iterable[ListedContainer], latest: Mapping[tuple[str, str], int]
 ) -> frozenset[str]:
     """Containers that were created and will never be started: kubelet has gone on to a later attempt of the same.
 
@@ -95,7 +95,7 @@ class Listing:
     that were not saved, so what runs is right where they say otherwise (``takeover.py``).
     """
 
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, ListedContainer]
     listed_at_s: float
     details: Mapping[str, Container] = field(default_factory=dict)
     then: Mapping[str, Grant] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
 
 
 def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
-    def adoption(item: Seen, container: Container, owned: frozenset[int]) -> Grant:
+    def adoption(item: ListedContainer, container: Container, owned: frozenset[int]) -> Grant:
         return _adoption(engine, item, container, now_s, listing.seen, owned)
 
     adopted, updates = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
@@ -154,7 +154,9 @@ def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
     return Resync(updates if listing.enforce else (), adopted=adopted)
 
 
-def _follow_all(engine: Engine, items: list[Seen], listing: Listing, now_s: float, told: set[str]) -> Resync:
+def _follow_all(
+    engine: Engine, items: list[ListedContainer], listing: Listing, now_s: float, told: set[str]
+) -> Resync:
     updates: list[Update] = []
     drifted: list[str] = []
     resized: list[str] = []
@@ -198,7 +200,7 @@ def _unchanged(grant: Grant, then: Mapping[str, Grant]) -> bool:
     return not then or (grant.key in then and then[grant.key].placement == grant.placement)
 
 
-def _news_of_resources(engine: Engine, item: Seen, listing: Listing) -> Optional[Resources]:
+def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) -> Optional[Resources]:
     """A container's resources if it is not known with them, or is still to be placed by them; else None."""
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD:
@@ -211,7 +213,7 @@ def _news_of_resources(engine: Engine, item: Seen, listing: Listing) -> Optional
 
 
 def _settle_tickets(
-    engine: Engine, listing: Mapping[str, Seen], now_s: float, listed_at_s: float
+    engine: Engine, listing: Mapping[str, ListedContainer], now_s: float, listed_at_s: float
 ) -> tuple[list[str], list[str], list[Update]]:
     """Tickets in doubt: found in the list, they are bound; not found for long enough, they are cancelled."""
     by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in listing.values() if s.id not in engine.grants}
@@ -245,7 +247,7 @@ def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
 
 
 def _told_last(
-    engine: Engine, listing: Mapping[str, Seen], updates: list[Update], targets: Iterable[str]
+    engine: Engine, listing: Mapping[str, ListedContainer], updates: list[Update], targets: Iterable[str]
 ) -> list[Update]:
     """The updates; of containers whose resizes were in doubt the place they have in the end, if they run elsewhere."""
     for target in sorted(targets):
@@ -261,7 +263,9 @@ def _told_last(
     return updates
 
 
-def _settle_resize(engine: Engine, ticket: Ticket, item: Optional[Seen], now_s: float) -> tuple[Update, ...]:
+def _settle_resize(
+    engine: Engine, ticket: Ticket, item: Optional[ListedContainer], now_s: float
+) -> tuple[Update, ...]:
     """A resize whose end is not known: what the container has now tells whether the runtime has made it.
 
     Its resources do where they are others by it; else its cpuset.
@@ -285,7 +289,7 @@ def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int
     return {(c.pod.uid, c.name, c.attempt) for c in containers}
 
 
-def _follow(engine: Engine, item: Seen, now_s: float, listed_at_s: float) -> tuple[Update, ...]:
+def _follow(engine: Engine, item: ListedContainer, now_s: float, listed_at_s: float) -> tuple[Update, ...]:
     if item.exited:
         return engine.exited(item.id, item.exit_code, now_s)
     if not item.running:
@@ -297,7 +301,7 @@ def _follow(engine: Engine, item: Seen, now_s: float, listed_at_s: float) -> tup
     return ()
 
 
-def _note_where(engine: Engine, item: Seen) -> tuple[Update, ...]:
+def _note_where(engine: Engine, item: ListedContainer) -> tuple[Update, ...]:
     """Remember whether what we set binds the container's processes at all."""
     grant = engine.grants.get(item.id)
     if grant is None or item.runs_in is None or item.runs_in == grant.runs_in:
@@ -306,7 +310,7 @@ def _note_where(engine: Engine, item: Seen) -> tuple[Update, ...]:
 
 
 def _check_cpuset(
-    engine: Engine, item: Seen, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
+    engine: Engine, item: ListedContainer, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
 ) -> tuple[Update, ...]:
     """Repair a cpuset that is not what we set any more; give up on one that somebody keeps changing."""
     grant = engine.grants.get(item.id)
@@ -336,7 +340,7 @@ def _check_cpuset(
     return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
 
 
-def _with_quota(engine: Engine, item: Seen, updates: tuple[Update, ...]) -> tuple[Update, ...]:
+def _with_quota(engine: Engine, item: ListedContainer, updates: tuple[Update, ...]) -> tuple[Update, ...]:
     """With the quota of a container that is without it only since we have taken it and could not give it back."""
     grant = engine.grants.get(item.id)
     if grant is None or not item.has_no_quota or grant.lifted or not (grant.quota_taken and grant.quota):
@@ -348,14 +352,14 @@ def _with_quota(engine: Engine, item: Seen, updates: tuple[Update, ...]) -> tupl
     return (*(u for u in updates if u is not told), replace(own, give_back=grant.quota))
 
 
-def _follow_memory(engine: Engine, item: Seen, at_rest: bool) -> None:
+def _follow_memory(engine: Engine, item: ListedContainer, at_rest: bool) -> None:
     """Charge a container's memory where it is. ``at_rest``: its memory nodes are what they were when they were read."""
     grant = engine.grants.get(item.id)
     if grant is not None and grant.life is not Life.HELD and not item.exited:
         engine.note_memory(item.id, item.mems if at_rest else None, item.held)
 
 
-def _runs_on(engine: Engine, item: Seen) -> frozenset[int]:
+def _runs_on(engine: Engine, item: ListedContainer) -> frozenset[int]:
     """The CPUs of a container, whose cpuset may be empty."""
     return item.cpus or item.inherited or engine.host.parent_cpus or engine.host.usable
 
@@ -385,10 +389,10 @@ def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[
 
 def _adoption(
     engine: Engine,
-    item: Seen,
+    item: ListedContainer,
     container: Container,
     now_s: float,
-    listing: Mapping[str, Seen],
+    listing: Mapping[str, ListedContainer],
     owned: frozenset[int],
 ) -> Grant:
     """The record of a container that runs without one: it keeps what it has. ``owned``: what others own."""
@@ -423,7 +427,9 @@ def _adoption(
     )
 
 
-def _looks_exclusive(container: Container, item: Seen, listing: Mapping[str, Seen]) -> bool:
+def _looks_exclusive(
+    container: Container, item: ListedContainer, listing: Mapping[str, ListedContainer]
+) -> bool:
     """Guaranteed, whole CPUs, as many as its cpuset has, and on the cpuset of nobody else.
 
     Containers without a cpuset say nothing: nobody has kept them off anything.

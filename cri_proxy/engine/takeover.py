@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Life, Seen, Stance, Ticket, TicketKind, Update
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Ticket, TicketKind, Update
 from policies.machine.cpus import NO_CPUS
 from policies.model import Container
 
 #: Makes the record of a container that runs; given what others own.
-Adoption = Callable[[Seen, Container, frozenset[int]], Grant]
+Adoption = Callable[[ListedContainer, Container, frozenset[int]], Grant]
 
 
 def take_over(
-    engine: Engine, seen: Mapping[str, Seen], details: Mapping[str, Container], listed_at_s: float, adoption: Adoption
+    engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float, adoption: Adoption
 ) -> tuple[tuple[str, ...], tuple[Update, ...]]:  # fmt: skip
     """Bring the records in line with what runs; ``details``: containers by id that are not in the records.
 
@@ -46,13 +46,13 @@ def take_over(
     )
 
 
-def _runs_so(engine: Engine, update: Update, seen: Mapping[str, Seen]) -> bool:
+def _runs_so(engine: Engine, update: Update, seen: Mapping[str, ListedContainer]) -> bool:
     """Whether a container runs on what it should have in the end."""
     grant, item = engine.grants.get(update.id), seen.get(update.id)
     return grant is None or (item is not None and item.cpus == grant.cpus)
 
 
-def _made_otherwise(engine: Engine, live: Iterable[Seen]) -> dict[str, Container]:
+def _made_otherwise(engine: Engine, live: Iterable[ListedContainer]) -> dict[str, Container]:
     """Containers by id whose creates are in doubt, and which run elsewhere than those asked for."""
     by_name = {(item.pod_uid, item.name, item.attempt): item for item in live}
     found = {}
@@ -70,7 +70,7 @@ def _name(grant: Grant) -> tuple[str, str, int]:
     return container.pod.uid, container.name, container.attempt
 
 
-def is_outdated(engine: Engine, item: Seen) -> bool:
+def is_outdated(engine: Engine, item: ListedContainer) -> bool:
     """Whether a container runs elsewhere than its record says; one whose processes are elsewhere tells nothing."""
     grant, online = engine.grants.get(item.id), engine.host.topology.online
     if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
@@ -81,7 +81,7 @@ def is_outdated(engine: Engine, item: Seen) -> bool:
 
 
 def _gone(
-    engine: Engine, seen: Mapping[str, Seen], unknown: Iterable[Seen], details: Mapping[str, Container], listed_at_s: float
+    engine: Engine, seen: Mapping[str, ListedContainer], unknown: Iterable[ListedContainer], details: Mapping[str, Container], listed_at_s: float
 ) -> tuple[list[str], list[Ticket]]:  # fmt: skip
     """Records of what is not there any more, and requests that must have ended: what they own would be in the way."""
     newest = {(item.pod_uid, item.name): item.attempt for item in unknown}
@@ -100,7 +100,9 @@ def _gone(
     return gone, tickets
 
 
-def _is_earlier(grant: Grant, newest: Mapping[tuple[str, str], int], seen: Mapping[str, Seen]) -> bool:
+def _is_earlier(
+    grant: Grant, newest: Mapping[tuple[str, str], int], seen: Mapping[str, ListedContainer]
+) -> bool:
     """Whether a place is held for a next attempt that is there by now."""
     name = (grant.container.pod.uid, grant.container.name)
     is_over = grant.key not in seen or seen[grant.key].exited
@@ -108,7 +110,7 @@ def _is_earlier(grant: Grant, newest: Mapping[tuple[str, str], int], seen: Mappi
 
 
 def _has_ended(
-    engine: Engine, ticket: Ticket, seen: Mapping[str, Seen], newest: Mapping[tuple[str, str], int]
+    engine: Engine, ticket: Ticket, seen: Mapping[str, ListedContainer], newest: Mapping[tuple[str, str], int]
 ) -> bool:
     """A request whose container has a later attempt, is being resized elsewhere, or owns what others run on by now."""
     grant = engine.grants[ticket.key]
@@ -121,7 +123,7 @@ def _has_ended(
     return any(not grant.exclusive.isdisjoint(item.cpus or NO_CPUS) for item in _placed(engine, seen))
 
 
-def _placed(engine: Engine, seen: Mapping[str, Seen]) -> Iterator[Seen]:
+def _placed(engine: Engine, seen: Mapping[str, ListedContainer]) -> Iterator[ListedContainer]:
     for item in seen.values():
         grant = engine.grants.get(item.id)
         if grant is not None and grant.stance is Stance.PLACED and not item.exited:

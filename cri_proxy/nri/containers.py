@@ -22,7 +22,7 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
-from cri_proxy.engine.records import Grant, Life, Seen, Update
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Update
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Quota
 
@@ -147,7 +147,7 @@ def _may_use_all(rules: Iterable[nri.LinuxDeviceCgroup]) -> bool:
 
 def read_seen(
     containers: Iterable[nri.Container], pods: Mapping[str, Pod], grants: Mapping[str, Grant]
-) -> dict[str, Seen]:
+) -> dict[str, ListedContainer]:
     """A Synchronize as a resync reads a runtime's list.
 
     It names no container that has ended: those of ``grants`` that it lacks have, and what became of them the runtime
@@ -157,7 +157,7 @@ def read_seen(
     for key, grant in grants.items():
         if key not in seen and grant.life is not Life.CREATING:
             container = grant.container
-            seen[key] = Seen(
+            seen[key] = ListedContainer(
                 key,
                 container.pod.id,
                 container.pod.uid,
@@ -170,12 +170,12 @@ def read_seen(
     return seen
 
 
-def _seen(container: nri.Container, pods: Mapping[str, Pod], grant: Optional[Grant]) -> Seen:
+def _seen(container: nri.Container, pods: Mapping[str, Pod], grant: Optional[Grant]) -> ListedContainer:
     pod = pods.get(container.pod_sandbox_id)
     told = read_attempt(container)
     known = 0 if grant is None else grant.container.attempt
     cpu = container.linux.resources.cpu
-    return Seen(
+    return ListedContainer(
         id=container.id,
         sandbox_id=container.pod_sandbox_id,
         pod_uid=container.pod_sandbox_id if pod is None else pod.uid,

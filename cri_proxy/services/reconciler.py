@@ -16,7 +16,7 @@ from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.cri.messages import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.quota import pod_cgroup
-from cri_proxy.engine.records import Grant, Life, Seen
+from cri_proxy.engine.records import Grant, Life, ListedContainer
 from cri_proxy.engine.resources import (
     CgroupReading,
     has_news,
@@ -147,7 +147,7 @@ class Reconciler:
 
     # ------------------------------------------------------------------ looking things up
 
-    async def _exit_codes(self, engine: Engine, seen: dict[str, Seen]) -> None:
+    async def _exit_codes(self, engine: Engine, seen: dict[str, ListedContainer]) -> None:
         """A list does not say how a container ended; ask for those whose end is news."""
         news = [
             s.id
@@ -161,7 +161,7 @@ class Reconciler:
             if not isinstance(got, BaseException):
                 seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
 
-    async def _details(self, ids: tuple[str, ...], seen: dict[str, Seen]) -> dict[str, Arrival]:
+    async def _details(self, ids: tuple[str, ...], seen: dict[str, ListedContainer]) -> dict[str, Arrival]:
         """What containers are that we have no record of, and what they run on."""
         if not ids:
             return {}
@@ -189,7 +189,7 @@ class Reconciler:
         container_id: str,
         pod: Pod,
         got: tuple[cri.ContainerStatus, dict[str, Any]],
-        seen: dict[str, Seen],
+        seen: dict[str, ListedContainer],
     ) -> Arrival:
         """One container as its verbose status has it; its cpuset is noted in ``seen``."""
         status, info = got
@@ -245,7 +245,7 @@ class Reconciler:
             self._keeper.send(engine.end_pod(sandbox_id))
         self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
 
-    async def _cgroups_of(self, engine: Engine, seen: dict[str, Seen]) -> None:
+    async def _cgroups_of(self, engine: Engine, seen: dict[str, ListedContainer]) -> None:
         """The cpusets and resources of all containers we have records of: by their cgroups, else by the runtime."""
         live = [s for s in seen.values() if s.id in engine.grants and not s.exited]
         told = await self._told([s.id for s in live if s.id not in self._paths])
@@ -322,7 +322,9 @@ class Reconciler:
                 told[container_id] = linux_resources(*got)
         return told
 
-    async def _held(self, engine: Engine, containers: Mapping[str, Container], seen: dict[str, Seen]) -> None:
+    async def _held(
+        self, engine: Engine, containers: Mapping[str, Container], seen: dict[str, ListedContainer]
+    ) -> None:
         """What containers without a memory limit hold, from their cgroups; nothing where memory is not placed."""
         places_memory = engine.policy.settings.places_memory
         paths = {
@@ -367,14 +369,16 @@ class Reconciler:
 
 @dataclass(frozen=True)
 class CgroupLook:
-    """A container's cgroup: its cpuset, ``Seen.runs_in``, and its limits; each None if it is not known."""
+    """A container's cgroup: its cpuset, ``ListedContainer.runs_in``, and its limits; each None if it is not known."""
 
     sets: Optional[Cpusets] = None
     runs_in: Optional[str] = None
     limits: Optional[CgroupReading] = None
 
 
-def _with_cpusets(item: Seen, look: CgroupLook, linux: Optional[cri.LinuxContainerResources]) -> Seen:
+def _with_cpusets(
+    item: ListedContainer, look: CgroupLook, linux: Optional[cri.LinuxContainerResources]
+) -> ListedContainer:
     """With the cpuset of its cgroup, else as the runtime remembers it; as it is if that does not, or has none."""
     found = look.sets
     if found is not None:
@@ -452,11 +456,11 @@ def uses_of(status: cri.ContainerStatus, info: dict[str, Any]) -> tuple[Use, ...
     return read_uses(config)
 
 
-def _seen(container: cri.Container, pods: Mapping[str, Pod]) -> Seen:
+def _seen(container: cri.Container, pods: Mapping[str, Pod]) -> ListedContainer:
     # Kubelet labels containers with their pod's uid; other clients may not, and their pods may have none.
     known = pods.get(container.pod_sandbox_id)
     label = container.labels.get("io.kubernetes.pod.uid", "")
-    return Seen(
+    return ListedContainer(
         id=container.id,
         sandbox_id=container.pod_sandbox_id,
         pod_uid=known.uid if known is not None else label or container.pod_sandbox_id,

@@ -29,7 +29,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import unmet
 from cri_proxy.engine.ledger import HISTORY, JournalKey
-from cri_proxy.engine.records import Admission, Grant, Seen, Stance, Update
+from cri_proxy.engine.records import Admission, Grant, ListedContainer, Stance, Update
 from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
@@ -251,7 +251,7 @@ class SimulatedShell:
         """What must not be, in sentences."""
         return unmet(self.engine)
 
-    def _seen(self, process: Process) -> Seen:
+    def _seen(self, process: Process) -> ListedContainer:
         """What a look at the list and at the container's cgroup shows."""
         seen, grant = process.seen(), self.engine.grants.get(process.id)
         if grant is None or process.exited:

@@ -26,7 +26,7 @@ from cri_proxy.cri.messages import (
     read_resources,
     write_update_delta,
 )
-from cri_proxy.engine.records import Seen, Update
+from cri_proxy.engine.records import ListedContainer, Update
 from cri_proxy.simulator.scenario import Step
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, Container, Fence, Qos
@@ -214,10 +214,10 @@ class Process:
         request = cri.UpdateContainerResourcesRequest(container_id=self.id)
         self.update(request.SerializeToString() + write_update_delta(update.placement, update.give_back))
 
-    def seen(self) -> Seen:
+    def seen(self) -> ListedContainer:
         """What a look at the list and at the container's cgroup shows."""
         config = self.request.config
-        seen = Seen(
+        seen = ListedContainer(
             id=self.id,
             sandbox_id=self.sandbox.id,
             pod_uid=self.request.sandbox_config.metadata.uid,

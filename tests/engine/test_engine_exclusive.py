@@ -11,7 +11,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import Grant, Life, Seen, Stance, Update
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Update
 from cri_proxy.engine.resync import Listing, resync
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -470,7 +470,7 @@ def test_a_container_without_a_record_does_not_own_what_a_record_says_is_another
     mine = run(node, own("app", 1), "app").exclusive
     stranger = own("stranger", 1)
     listed = {
-        key: Seen(key, who.pod.id, who.pod.uid, who.name, 0, running=True, exited=False, cpus=on)
+        key: ListedContainer(key, who.pod.id, who.pod.uid, who.name, 0, running=True, exited=False, cpus=on)
         for key, who, on in (("app", own("app", 1), mine), ("stranger", stranger, mine))
     }
     resync(node, Listing(listed, 9.0, {"stranger": stranger}), 10.0)

@@ -14,7 +14,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Seen, Update
+from cri_proxy.engine.records import ListedContainer, Update
 from cri_proxy.engine.resync import Listing, resync, unknown_ids
 from policies.model import NO_FENCE, Container, Placement, Qos
 from policies.topology_aware import TopologyAware
@@ -128,7 +128,7 @@ def restored(world: World, engine: Engine) -> tuple[Update, ...]:
 def looked(world: World, engine: Engine, is_newer: bool = False) -> tuple[Update, ...]:
     """A comparison with the runtime; the updates it sends. ``is_newer``: the last daemon had records that were not saved."""
     seen = {
-        key: Seen(
+        key: ListedContainer(
             key, c.pod.id, c.pod.uid, c.name, c.attempt, state == "running", state == "exited", None, cpus
         )
         for key, (c, cpus, state) in world.runtime.items()

@@ -24,7 +24,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Life, Move, Plan, Seen, Stance, Update
+from cri_proxy.engine.records import Admission, Life, ListedContainer, Move, Plan, Stance, Update
 from cri_proxy.engine.resync import Listing, resync, unknown_ids
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -453,11 +453,11 @@ class Node_(RuleBasedStateMachine):
             self.unknown.add(key)
             self.resync()
 
-    def _seen(self, key: str, there: Running) -> Seen:
+    def _seen(self, key: str, there: Running) -> ListedContainer:
         """A container as a comparison finds it."""
         container, is_over = there.container, there.state == "exited"
         code = there.exit_code if is_over else None
-        return Seen(key, container.pod.id, container.pod.uid, container.name, container.attempt,
+        return ListedContainer(key, container.pod.id, container.pod.uid, container.name, container.attempt,
                     there.state == "running", is_over, code, there.cpus, there.mems or None,
                     resources=container.resources)  # fmt: skip
 

@@ -12,7 +12,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.ledger import Books, JournalValue
-from cri_proxy.engine.records import Admission, Life, Move, Plan, Seen, Stance
+from cri_proxy.engine.records import Admission, Life, ListedContainer, Move, Plan, Stance
 from cri_proxy.engine.resync import Listing, Resync, resync
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -46,14 +46,14 @@ from tests.scenes import (
 )
 
 
-def seen(key: str, container: Container, cpus: str = "", exited: bool = False) -> Seen:
+def seen(key: str, container: Container, cpus: str = "", exited: bool = False) -> ListedContainer:
     pod = container.pod
-    return Seen(
+    return ListedContainer(
         key, pod.id, pod.uid, container.name, container.attempt, not exited, exited, None, parse_cpus(cpus)
     )
 
 
-def listed(engine: Engine, now_s: float, *items: Seen) -> Resync:
+def listed(engine: Engine, now_s: float, *items: ListedContainer) -> Resync:
     """A resync with a list that was asked for just now."""
     return resync(engine, Listing({s.id: s for s in items}, now_s), now_s)
 

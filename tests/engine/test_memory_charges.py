@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import SAME_BYTES, is_other_amount
-from cri_proxy.engine.records import Seen, Stance
+from cri_proxy.engine.records import ListedContainer, Stance
 from cri_proxy.engine.report import explain, placement_row
 from cri_proxy.engine.resync import Listing, resync
 from cri_proxy.engine.snapshot import everything, read_record, write_record
@@ -27,17 +27,17 @@ MIB = 1024**2
 
 def seen(
     key: str, container: Container, mems: Optional[str] = None, held_mib: Optional[dict[int, int]] = None
-) -> Seen:
+) -> ListedContainer:
     held: Optional[MemoryCharge] = None
     if held_mib is not None:
         held = tuple((node, size * MIB) for node, size in held_mib.items())
     cpus = None if mems is None else parse_cpus("0-127")
     nodes = None if mems is None else parse_cpus(mems)
-    return Seen(key, container.pod.id, container.pod.uid, container.name, container.attempt, running=True,
+    return ListedContainer(key, container.pod.id, container.pod.uid, container.name, container.attempt, running=True,
                 exited=False, cpus=cpus, mems=nodes, held=held)  # fmt: skip
 
 
-def look(engine: Engine, *items: Seen, **details: Container) -> None:
+def look(engine: Engine, *items: ListedContainer, **details: Container) -> None:
     resync(engine, Listing({s.id: s for s in items}, 100.0, details), 100.0)
 
 

@@ -24,7 +24,7 @@ import pytest
 
 from cri_proxy.engine.invariants import broken_invariants, crowded_by, crowded_out
 from cri_proxy.engine.orders import Override
-from cri_proxy.engine.records import Life, Seen, Stance
+from cri_proxy.engine.records import Life, ListedContainer, Stance
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.exclusive.rules import ask_of
@@ -70,7 +70,7 @@ class Searched(Node_):
         #: The sizes of the huge pages that the next new container may have.
         self.hugepage_sizes: frozenset[int] = NO_CPUS
 
-    def _seen(self, key: str, there: Running) -> Seen:
+    def _seen(self, key: str, there: Running) -> ListedContainer:
         # An empty cpuset is inherited: from the pod's cgroup, which has all.
         inherited = NO_CPUS if there.cpus else self._everything()
         told = {"held": self.held.get(key), "runs_in": self.outside.get(key, "")}

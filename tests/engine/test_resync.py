@@ -12,7 +12,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Grant, Life, Seen, Stance
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import (
     DRIFT_WINDOW_S,
     FLIPS,
@@ -48,8 +48,8 @@ def seen(
     mems: Optional[str] = None,
     state: str = "running",
     code: Optional[int] = None,
-) -> Seen:
-    return Seen(
+) -> ListedContainer:
+    return ListedContainer(
         id=key,
         sandbox_id=container.pod.id,
         pod_uid=container.pod.uid,
@@ -65,7 +65,7 @@ def seen(
 
 def look(
     engine: Engine,
-    *items: Seen,
+    *items: ListedContainer,
     now_s: float = 100.0,
     age_s: float = 0.0,
     details: Optional[dict[str, Container]] = None,
@@ -176,7 +176,7 @@ def test_nor_of_the_attempt_before_one_on_its_way() -> None:
 
 
 def adopted(
-    engine: Engine, container: Container, cpus: Optional[str], *others: Seen, key: str = "found"
+    engine: Engine, container: Container, cpus: Optional[str], *others: ListedContainer, key: str = "found"
 ) -> Grant:
     item = seen(key, container, cpus)
     assert key in look(engine, item, *others, details={key: container}).adopted
@@ -336,7 +336,7 @@ def owning() -> Engine:
     return engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
 
 
-def with_shared(engine: Engine) -> Seen:
+def with_shared(engine: Engine) -> ListedContainer:
     """A container that shares all CPUs that are left."""
     grant = run(engine, make_container("wide"), "wide", 1.0)
     return seen("wide", grant.container, format_cpus(grant.cpus))
@@ -582,7 +582,7 @@ def test_rule_10_a_cpuset_read_before_the_place_changed_says_nothing() -> None:
 # ---------------------------------------------------------------------- resizes past us
 
 
-def resized_to(limit: int, cpus: str = "0-3", key: str = "app") -> Seen:
+def resized_to(limit: int, cpus: str = "0-3", key: str = "app") -> ListedContainer:
     return replace(seen(key, APP, cpus), resources=replace(APP.resources, milli_limit=limit))
 
 
