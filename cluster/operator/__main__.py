@@ -23,14 +23,14 @@ from cluster.kube.io.client import Client
 from cluster.kube.io.health_file import is_healthy, touch
 from cluster.operator.io.clock import Clock
 from cluster.operator.io.leader import LeaseLost
-from cluster.operator.io.operator import QUIET_S, Operator, Settings
+from cluster.operator.io.operator import QUIET_S, Operator, OperatorSettings
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     if options.check_health is not None:
         return 0 if is_healthy(options.check_health) else 1
-    settings = Settings(
+    settings = OperatorSettings(
         me=options.identity,
         namespace=options.namespace,
         installer_image=options.installer_image,
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     return asyncio.run(_until_asked(access, settings))
 
 
-async def _until_asked(access: Access, settings: Settings) -> int:
+async def _until_asked(access: Access, settings: OperatorSettings) -> int:
     working = asyncio.ensure_future(_work(access, settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +58,7 @@ async def _until_asked(access: Access, settings: Settings) -> int:
     return 1
 
 
-async def _work(access: Access, settings: Settings) -> None:
+async def _work(access: Access, settings: OperatorSettings) -> None:
     """An operator, and another one with nothing in memory where the Lease was lost."""
     client, lease_client = Client(access, user_agent=OPERATOR), Client(access, user_agent=OPERATOR)
     try:

@@ -62,7 +62,7 @@ _DONE = {GIVE: "is given", TAKE_BACK: "is taken back from", REMOVE: "loses"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class OperatorSettings:
     me: str
     namespace: str = NAMESPACE
     #: "" = nothing is installed.
@@ -79,7 +79,7 @@ class Operator:
     def __init__(
         self,
         client: Any,
-        settings: Settings,
+        settings: OperatorSettings,
         clock: Clock,
         log: Callable[[str], None],
         refused: Optional[Callable[[Any], list[str]]] = None,

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.api.names import OPERATOR
 from cluster.operator.io.clock import Clock
-from cluster.operator.io.operator import Operator, Settings
+from cluster.operator.io.operator import Operator, OperatorSettings
 from cluster.operator.objects import read_node_placement
 from tests.cluster.operator.api import Api, Key, Killed, run_jumping
 from tests.cluster.operator.cluster import node, outline, policy, well_status
@@ -94,7 +94,7 @@ class Run:
         clock = Clock(loop.time, lambda: 1_000_000.0 + loop.time(), asyncio.sleep, lambda: 0.5)
         while True:
             self.starts += 1
-            me = Settings(f"operator-{self.starts}")
+            me = OperatorSettings(f"operator-{self.starts}")
             operator = Operator(Mortal(self.api), me, clock, self.lines.append)
             task = asyncio.ensure_future(_caught(operator.run()))
             try:

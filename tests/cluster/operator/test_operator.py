@@ -12,7 +12,7 @@ from cluster.kube.errors import ApiError, Unreachable
 from cluster.operator.io.advices import LOOKUPS
 from cluster.operator.io.clock import Clock
 from cluster.operator.io.leader import LeaseLost
-from cluster.operator.io.operator import Operator, Settings
+from cluster.operator.io.operator import Operator, OperatorSettings
 from cluster.operator.lease import DURATION_S
 from cluster.operator.objects import INSTALL_ANNOTATION
 from tests.cluster.operator.api import Api, Key, run_jumping
@@ -32,7 +32,7 @@ class Running:
     def __init__(self, api: Api, **settings: Any) -> None:
         self.lines: list[str] = []
         me = settings.pop("me", "a")
-        self.operator = Operator(api, Settings(me, **settings), clock(), self.lines.append)
+        self.operator = Operator(api, OperatorSettings(me, **settings), clock(), self.lines.append)
         self.task = asyncio.ensure_future(self.operator.run())
 
     async def close(self) -> None:
