@@ -101,7 +101,7 @@ class ClusterLayer:
             loaded = await asyncio.to_thread(self._load, None)
             return await self._follow(replace(loaded, cluster=wanted))
 
-    def _load(self, policy: Optional[ClusterPolicy]) -> settings.Settings:
+    def _load(self, policy: Optional[ClusterPolicy]) -> settings.ConfigInForce:
         """The node's files with a policy."""
         try:
             layers = self._daemon.options.files.layers()
@@ -112,9 +112,9 @@ class ClusterLayer:
         if kept.problem:
             raise BadPolicy(kept.problem)
         sources = tuple(layers.with_policy(None))
-        return settings.Settings(loaded.config, loaded.warnings, sources=sources, cluster=kept)
+        return settings.ConfigInForce(loaded.config, loaded.warnings, sources=sources, cluster=kept)
 
-    async def _check(self, loaded: settings.Settings, policy: ClusterPolicy) -> None:
+    async def _check(self, loaded: settings.ConfigInForce, policy: ClusterPolicy) -> None:
         parts = self._daemon.parts
         engine = parts.keeper.engine
         if engine is None:
@@ -128,7 +128,7 @@ class ClusterLayer:
         if wrong := misfit(config, policy, host.topology, host.usable, host.reserved):
             raise BadPolicy(wrong)
 
-    async def _follow(self, loaded: settings.Settings) -> dict[str, Any]:
+    async def _follow(self, loaded: settings.ConfigInForce) -> dict[str, Any]:
         """Keep it, then have it count: a daemon that is killed in between starts with it."""
         old = self._daemon.parts.config
         folder = Path(old["state.directory"])

@@ -411,7 +411,7 @@ class Daemon:
             finally:  # whatever happens: systemd waits for it
                 self.health.tell(again=True)
 
-    async def take_over(self, loaded: settings.Settings) -> None:
+    async def take_over(self, loaded: settings.ConfigInForce) -> None:
         """Make a configuration the running one, as far as that is possible without a restart."""
         parts, old = self.parts, self.parts.config
         changed = old.differences(loaded.config)

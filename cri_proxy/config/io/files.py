@@ -156,7 +156,7 @@ def _is_valid(sources: Sequence[Source]) -> bool:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConfigInForce:
     """The configuration in force and, if it is not what the files say now, why not.
 
     ``sources`` are what it was made of; ``is_default``: nothing could be read but perhaps the essentials.
@@ -171,7 +171,7 @@ class Settings:
     cluster: StoredPolicy = NOTHING
 
 
-def load(files: Files, strict: bool = False, running: StoredPolicy = NOTHING) -> Settings:
+def load(files: Files, strict: bool = False, running: StoredPolicy = NOTHING) -> ConfigInForce:
     """Read the files. ``running``: the cluster's policy in force, which stays if the disk does not answer.
 
     :raises BadConfig: they make no configuration.
@@ -179,7 +179,9 @@ def load(files: Files, strict: bool = False, running: StoredPolicy = NOTHING) ->
     layers = _answered(files.layers)
     loaded: LoadedConfig = read_config(layers.with_policy(None), strict=strict)
     loaded, kept = with_kept_policy(layers, loaded, running=running)
-    return Settings(loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept)
+    return ConfigInForce(
+        loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept
+    )
 
 
 def with_kept_policy(
@@ -205,7 +207,7 @@ def with_kept_policy(
         return loaded, StoredPolicy(problem=f"{kept.policy.title} is not used: {error.errors[0]}")
 
 
-def load_or_last(files: Files) -> Settings:
+def load_or_last(files: Files) -> ConfigInForce:
     """Read the files; if they are invalid use the last configuration that loaded, else the defaults."""
     try:
         return load(files)
@@ -213,7 +215,7 @@ def load_or_last(files: Files) -> Settings:
         return last_or_default(files, error)
 
 
-def last_or_default(files: Files, bad: BadConfig) -> Settings:
+def last_or_default(files: Files, bad: BadConfig) -> ConfigInForce:
     """What is in force in the place of files that make no configuration: the last one that loaded, or the defaults."""
     essentials: list[Source] = []
     with contextlib.suppress(BadConfig):
@@ -228,9 +230,9 @@ def last_or_default(files: Files, bad: BadConfig) -> Settings:
         layers = Layers(tuple(s for s in kept if s not in forced), (*forced, *command_line))
         loaded, policy = with_kept_policy(layers, read_config(layers.with_policy(None)))
         problem = f"the last configuration that loaded is in force: {_reason(bad)}"
-        return Settings(loaded.config, problem=problem, cluster=policy)
+        return ConfigInForce(loaded.config, problem=problem, cluster=policy)
     except (OSError, ValueError, TypeError, BadConfig):
-        return Settings(defaults, problem=default_problem(bad), is_default=True)
+        return ConfigInForce(defaults, problem=default_problem(bad), is_default=True)
 
 
 def _answered(read: Callable[[], Result]) -> Result:
@@ -260,7 +262,7 @@ def _reason(error: BadConfig) -> str:
     return error.errors[0] + (f" (and {more} more; see: cri-resmgr config check)" if more else "")
 
 
-def keep(settings: Settings, folder: Path, runtime: str) -> Optional[str]:
+def keep(settings: ConfigInForce, folder: Path, runtime: str) -> Optional[str]:
     """Remember a configuration that loaded, for a start with a broken one and for the launcher.
 
     Returns a sentence if that was not possible.

@@ -15,8 +15,8 @@ from cri_proxy.config.io.files import (
     ENDPOINTS,
     LAST,
     MAX_BYTES,
+    ConfigInForce,
     Files,
-    Settings,
     keep,
     load,
     load_or_last,
@@ -204,7 +204,7 @@ def test_the_endpoints_are_kept_for_the_launcher(
 
 def test_the_texts_of_the_files_are_kept_but_not_the_command_line(tmp_path: Path, empty: Path) -> None:
     files = files_of(tmp_path, empty, "")
-    settings: Settings = load(Files(files.fallback, files.config, None, {SOCKET: "/run/line.sock"}))
+    settings: ConfigInForce = load(Files(files.fallback, files.config, None, {SOCKET: "/run/line.sock"}))
     keep(settings, tmp_path / "state", "")
     kept = json.loads((tmp_path / "state" / LAST).read_text())
     assert [name for name, _ in kept] == [str(empty), str(files.config)]
