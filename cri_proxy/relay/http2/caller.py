@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from cri_proxy.relay.http2.feed import Source
+from cri_proxy.relay.http2.feed import RuntimeStream
 from cri_proxy.relay.http2.frames import (
     ACK,
     DATA,
@@ -47,7 +47,7 @@ class Caller:
     """
 
     def __init__(self, headers: Headers, message: bytes) -> None:
-        self.source = Source()
+        self.source = RuntimeStream()
         #: The runtime takes no new calls on this connection.
         self.is_leaving = False
         #: How the call ended, until the messages before that are noted; see ``close_source``.

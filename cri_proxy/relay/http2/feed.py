@@ -1,6 +1,6 @@
 """One stream of the runtime's for many of the clients': what it has said, and how much of it each was sent.
 
-A ``Source`` keeps the last of what came, once, whatever the number of readers. A ``Feed`` has the streams of one
+A ``RuntimeStream`` keeps the last of what came, once, whatever the number of readers. A ``Feed`` has the streams of one
 relayed connection that read along; each has a place in the source, and nothing else. One that is too slow does not
 make others wait nor memory grow: what it has not read is dropped, and it is ended with RESOURCE_EXHAUSTED.
 """
@@ -30,7 +30,7 @@ MAX_PARTIAL = 16
 TOO_SLOW = "cri-resmgr: too many events were not read; subscribe again"
 
 
-class Source:
+class RuntimeStream:
     """What a stream of the runtime has said; ``head`` and ``end`` are its header blocks, as names and values."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Reader:
 
     __slots__ = ("at", "is_behind", "source", "stream")
 
-    def __init__(self, stream: int, source: Source, at: int) -> None:
+    def __init__(self, stream: int, source: RuntimeStream, at: int) -> None:
         self.stream = stream
         self.source = source
         self.at = at
@@ -133,7 +133,7 @@ class Feed:
         self._stalled: dict[int, _Reader] = {}
         self._partial: set[int] = set()
 
-    def read_along(self, stream: int, source: Source, at: int) -> None:
+    def read_along(self, stream: int, source: RuntimeStream, at: int) -> None:
         """From place ``at`` of a source on."""
         reader = self.readers[stream] = _Reader(stream, source, at)
         self._queue(reader)
@@ -146,7 +146,7 @@ class Feed:
                 self._behind.remove(reader)
             self._forget(reader)
 
-    def said(self, source: Source) -> None:
+    def said(self, source: RuntimeStream) -> None:
         """A source has said more; ``flush`` sends it."""
         behind = self._behind
         for reader in self.readers.values():
@@ -155,7 +155,7 @@ class Feed:
                 reader.is_behind = True
                 behind.append(reader)
 
-    def has_slow(self, source: Source) -> bool:
+    def has_slow(self, source: RuntimeStream) -> bool:
         """Whether a reader may soon be too slow for a source; those that are already are not waited for."""
         if not source.is_filling:
             return False

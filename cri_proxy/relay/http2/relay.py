@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from cri_proxy.relay.http2.feed import Feed, Source
+from cri_proxy.relay.http2.feed import Feed, RuntimeStream
 from cri_proxy.relay.http2.frames import (
     PREFACE,
     Buffer,
@@ -243,7 +243,7 @@ class RelayedConnection:
             self._when_clear(stream, lambda: self._put_end(stream, code, details, metadata))
             stream.is_answered = True
 
-    def read_along(self, stream_id: int, source: Source, at: int) -> None:
+    def read_along(self, stream_id: int, source: RuntimeStream, at: int) -> None:
         """A call that gets what ``source`` says from place ``at`` on; it is taken over."""
         self.take_over(stream_id)
         self.feed.read_along(stream_id, source, at)

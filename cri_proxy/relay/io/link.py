@@ -10,7 +10,7 @@ import asyncio
 import socket
 from typing import Any, Callable, Optional, Protocol, Union
 
-from cri_proxy.relay.http2.feed import Source
+from cri_proxy.relay.http2.feed import RuntimeStream
 from cri_proxy.relay.http2.frames import Error, write_goaway
 from cri_proxy.relay.http2.headers import Headers, Metadata
 from cri_proxy.relay.http2.lobby import Lobby
@@ -345,7 +345,7 @@ class Link:
         """The request headers of a call that was asked about, if its request is one message and its end."""
         return None if self.connection is None else self.connection.unary_headers(stream)
 
-    def read_along(self, stream: int, source: Source, at: int) -> None:
+    def read_along(self, stream: int, source: RuntimeStream, at: int) -> None:
         """A call gets what ``source`` says, from place ``at`` on."""
         self._on_connection(lambda connection: connection.read_along(stream, source, at))
 
@@ -354,11 +354,11 @@ class Link:
         if self.connection is not None:
             self.connection.feed.leave(stream)
 
-    def feed(self, source: Source) -> None:
+    def feed(self, source: RuntimeStream) -> None:
         """A source has said more."""
         self._on_connection(lambda connection: connection.feed.said(source))
 
-    def has_slow(self, source: Source) -> bool:
+    def has_slow(self, source: RuntimeStream) -> bool:
         """Whether one of the calls that read a source may soon be too slow for it."""
         return self.connection is not None and not self._is_closing and self.connection.feed.has_slow(source)
 

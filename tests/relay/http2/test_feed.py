@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from h2.settings import SettingCodes
 
-from cri_proxy.relay.http2.feed import KEPT_BYTES, KEPT_PIECES, TOO_SLOW, Source
+from cri_proxy.relay.http2.feed import KEPT_BYTES, KEPT_PIECES, TOO_SLOW, RuntimeStream
 from cri_proxy.relay.http2.messages import write_message
 from tests.relay.http2.pair import Pair
 
@@ -18,7 +18,7 @@ class Feeding(Pair):
     """A pair whose events come from ``source``."""
 
     def __init__(self, **settings: object) -> None:
-        self.source = Source()
+        self.source = RuntimeStream()
         super().__init__(intercepted=(EVENTS,), **settings)  # type: ignore[arg-type]
 
     def subscribe(self) -> int:
