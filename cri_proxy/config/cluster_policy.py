@@ -15,7 +15,7 @@ from typing import Any
 
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.text.sources import BadText, Source, read_entries, show_key
+from cri_proxy.text.sources import BadText, SettingsSource, read_entries, show_key
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 
@@ -45,9 +45,9 @@ class ClusterPolicy:
         return f"cluster policy {self.name} (generation {self.generation})"
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SettingsSource:
         """It as one source of the configuration."""
-        return Source(self.title, values=self.values)
+        return SettingsSource(self.title, values=self.values)
 
     @property
     def document(self) -> dict[str, Any]:

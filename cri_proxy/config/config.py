@@ -22,7 +22,7 @@ from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.text.sources import (
     BadText,
     Remark,
-    Source,
+    SettingsSource,
     SourceEntry,
     Table,
     describe,
@@ -106,7 +106,7 @@ class LoadedConfig:
 
 
 def read_config(
-    sources: Iterable[Source], *, topology_cpus: Optional[frozenset[int]] = None, strict: bool = False
+    sources: Iterable[SettingsSource], *, topology_cpus: Optional[frozenset[int]] = None, strict: bool = False
 ) -> LoadedConfig:
     """Merge the sources over the defaults; the last one wins.
 

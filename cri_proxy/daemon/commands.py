@@ -13,7 +13,7 @@ from typing import Any, Optional
 import grpc
 
 from cri_api.control import ControlError
-from cri_proxy.config.config import BadConfig, Source, read_config
+from cri_proxy.config.config import BadConfig, SettingsSource, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
 from cri_proxy.daemon.commands_affinity import AffinityCommands
@@ -158,7 +158,7 @@ class Commands:
     async def config_diff(self, arguments: dict[str, Any]) -> Any:
         """What a reload would move if a text (``name``: its file's absolute path) were in the place of its file."""
         parts, running = self._daemon.parts, self._daemon.parts.config
-        source = Source(str(arguments.get("name", "")), str(arguments.get("text", "")))
+        source = SettingsSource(str(arguments.get("name", "")), str(arguments.get("text", "")))
         try:
             layers = self._daemon.options.files.layers_with(source)
             loaded, _ = settings.with_kept_policy(

@@ -46,7 +46,7 @@ Raw = Union[str, tuple[str, ...], None, Odd]
 
 
 @dataclass(frozen=True)
-class Source:
+class SettingsSource:
     """One origin of settings: a YAML ``text``, or ``values`` by dotted key (nested mappings do, too).
 
     ``name`` is the file's path, or what to call the others ("command line"). An ``origin_kind`` other than
@@ -85,7 +85,7 @@ class BadText(ValueError):
     """The text cannot be read as settings. The message is a sentence that names file and line."""
 
 
-def read_entries(source: Source, sections: Container[str]) -> tuple[list[SourceEntry], list[str]]:
+def read_entries(source: SettingsSource, sections: Container[str]) -> tuple[list[SourceEntry], list[str]]:
     """The entries of a source in the order they were written, and warnings about keys given twice.
 
     ``sections``: the dotted keys that hold other keys; every other key is a setting, known or not.
@@ -121,7 +121,7 @@ def quote(text: str) -> str:
 
 @dataclass
 class _Walk:
-    source: Source
+    source: SettingsSource
     sections: Container[str]
     entries: list[SourceEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ class _Composer(yaml.SafeLoader):
         return node
 
 
-def _compose(source: Source) -> Optional[Node]:
+def _compose(source: SettingsSource) -> Optional[Node]:
     if len(source.text) > MAX_CHARACTERS:
         size = f"{len(source.text)} characters, expected at most {MAX_CHARACTERS}"
         raise BadText(f"{source.name}: the file is too large for a configuration: {size}")

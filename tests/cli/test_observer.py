@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from bpf.service.options import Options, parse_options
 from cri_proxy.cli.observer import observer, observer_options
 from cri_proxy.config.cluster_policy import read_policy
-from cri_proxy.config.config import Source, read_config
+from cri_proxy.config.config import SettingsSource, read_config
 from cri_proxy.config.io.cluster_policy_file import StoredPolicy, write_kept
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
 from tests.bpf.observer import ObserverProcess, watch, write_recording
@@ -44,7 +44,7 @@ OBSERVERS = [option.key for option in OPTIONS if option.observer]
 
 
 def _told(text: str) -> Options:
-    return Options(**observer_options(read_config([Source("c.yaml", text)]).config))
+    return Options(**observer_options(read_config([SettingsSource("c.yaml", text)]).config))
 
 
 @pytest.mark.parametrize("key", OBSERVERS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.config.config import BadConfig, LoadedConfig, Source, read_config
+from cri_proxy.config.config import BadConfig, LoadedConfig, SettingsSource, read_config
 
 DURATION = "expected a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
 NAMES = 'expected a list of names or globs, such as [kube-system, "ops-*"]'
@@ -23,7 +23,7 @@ AVAILABLE = "policy.AvailableResources.CPU"
 
 def read(text: str, **options: Any) -> LoadedConfig:
     """A file "c.yaml" of this text, read."""
-    return read_config([Source("c.yaml", text)], **options)
+    return read_config([SettingsSource("c.yaml", text)], **options)
 
 
 def errors_of(text: str, **options: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, read_policy, set_keys, waits_for
-from cri_proxy.config.config import Source, read_config
+from cri_proxy.config.config import SettingsSource, read_config
 from cri_proxy.config.options.table import OPTIONS
 from cri_proxy.engine.build import Machine, make_host
 from tests.machines import HYGON_7285_2S, ONE_CPU, VM_NO_CACHE_INFO
@@ -159,7 +159,7 @@ def test_what_a_node_has_not_got_is_said_with_the_key(
 
 
 def test_what_the_nodes_own_file_has_is_not_held_against_a_policy() -> None:
-    own = Source("c.yaml", "policy: {ReservedResources: {CPU: 500}}")
+    own = SettingsSource("c.yaml", "policy: {ReservedResources: {CPU: 500}}")
     policy = policy_of({"placement": {"ladder": "fine"}})
     config = read_config([own, policy.source]).config
     host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cri_proxy.config.config import Source, read_config
+from cri_proxy.config.config import SettingsSource, read_config
 from tests.config.configs import NAMES, errors_of, read
 
 FALLBACK_CFG_SAMPLE = """\
@@ -53,7 +53,7 @@ def notes_of(text: str) -> list[str]:
 
 
 def test_intels_shipped_sample_loads_with_a_note_for_what_has_no_meaning() -> None:
-    loaded = read_config([Source("/etc/fallback.cfg", FALLBACK_CFG_SAMPLE)], strict=True)
+    loaded = read_config([SettingsSource("/etc/fallback.cfg", FALLBACK_CFG_SAMPLE)], strict=True)
     assert loaded.warnings == ("/etc/fallback.cfg:8: dump.Config has no meaning here",)
     assert [line for line in loaded.config.show() if line[2] != "default"] == [
         ("policy.Active", "topology-aware", "/etc/fallback.cfg:2"),

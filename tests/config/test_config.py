@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cri_proxy.config.config import (
     BadConfig,
-    Source,
+    SettingsSource,
     engine_options,
     placement_settings,
     read_config,
@@ -36,10 +36,10 @@ def test_all_errors_of_all_sources_are_reported_at_once() -> None:
     with pytest.raises(BadConfig) as caught:
         read_config(
             [
-                Source("a", "relay: {mode: of}\nlog: {level: x, format: json}"),
-                Source("b", "- x"),
-                Source("c", "relay: {mode: off}"),
-                Source("command line", values={"relay.drain": 0}),
+                SettingsSource("a", "relay: {mode: of}\nlog: {level: x, format: json}"),
+                SettingsSource("b", "- x"),
+                SettingsSource("c", "relay: {mode: off}"),
+                SettingsSource("command line", values={"relay.drain": 0}),
             ]
         )
     assert caught.value.errors == (
@@ -54,10 +54,14 @@ def test_all_errors_of_all_sources_are_reported_at_once() -> None:
 def test_later_sources_win_key_by_key_and_every_value_knows_its_origin() -> None:
     config = read_config(
         [
-            Source("/etc/fallback.cfg", "policy:\n  Active: none\nlog:\n  level: debug\n  format: json\n"),
-            Source("/etc/config.yaml", "relay:\n  mode: observe\n\nlog:\n  level: warning\n"),
-            Source("/tmp/force.yaml", "log: {level: error}", origin_kind="--force-config"),
-            Source("command line", values={"relay.mode": "off", "relay.extra_sockets": ["/run/x.sock"]}),
+            SettingsSource(
+                "/etc/fallback.cfg", "policy:\n  Active: none\nlog:\n  level: debug\n  format: json\n"
+            ),
+            SettingsSource("/etc/config.yaml", "relay:\n  mode: observe\n\nlog:\n  level: warning\n"),
+            SettingsSource("/tmp/force.yaml", "log: {level: error}", origin_kind="--force-config"),
+            SettingsSource(
+                "command line", values={"relay.mode": "off", "relay.extra_sockets": ["/run/x.sock"]}
+            ),
         ]
     ).config
     given_origins = {key: origin for key, origin in config.origins.items() if origin != "default"}
@@ -71,18 +75,20 @@ def test_later_sources_win_key_by_key_and_every_value_knows_its_origin() -> None
 
 
 def test_a_key_without_a_value_leaves_the_earlier_one() -> None:
-    config = read_config([Source("a", "relay: {mode: off}"), Source("b", "relay: {mode: }")]).config
+    config = read_config(
+        [SettingsSource("a", "relay: {mode: off}"), SettingsSource("b", "relay: {mode: }")]
+    ).config
     assert (config["relay.mode"], config.origins["relay.mode"]) == ("off", "a:1")
 
 
 def test_values_of_the_command_line_may_be_nested_typed_or_wrong() -> None:
     values = {"relay": {"mode": False, "drain": 7}, "placement.memory_only_nodes": 3, "log.level": None}
-    loaded = read_config([Source("command line", values=values)])
+    loaded = read_config([SettingsSource("command line", values=values)])
     assert loaded.config["relay.mode"] == "off"
     assert loaded.config["relay.drain"] == 7.0
     assert loaded.config["placement.memory_only_nodes"] == {3}
     assert loaded.warnings == ("command line: log.level has no value; it counts as not given",)
-    unknown = read_config([Source("command line", values={"nope": 1})])
+    unknown = read_config([SettingsSource("command line", values={"nope": 1})])
     assert unknown.warnings == ("command line: unknown key nope",)
 
 
@@ -392,7 +398,7 @@ _YAML_LIKE = st.text("ab: \n-[]{},#&*!|>'\"%@`?~<=\t\\0xU\u2028\ufeff\x07", max_
 _BYTES = st.binary(max_size=60).map(lambda data: data.decode("utf-8", "surrogateescape"))
 
 
-def outcome(source: Source) -> tuple[str, ...]:
+def outcome(source: SettingsSource) -> tuple[str, ...]:
     """The errors; without any, the configuration is whole and can be shown."""
     try:
         config = read_config([source], topology_cpus=ONLINE).config
@@ -409,14 +415,16 @@ def is_a_sentence(error: str) -> bool:
 
 @given(_VALUES | _MAPPINGS)
 def test_no_document_does_worse_than_bad_config(document: Any) -> None:
-    assert all(map(is_a_sentence, outcome(Source("any", yaml.safe_dump(document, allow_unicode=True)))))
+    assert all(
+        map(is_a_sentence, outcome(SettingsSource("any", yaml.safe_dump(document, allow_unicode=True))))
+    )
 
 
 @given(_MAPPINGS)
 def test_no_values_of_the_command_line_do_worse_than_bad_config(values: dict[str, Any]) -> None:
-    assert all(map(is_a_sentence, outcome(Source("any", values=values))))
+    assert all(map(is_a_sentence, outcome(SettingsSource("any", values=values))))
 
 
 @given(_YAML_LIKE | st.text(max_size=60) | _BYTES)
 def test_no_text_does_worse_than_bad_config(text: str) -> None:
-    assert all(map(is_a_sentence, outcome(Source("any", text))))
+    assert all(map(is_a_sentence, outcome(SettingsSource("any", text))))

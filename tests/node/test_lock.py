@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.config.config import Config, Source, read_config
+from cri_proxy.config.config import Config, SettingsSource, read_config
 from cri_proxy.node.lock import Ownership
 from tests.agent import ROOT
 
@@ -19,7 +19,7 @@ from tests.agent import ROOT
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     text = f"control: {{socket: {tmp_path}/run/control.sock}}"
-    return read_config([Source("c.yaml", text)]).config
+    return read_config([SettingsSource("c.yaml", text)]).config
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from cri_proxy.services.reconciler import Reconciler, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
-from cri_proxy.text.sources import Source
+from cri_proxy.text.sources import SettingsSource
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus
 from policies.settings import PlacementSettings
@@ -103,7 +103,7 @@ class Found:
         store = StateWriter(Store(folder / "state"), metrics, log)
         self.keeper = Keeper(store, Updates(self.client, metrics, log), metrics, log)
         self.keeper.clock = lambda: 1000.0
-        config = read_config([Source("test", values={})]).config
+        config = read_config([SettingsSource("test", values={})]).config
         host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))
         self.engine = self.keeper.engine = make_engine(config, host)
         self.cgroups = Cgroups(folder / "cgroup", folder / "proc")

@@ -15,7 +15,7 @@ from cri_proxy.config.cluster_policy import ClusterPolicy
 from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
 from cri_proxy.config.io.cluster_policy_file import NOTHING, StoredPolicy, read_kept
 from cri_proxy.config.options.table import SECTIONS
-from cri_proxy.text.sources import MAX_CHARACTERS, BadText, Source, read_entries
+from cri_proxy.text.sources import MAX_CHARACTERS, BadText, SettingsSource, read_entries
 
 Result = TypeVar("Result")
 
@@ -54,10 +54,10 @@ ESSENTIAL = frozenset(
 class Layers:
     """The sources of a configuration in their order; the cluster's policy comes between the two parts."""
 
-    below: tuple[Source, ...]
-    above: tuple[Source, ...] = ()
+    below: tuple[SettingsSource, ...]
+    above: tuple[SettingsSource, ...] = ()
 
-    def with_policy(self, policy: Optional[ClusterPolicy]) -> list[Source]:
+    def with_policy(self, policy: Optional[ClusterPolicy]) -> list[SettingsSource]:
         """All of them, with the policy at its place."""
         return [*self.below, *([] if policy is None else [policy.source]), *self.above]
 
@@ -71,7 +71,7 @@ class Files:
     force: Optional[Path] = None
     overrides: Mapping[str, Any] = ()  # type: ignore[assignment]
     #: What is told in other ways than by files; it counts after config.yaml, and before what is forced.
-    told: Callable[[], list[Source]] = list
+    told: Callable[[], list[SettingsSource]] = list
     #: What the usual places are below.
     root: Path = Path("/")
 
@@ -81,7 +81,7 @@ class Files:
         at = len(found) - (self.force is not None)
         return Layers((*found[:at], *self.told()), (*found[at:], *self._command_line()))
 
-    def layers_with(self, source: Source) -> Layers:
+    def layers_with(self, source: SettingsSource) -> Layers:
         """The same with one text in the place of the file it is named after; else in that of config.yaml.
 
         :raises BadConfig: one of the others cannot be read.
@@ -110,16 +110,16 @@ class Files:
             pass
         return path
 
-    def _command_line(self) -> list[Source]:
-        return [Source("command line", values=dict(self.overrides))] if self.overrides else []
+    def _command_line(self) -> list[SettingsSource]:
+        return [SettingsSource("command line", values=dict(self.overrides))] if self.overrides else []
 
-    def essentials(self) -> list[Source]:
+    def essentials(self) -> list[SettingsSource]:
         """Settings of ``ESSENTIAL`` that are valid by themselves, whatever else is wrong with the files."""
-        sources: list[Source] = []
+        sources: list[SettingsSource] = []
         for path in self._paths():
             with contextlib.suppress(BadConfig):
                 sources.append(read_source(path))
-        found: list[Source] = []
+        found: list[SettingsSource] = []
         for source in [*sources, *self._command_line()]:
             try:
                 entries, _ = read_entries(source, SECTIONS)
@@ -127,12 +127,12 @@ class Files:
                 continue
             for entry in entries:
                 if entry.key in ESSENTIAL and isinstance(entry.raw, (str, tuple)):
-                    setting = Source(entry.origin, values={entry.key: entry.raw})
+                    setting = SettingsSource(entry.origin, values={entry.key: entry.raw})
                     found += [setting] if _is_valid([*found, setting]) else []
         return found
 
 
-def read_source(path: Path, is_typed: bool = False) -> Source:
+def read_source(path: Path, is_typed: bool = False) -> SettingsSource:
     """One file.
 
     ``is_typed``: somebody waits for it at a terminal; it may be a pipe, as ``<(command)`` is.
@@ -141,13 +141,13 @@ def read_source(path: Path, is_typed: bool = False) -> Source:
     """
     try:
         data = path.read_bytes() if is_typed else read_bytes(path, MAX_BYTES)
-        return Source(str(path), data.decode("utf-8"))
+        return SettingsSource(str(path), data.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadConfig([f"{path}: cannot be read: {reason}"]) from None
 
 
-def _is_valid(sources: Sequence[Source]) -> bool:
+def _is_valid(sources: Sequence[SettingsSource]) -> bool:
     try:
         read_config(sources)
     except BadConfig:
@@ -165,7 +165,7 @@ class ConfigInForce:
     config: Config
     warnings: tuple[str, ...] = ()
     problem: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SettingsSource, ...] = ()
     is_default: bool = False
     #: The cluster's policy as it is kept; one with a problem is not in the configuration.
     cluster: StoredPolicy = NOTHING
@@ -217,15 +217,17 @@ def load_or_last(files: Files) -> ConfigInForce:
 
 def last_or_default(files: Files, bad: BadConfig) -> ConfigInForce:
     """What is in force in the place of files that make no configuration: the last one that loaded, or the defaults."""
-    essentials: list[Source] = []
+    essentials: list[SettingsSource] = []
     with contextlib.suppress(BadConfig):
         essentials = _answered(files.essentials)
     defaults = read_config(essentials).config
     try:
         last = Path(defaults["state.directory"]) / LAST
         texts = json.loads(_answered(lambda: read_bytes(last, MAX_BYTES * 4)))
-        kept = [Source(name, text, "last one that loaded") for name, text in texts]
-        command_line = [Source("command line", values=dict(files.overrides))] if files.overrides else []
+        kept = [SettingsSource(name, text, "last one that loaded") for name, text in texts]
+        command_line = (
+            [SettingsSource("command line", values=dict(files.overrides))] if files.overrides else []
+        )
         forced = [source for source in kept if source.name == str(files.force)]
         layers = Layers(tuple(s for s in kept if s not in forced), (*forced, *command_line))
         loaded, policy = with_kept_policy(layers, read_config(layers.with_policy(None)))

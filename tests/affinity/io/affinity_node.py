@@ -26,7 +26,7 @@ from cri_proxy.services.services import Parts
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
-from cri_proxy.text.sources import Source
+from cri_proxy.text.sources import SettingsSource
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.problem import Problem, Proposal
 from policies.machine.cpus import parse_cpus
@@ -78,7 +78,7 @@ class FaultyMover(Mover):
 
 def config_of(**values: Any) -> Config:
     """A configuration of these sections."""
-    return read_config([Source("test", values=values)]).config
+    return read_config([SettingsSource("test", values=values)]).config
 
 
 class Node:

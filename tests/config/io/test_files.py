@@ -10,7 +10,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.config import BadConfig, Source
+from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io.files import (
     ENDPOINTS,
     LAST,
@@ -63,13 +63,13 @@ def test_a_text_on_trial_takes_the_place_of_its_file_or_else_of_config_yaml(
 ) -> None:
     paths = {name: write(tmp_path / name, "{}") for name in ("fallback", "config", "force", "other")}
     files = Files(paths["fallback"], paths["config"], paths["force"], {"relay.mode": "off"})
-    found = files.layers_with(Source(str(paths[named]), "TEXT")).with_policy(None)
+    found = files.layers_with(SettingsSource(str(paths[named]), "TEXT")).with_policy(None)
     assert [s.text if s.text == "TEXT" else s.name.rsplit("/", 1)[-1] for s in found] == order
 
 
 def test_a_text_on_trial_comes_before_what_is_forced(tmp_path: Path, empty: Path) -> None:
     forced = write(tmp_path / "forced", "{}")
-    found = Files(empty, None, forced).layers_with(Source("/nowhere/x.yaml", "TEXT"))
+    found = Files(empty, None, forced).layers_with(SettingsSource("/nowhere/x.yaml", "TEXT"))
     assert [source.text for source in found.with_policy(None)] == ["", "TEXT", "{}"]
 
 
@@ -261,7 +261,7 @@ def test_a_disk_that_does_not_answer_is_a_configuration_that_cannot_be_read(
     answers = threading.Event()
     monkeypatch.setattr("cri_proxy.config.io.files.ANSWER_S", 0.05)
 
-    def hang() -> list[Source]:
+    def hang() -> list[SettingsSource]:
         answers.wait()
         return []
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cri_proxy.config.config import BadConfig, Source, read_config
+from cri_proxy.config.config import BadConfig, SettingsSource, read_config
 from cri_proxy.nri.settings import NriSettings, nri_settings
 from cri_proxy.nri.validate import DefaultRules
 
 
 def settings(text: str) -> NriSettings:
-    return nri_settings(read_config([Source("config.yaml", text)]).config)
+    return nri_settings(read_config([SettingsSource("config.yaml", text)]).config)
 
 
 def test_by_default_plugins_are_hosted_where_nri_has_them_and_none_is_required() -> None:

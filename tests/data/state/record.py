@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cri_proxy.config.config import Source, read_config
+from cri_proxy.config.config import SettingsSource, read_config
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.build import make_policy
@@ -32,7 +32,7 @@ CONTAINERS = 100
 def busy_engine(active: str = "topology-aware") -> Engine:
     """A hundred containers of all kinds, some on their way, some ended; the same ones whenever it is made."""
     host = host_of(HYGON_7285_2S)
-    config = read_config([Source("c", f"policy: {{Active: {active}}}")]).config
+    config = read_config([SettingsSource("c", f"policy: {{Active: {active}}}")]).config
     engine = Engine(host, make_policy(config, host.topology), EngineOptions())
     for number in range(CONTAINERS):
         annotations = {"cri-resmgr.io/numa": "require"} if number % 7 == 0 else {}

@@ -22,7 +22,7 @@ from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.io.plugin.takeover import take_over
 from cri_proxy.nri.subscription import MASK_CLASSIC
 from cri_proxy.services.services import Parts
-from cri_proxy.text.sources import Source
+from cri_proxy.text.sources import SettingsSource
 
 #: How long to wait between attempts to connect: at first, and at most, seconds. A runtime restarts within a second.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
@@ -39,8 +39,8 @@ class ToldConfig:
     name: str
     text: str = ""
 
-    def sources(self) -> list[Source]:
-        return [Source(self.name, self.text)] if self.text.strip() else []
+    def sources(self) -> list[SettingsSource]:
+        return [SettingsSource(self.name, self.text)] if self.text.strip() else []
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import structlog
 from cri_proxy.config.config import Config, read_config
 from cri_proxy.node.lock import Ownership
 from cri_proxy.nri.io.plugin.takeover import launched_owner, take_over
-from cri_proxy.text.sources import Source
+from cri_proxy.text.sources import SettingsSource
 
 #: Holds the lock until it is told to stop, as a daemon does. Arguments: control socket, front end.
 HOLDER = """
@@ -33,7 +33,7 @@ signal.sigwait([signal.SIGTERM])
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return read_config([Source("test", values={"control.socket": str(tmp_path / "c.sock")})]).config
+    return read_config([SettingsSource("test", values={"control.socket": str(tmp_path / "c.sock")})]).config
 
 
 async def hold(
