@@ -81,7 +81,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Step:
+class InstallationStep:
     """One thing to do: a command on the host, or what is to be removed there. ``gives``: a file to be put there first."""
 
     name: str
@@ -144,25 +144,27 @@ def back_target(before: HostState) -> Target:
     return Target(None, before.enabled, before.running, bool(before.kubelet), before.left)
 
 
-def steps(kind: str, now: HostState, target: Target) -> tuple[Step, ...]:
+def steps(kind: str, now: HostState, target: Target) -> tuple[InstallationStep, ...]:
     """What leads from one to the other; nothing if it is so already."""
     return (*_leave(now, target), *_package(kind, now, target), *_arrive(now, target))
 
 
-def _leave(now: HostState, target: Target) -> tuple[Step, ...]:
+def _leave(now: HostState, target: Target) -> tuple[InstallationStep, ...]:
     found = []
     # 1. Kubelet first, while the daemon still serves it; that gives the containers their CPUs back, too.
     if now.kubelet is not False and not target.kubelet and now.version:
-        found.append(Step("kubelet back", (PROGRAM, "kubelet", "disable", "--restart"), KUBELET_S))
+        found.append(
+            InstallationStep("kubelet back", (PROGRAM, "kubelet", "disable", "--restart"), KUBELET_S)
+        )
     # 2. Then what would listen for it.
     if off := _units(now.running - target.running):
-        found.append(Step("units stopped", ("systemctl", "stop", *off)))
+        found.append(InstallationStep("units stopped", ("systemctl", "stop", *off)))
     if off := _units(now.enabled - target.enabled):
-        found.append(Step("units disabled", ("systemctl", "disable", *off)))
+        found.append(InstallationStep("units disabled", ("systemctl", "disable", *off)))
     return tuple(found)
 
 
-def _package(kind: str, now: HostState, target: Target) -> tuple[Step, ...]:
+def _package(kind: str, now: HostState, target: Target) -> tuple[InstallationStep, ...]:
     if target.package is not None:
         if now.version and now.sha256 == target.package.sha256:
             return ()
@@ -172,7 +174,7 @@ def _package(kind: str, now: HostState, target: Target) -> tuple[Step, ...]:
             "deb": ("dpkg", "--force-confdef", "--force-confold", "--install", file),
             "rpm": ("rpm", "--upgrade", "--oldpackage", "--replacepkgs", file),
         }
-        return (Step("package installed", install[kind], PACKAGE_S, gives=target.package),)
+        return (InstallationStep("package installed", install[kind], PACKAGE_S, gives=target.package),)
     found = []
     if now.version:
         # Without a purge dpkg would still know the configuration; rpm has none, and leaves what was edited.
@@ -182,10 +184,10 @@ def _package(kind: str, now: HostState, target: Target) -> tuple[Step, ...]:
             "deb": ("dpkg", "--force-remove-reinstreq", "--purge" if purge else "--remove"),
             "rpm": ("rpm", "--erase"),
         }
-        found.append(Step("package removed", (*words[kind], PACKAGE), PACKAGE_S))
+        found.append(InstallationStep("package removed", (*words[kind], PACKAGE), PACKAGE_S))
     gone = tuple(path for path in LEFTOVERS if path in now.left | _made(now) and path not in target.left)
     if gone:
-        found.append(Step("leftovers removed", removes=gone))
+        found.append(InstallationStep("leftovers removed", removes=gone))
     return tuple(found)
 
 
@@ -194,16 +196,18 @@ def _made(now: HostState) -> frozenset[str]:
     return frozenset(LEFTOVERS) if now.version else frozenset()
 
 
-def _arrive(now: HostState, target: Target) -> tuple[Step, ...]:
+def _arrive(now: HostState, target: Target) -> tuple[InstallationStep, ...]:
     if target.package is None:
         return ()
     found = []
     if on := _units(target.enabled - now.enabled):
-        found.append(Step("units enabled", ("systemctl", "enable", *on)))
+        found.append(InstallationStep("units enabled", ("systemctl", "enable", *on)))
     if on := _units(target.running - now.running):
-        found.append(Step("units started", ("systemctl", "start", *on)))
+        found.append(InstallationStep("units started", ("systemctl", "start", *on)))
     if target.kubelet and not now.kubelet:
-        found.append(Step("kubelet switched", (PROGRAM, "kubelet", "enable", "--restart"), KUBELET_S))
+        found.append(
+            InstallationStep("kubelet switched", (PROGRAM, "kubelet", "enable", "--restart"), KUBELET_S)
+        )
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from cluster.installer.io.host import InstallationHost, StepFailed, packages_in
 from cluster.installer.plan import (
     CannotInstall,
     HostState,
-    Step,
+    InstallationStep,
     Target,
     back_target,
     choose,
@@ -147,7 +147,7 @@ class Installer:
 
     # ---------------------------------------------------------------- steps
 
-    def _carry_out(self, todo: Sequence[Step], may_end: bool = True) -> None:
+    def _carry_out(self, todo: Sequence[InstallationStep], may_end: bool = True) -> None:
         """:raises StepFailed: one failed, and those after it were not begun. :raises Interrupted: see ``is_ending``."""
         for step in todo:
             if may_end:
@@ -160,7 +160,7 @@ class Installer:
         if may_end:
             self._stop_if_ending()
 
-    def _one(self, step: Step) -> None:
+    def _one(self, step: InstallationStep) -> None:
         if step.gives is not None:
             self._host.give(step.gives, self._packages)
         if step.removes:
