@@ -49,7 +49,7 @@ class Abort(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class RolloutStep:
     """What to write now, in this order, and when to look again without news (seconds since 1970; None: never)."""
 
     abort: Optional[Abort] = None
@@ -127,15 +127,15 @@ def in_change(state: NodeState, now: float, pause_s: float = 0.0) -> bool:
 
 def step(
     policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
-) -> Step:
+) -> RolloutStep:
     """The next steps of one policy over the nodes that should have it (``ready``: the Nodes that are Ready)."""
     if policy.fault:
-        return Step()
+        return RolloutStep()
     # 1. A changed node that fails ends it: recorded, then everything goes back.
     blamed = [] if policy.aborted else _blamed(policy, targets, ready, now)
     if blamed and not policy.completed:
         state, found = blamed[0]
-        return Step(abort=Abort(state.name, found.reason, found.sentence))
+        return RolloutStep(abort=Abort(state.name, found.reason, found.sentence))
     # 2. Nodes to take back, or to change.
     if policy.aborted:
         changes, waits = _take_back(policy, targets, ready, now), ""
@@ -148,7 +148,7 @@ def step(
     busy = {change.seen.name for change in changes}
     unconfirmed = [each for each in targets if not each.confirmed and each.name not in busy]
     confirms = [NodePlacementWrite(CONFIRM, each) for each in unconfirmed if well(each, _ready(ready, each))]
-    return Step(None, (*confirms, *changes), _wake_at(policy, targets, now), waits)
+    return RolloutStep(None, (*confirms, *changes), _wake_at(policy, targets, now), waits)
 
 
 def finished(
@@ -169,7 +169,7 @@ def finished(
     return bool(holders) and len(others) <= allowed
 
 
-def removal(states: Sequence[NodeState], nodes: int, now: float) -> Step:
+def removal(states: Sequence[NodeState], nodes: int, now: float) -> RolloutStep:
     """The next steps for nodes that no policy selects: those with one lose it, some at a time, of ``nodes`` in all."""
     confirms = [
         NodePlacementWrite(CONFIRM, each)
@@ -185,7 +185,7 @@ def removal(states: Sequence[NodeState], nodes: int, now: float) -> Step:
     waking = [
         each.notes.changed_at + ANSWER_S for each in states if each.given is None and in_change(each, now)
     ]
-    return Step(
+    return RolloutStep(
         None, (*confirms, *(NodePlacementWrite(REMOVE, each) for each in chosen)), min(waking, default=None)
     )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cluster.api.names import API_VERSION, PLACEMENT_POLICY
 from cluster.operator.objects import NodeState, PlacementPolicy, write_time
 from cluster.operator.resolve import PolicyConflict
-from cluster.operator.rollout import Step, finished, has, in_change, trouble, well
+from cluster.operator.rollout import RolloutStep, finished, has, in_change, trouble, well
 
 #: Of the policies that conflict with one, so many are listed.
 CONFLICTS_MOST = 20
@@ -28,7 +28,7 @@ class View(NamedTuple):
     desired: int
     conflicts: Sequence[PolicyConflict]
     ready: Mapping[str, bool]
-    step: Step
+    step: RolloutStep
 
 
 def policy_status(view: View, now: float) -> dict[str, Any]:
