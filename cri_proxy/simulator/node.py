@@ -27,7 +27,7 @@ from cri_proxy.cri.messages import (
     write_update_delta,
 )
 from cri_proxy.engine.records import ListedContainer, Update
-from cri_proxy.simulator.scenario import Step
+from cri_proxy.simulator.scenario import ScenarioStep
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, Container, Fence, Qos
 
@@ -42,7 +42,7 @@ DEFAULT_NAME = "app"
 # ---------------------------------------------------------------------- kubelet
 
 
-def sandbox_request(step: Step) -> bytes:
+def sandbox_request(step: ScenarioStep) -> bytes:
     """The RunPodSandboxRequest of a ``pod`` step; or of a ``create``, which says no more than a namespace."""
     known = step.values if step.op == "pod" else {}
     pod_id: str = step["id"] if step.op == "pod" else step["pod"]
@@ -67,7 +67,10 @@ def sandbox_request(step: Step) -> bytes:
 
 
 def create_request(
-    step: Step, sandbox: cri.PodSandboxConfig, memory_capacity_bytes: int, default_name: str = DEFAULT_NAME
+    step: ScenarioStep,
+    sandbox: cri.PodSandboxConfig,
+    memory_capacity_bytes: int,
+    default_name: str = DEFAULT_NAME,
 ) -> bytes:
     """The CreateContainerRequest of a ``create`` step; the machine's memory is 0 where it is not known."""
     # 1. As the API server completes a pod: a request that is not given is the limit.
@@ -106,7 +109,7 @@ def create_request(
     return bytes(message.SerializeToString())
 
 
-def update_request(step: Step) -> bytes:
+def update_request(step: ScenarioStep) -> bytes:
     """The UpdateContainerResourcesRequest of a ``resize`` or ``update`` step: what is not given stays."""
     linux = cri.LinuxContainerResources()
     if step.op == "update":

@@ -18,7 +18,7 @@ from cri_proxy.engine.report import domain_pools
 from cri_proxy.engine.resync import Resync
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with
 from cri_proxy.simulator.node import Process, create_request, sandbox_request, update_request
-from cri_proxy.simulator.scenario import BadScenario, Step, read_scenario
+from cri_proxy.simulator.scenario import BadScenario, ScenarioStep, read_scenario
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import BadTopology, Topology, TopologyData
 
@@ -76,7 +76,7 @@ class Simulation:
         #: Where each container was after the step before.
         self._places: dict[str, PlaceText] = {}
 
-    def run(self, step: Step) -> Line:
+    def run(self, step: ScenarioStep) -> Line:
         """Carry out one step; returns its line."""
         answer = _OPS[step.op](self, step)
         self._shell.save()
@@ -123,14 +123,14 @@ class Simulation:
 
     # ------------------------------------------------------------------ pods and containers
 
-    def _pod(self, step: Step) -> CallResult:
+    def _pod(self, step: ScenarioStep) -> CallResult:
         if step["id"] in self._shell.runtime.sandboxes:
             raise step.bad("id", f"there is a pod {step['id']!r} already")
         pod = self._shell.run_sandbox(step["id"], sandbox_request(step))
         size = "its size is not known" if pod.size is None else f"{pod.size.milli_request}m requested in all"
         return CallResult(f"pod {pod.namespace}/{pod.name}, {size}")
 
-    def _create(self, step: Step) -> CallResult:
+    def _create(self, step: ScenarioStep) -> CallResult:
         old = self._containers.get(step["id"])
         if old is not None and not old.exited:
             raise step.bad("id", f"there is a container {step['id']!r} already")
@@ -141,11 +141,11 @@ class Simulation:
         message = create_request(step, sandboxes[step["pod"]].config, self._shell.memory_bytes, name)
         return self._shell.create(step["id"], message, step["result"])
 
-    def _update(self, step: Step) -> CallResult:
+    def _update(self, step: ScenarioStep) -> CallResult:
         process = self._known(step, "id", step["id"])
         return self._shell.update(process, update_request(step), step.values.get("result", "ok"))
 
-    def _exit(self, step: Step) -> CallResult:
+    def _exit(self, step: ScenarioStep) -> CallResult:
         process = self._known(step, "id", step["id"])
         if process.exited:
             return CallResult("it had ended before")
@@ -155,11 +155,11 @@ class Simulation:
             return CallResult("no place is held for it")
         return CallResult(f"its place is held for {grant.hold_until_s - self._shell.now_s:g} s")
 
-    def _remove(self, step: Step) -> CallResult:
+    def _remove(self, step: ScenarioStep) -> CallResult:
         self._shell.remove(self._known(step, "id", step["id"]))
         return CallResult("it is gone, and its place is free")
 
-    def _remove_pod(self, step: Step) -> CallResult:
+    def _remove_pod(self, step: ScenarioStep) -> CallResult:
         if step["id"] not in self._shell.runtime.sandboxes:
             raise step.bad("id", f"there is no pod {step['id']!r}")
         gone = self._shell.remove_sandbox(step["id"])
@@ -167,25 +167,25 @@ class Simulation:
 
     # ------------------------------------------------------------------ the node
 
-    def _wait(self, step: Step) -> CallResult:
+    def _wait(self, step: ScenarioStep) -> CallResult:
         found = self._shell.pass_time(step["seconds"])
         return CallResult(_join(f"{step['seconds']:g} s have passed", _told(found)))
 
-    def _traffic(self, step: Step) -> CallResult:
+    def _traffic(self, step: ScenarioStep) -> CallResult:
         for edge in step["edges"]:
             self._known(step, "edges", edge.a)
             self._known(step, "edges", edge.b)
         found = self._shell.pass_time(TRAFFIC_S, step["edges"])
         return CallResult(_join(f"{TRAFFIC_S:g} s of traffic were seen", _told(found)))
 
-    def _rebalance(self, step: Step) -> CallResult:
+    def _rebalance(self, step: ScenarioStep) -> CallResult:
         return CallResult(self._shell.rebalance())
 
-    def _restart(self, step: Step) -> CallResult:
+    def _restart(self, step: ScenarioStep) -> CallResult:
         told, found = self._shell.restart(step["state"])
         return CallResult(_join(told, _told(found)))
 
-    def _config(self, step: Step) -> CallResult:
+    def _config(self, step: ScenarioStep) -> CallResult:
         try:
             config = self._load_config(step["file"])
         except BadConfig as error:
@@ -199,7 +199,7 @@ class Simulation:
         in_force = f"mode {self._shell.mode}, policy {self._shell.engine.policy.name}"
         return CallResult(_join(in_force, _told(found)))
 
-    def _cpus(self, step: Step) -> CallResult:
+    def _cpus(self, step: ScenarioStep) -> CallResult:
         topology = self._shell.machine.topology
         for field in ("offline", "online"):
             unknown = step[field] - topology.cpus.keys()
@@ -216,7 +216,7 @@ class Simulation:
         self._shell.rehost(self._shell.config, changed)
         return CallResult(f"online: {format_cpus(changed.online)}")
 
-    def _drift(self, step: Step) -> CallResult:
+    def _drift(self, step: ScenarioStep) -> CallResult:
         process = self._known(step, "id", step["id"])
         if process.exited:
             return CallResult("it has ended: there is no cpuset to change")
@@ -230,7 +230,7 @@ class Simulation:
             return CallResult(f"left alone from now on: {grant.why}")
         return CallResult("nothing to repair" + ("" if grant is None else f": it is {grant.stance.value}"))
 
-    def _tell(self, step: Step) -> CallResult:
+    def _tell(self, step: ScenarioStep) -> CallResult:
         return CallResult()
 
     # ------------------------------------------------------------------ telling
@@ -239,7 +239,7 @@ class Simulation:
     def _containers(self) -> dict[str, Process]:
         return self._shell.runtime.containers
 
-    def _known(self, step: Step, field: str, container_id: str) -> Process:
+    def _known(self, step: ScenarioStep, field: str, container_id: str) -> Process:
         process = self._containers.get(container_id)
         if process is None:
             raise step.bad(field, f"there is no container {container_id!r}")
@@ -294,7 +294,7 @@ def _join(*sentences: str) -> str:
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
-_OPS: dict[str, Callable[[Simulation, Step], CallResult]] = {
+_OPS: dict[str, Callable[[Simulation, ScenarioStep], CallResult]] = {
     "pod": Simulation._pod,
     "create": Simulation._create,
     "resize": Simulation._update,

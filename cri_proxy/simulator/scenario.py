@@ -28,7 +28,7 @@ class BadScenario(ValueError):
 
 
 @dataclass(frozen=True)
-class Step:
+class ScenarioStep:
     """One step, with a value for every field of its op: milli-CPUs, bytes, CPU lists as sets."""
 
     number: int
@@ -53,7 +53,7 @@ class ScenarioEdge:
     msgs_per_s: float
 
 
-def read_scenario(document: Any) -> tuple[Step, ...]:
+def read_scenario(document: Any) -> tuple[ScenarioStep, ...]:
     """Check parsed JSON and read its steps.
 
     :raises BadScenario: not a list of steps; an unknown op or field; a field of the wrong type or value.
@@ -63,7 +63,7 @@ def read_scenario(document: Any) -> tuple[Step, ...]:
     return tuple(_read_step(number, item) for number, item in enumerate(document))
 
 
-def _read_step(number: int, item: Any) -> Step:
+def _read_step(number: int, item: Any) -> ScenarioStep:
     if not isinstance(item, dict):
         raise _bad(number, "op", f"the step is {_shown(item)}, expected an object")
     op = item.get("op")
@@ -83,7 +83,7 @@ def _read_step(number: int, item: Any) -> Step:
             values[name] = field.default if given is None else field.read(given)
         except ValueError as error:
             raise _bad(number, name, str(error)) from None
-    return Step(number, op, values)
+    return ScenarioStep(number, op, values)
 
 
 def _bad(number: int, field: str, sentence: str) -> BadScenario:

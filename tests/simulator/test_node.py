@@ -10,7 +10,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import CreateRequest, read_create, read_pod, read_update
 from cri_proxy.engine.records import Update
 from cri_proxy.simulator.node import SimulatedRuntime, create_request, sandbox_request, update_request
-from cri_proxy.simulator.scenario import Step, read_scenario
+from cri_proxy.simulator.scenario import ScenarioStep, read_scenario
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Pod, Qos
 from tests.machines import GIB
@@ -18,7 +18,7 @@ from tests.machines import GIB
 CAPACITY = 64 * GIB
 
 
-def step(op: str, **fields: Any) -> Step:
+def step(op: str, **fields: Any) -> ScenarioStep:
     return read_scenario([{"op": op, "id": "a", **fields}])[0]
 
 
