@@ -18,7 +18,7 @@ from cri_proxy.nri.io.host.dispatcher import Teller
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.pod_view import World
-from cri_proxy.nri.io.host.under_way import UnderWay
+from cri_proxy.nri.io.host.under_way import StepsUnderWay
 from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
 from cri_proxy.nri.lifecycle import Due, Lifecycle
 from cri_proxy.nri.view import view_resources
@@ -37,7 +37,7 @@ class Parties:
     upstream: Upstream
     marks: Marks
     leftovers: Leftovers
-    under_way: UnderWay
+    under_way: StepsUnderWay
     log: Any
 
 

@@ -37,7 +37,7 @@ from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.pod_view import World
 from cri_proxy.nri.io.host.run_pod import Run
-from cri_proxy.nri.io.host.under_way import UnderWay
+from cri_proxy.nri.io.host.under_way import StepsUnderWay
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.nri.lifecycle import Lifecycle
 from cri_proxy.nri.settings import nri_settings
@@ -93,7 +93,7 @@ class NriHosting:
         )
         teller = Teller(self.host, self.world, log)
         leftovers = Leftovers(upstream, marks, hidden, parts.keeper, log)
-        under_way = UnderWay()
+        under_way = StepsUnderWay()
         self._parties = Parties(
             self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
         )

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 
-class UnderWay:
+class StepsUnderWay:
     """Counts them. What a call does between ``begun`` and ``over`` must not wait for plugins."""
 
     def __init__(self) -> None:
