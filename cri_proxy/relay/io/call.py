@@ -21,7 +21,7 @@ from cri_proxy.relay.interception import (
     Refuse,
     end_of,
 )
-from cri_proxy.relay.io.drain import UnderWay, grace_of
+from cri_proxy.relay.io.drain import DrainedCall, grace_of
 from cri_proxy.relay.io.grpc_server import STOPPING
 
 #: What is sent for each message that was shown; nothing: the messages.
@@ -46,7 +46,7 @@ class FrameCall:
     def __init__(self, method: str, interception: Interception, link: CallLink) -> None:
         self.method = method
         #: What a stop of the daemon is to know.
-        self.under_way = UnderWay(method, asyncio.get_running_loop().time())
+        self.under_way = DrainedCall(method, asyncio.get_running_loop().time())
         self._interception = interception
         self._link = link
         self._steps: deque[tuple[Union[ReplyReceived, Ended], Done]] = deque()

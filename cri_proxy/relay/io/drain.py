@@ -18,7 +18,7 @@ YOUNG_S = 0.5
 
 
 @dataclass(eq=False)
-class UnderWay:
+class DrainedCall:
     """A call that may be waited for. ``grace_s``: what a StopContainer asked for, if that is known."""
 
     method: str
@@ -40,20 +40,20 @@ class Settling:
         self._stops_s = stops_s
         self._only_stops = only_stops
 
-    def waits_for(self, call: UnderWay, now_s: float) -> bool:
+    def waits_for(self, call: DrainedCall, now_s: float) -> bool:
         """Whether a call is to be waited for, while everything is served."""
         if now_s >= self.due_s(call):
             return False
         is_new = call.since_s > max(self.begun_s, now_s - YOUNG_S)
         return is_stop(call.method) or not (is_new or self._only_stops)
 
-    def is_due(self, call: UnderWay, now_s: float) -> bool:
+    def is_due(self, call: DrainedCall, now_s: float) -> bool:
         """Whether a call has had its time: there is no more of it in the drain, which is for those that came later."""
         if is_stop(call.method):
             return now_s >= self.due_s(call)
         return call.since_s <= self.begun_s and not self._only_stops
 
-    def due_s(self, call: UnderWay) -> float:
+    def due_s(self, call: DrainedCall) -> float:
         """Until when the wait for a call may last."""
         if not is_stop(call.method):
             return self.begun_s + self._drain_s

@@ -28,7 +28,7 @@ from cri_proxy.relay.interception import (
     Refuse,
     end_of,
 )
-from cri_proxy.relay.io.drain import Settling, UnderWay, grace_of
+from cri_proxy.relay.io.drain import DrainedCall, Settling, grace_of
 
 #: kubelet allows replies of 16 MiB; we set no limit of our own.
 SERVER_OPTIONS = (
@@ -73,7 +73,7 @@ def open_channel(path: str) -> grpc.aio.Channel:
 
 
 @dataclass(eq=False)
-class _Call(UnderWay):
+class _Call(DrainedCall):
     """A call under way: what is needed to end it when the daemon stops."""
 
     upstream: Any = None

@@ -26,7 +26,7 @@ from cri_proxy.relay.http2.stream import (
 )
 from cri_proxy.relay.interception import Interception, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
-from cri_proxy.relay.io.drain import UnderWay
+from cri_proxy.relay.io.drain import DrainedCall
 from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, Endpoint
 from cri_proxy.relay.io.links import Kind
 
@@ -415,7 +415,7 @@ class Link:
         """The calls under way, by stream."""
         return {} if self.connection is None else self.connection.methods
 
-    def under_way(self, stream: int) -> Optional[UnderWay]:
+    def under_way(self, stream: int) -> Optional[DrainedCall]:
         """What is known of a call that is intercepted."""
         call = None if self.connection is None else self.connection.call_of(stream)
         return call.under_way if isinstance(call, FrameCall) else None

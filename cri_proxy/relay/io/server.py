@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy import greeting
 from cri_proxy.relay.interception import UNAVAILABLE, Interceptor
-from cri_proxy.relay.io.drain import Settling, UnderWay
+from cri_proxy.relay.io.drain import DrainedCall, Settling
 from cri_proxy.relay.io.event_fan import EventFan
 from cri_proxy.relay.io.given_back import GivingBack
 from cri_proxy.relay.io.grpc_server import STOPPING, is_long
@@ -276,10 +276,10 @@ class FrameRelay:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         settling = Settling(now_s, drain_s, stops_s, only_stops=not self._given)
-        under_way: dict[tuple[Link, int, str], UnderWay] = {}
+        under_way: dict[tuple[Link, int, str], DrainedCall] = {}
         while True:
             under_way = {
-                call: under_way.get(call) or call[0].under_way(call[1]) or UnderWay(call[2], now_s)
+                call: under_way.get(call) or call[0].under_way(call[1]) or DrainedCall(call[2], now_s)
                 for call in self._calls(long=False)
             }
             if not any(settling.waits_for(call, now_s) for call in under_way.values()):

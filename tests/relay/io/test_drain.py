@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.relay.io.drain import Settling, UnderWay, grace_of
+from cri_proxy.relay.io.drain import DrainedCall, Settling, grace_of
 
 STOP, CREATE = (f"/runtime.v1.RuntimeService/{name}" for name in ("StopContainer", "CreateContainer"))
 BEGUN_S = 100.0
@@ -14,41 +14,41 @@ BEGUN_S = 100.0
 @pytest.mark.parametrize(
     ("call", "until_s"),
     [
-        (UnderWay(CREATE, 90), 105),
-        (UnderWay(STOP, 100, grace_s=30), 135),
+        (DrainedCall(CREATE, 90), 105),
+        (DrainedCall(STOP, 100, grace_s=30), 135),
         # Part of its time is over; but the last of it, in which the container is killed, is not.
-        (UnderWay(STOP, 80, grace_s=30), 115),
-        (UnderWay(STOP, 10, grace_s=30), 105),
+        (DrainedCall(STOP, 80, grace_s=30), 115),
+        (DrainedCall(STOP, 10, grace_s=30), 105),
         # Beyond the bound, and not known.
-        (UnderWay(STOP, 100, grace_s=3600), 160),
-        (UnderWay(STOP, 100), 160),
+        (DrainedCall(STOP, 100, grace_s=3600), 160),
+        (DrainedCall(STOP, 100), 160),
         # Begun meanwhile.
-        (UnderWay(STOP, 130, grace_s=10), 145),
-        (UnderWay(STOP, 150, grace_s=10), 160),
+        (DrainedCall(STOP, 130, grace_s=10), 145),
+        (DrainedCall(STOP, 150, grace_s=10), 160),
     ],
 )
-def test_a_call_has_its_time_and_no_more(call: UnderWay, until_s: float) -> None:
+def test_a_call_has_its_time_and_no_more(call: DrainedCall, until_s: float) -> None:
     settling = Settling(BEGUN_S, 5, 60, only_stops=False)
     assert settling.waits_for(call, until_s - 0.01) and not settling.waits_for(call, until_s)
     assert settling.is_due(call, until_s)
 
 
 def test_a_bound_below_the_drain_takes_nothing_from_it() -> None:
-    assert Settling(BEGUN_S, 5, 1, only_stops=False).waits_for(UnderWay(STOP, 100, grace_s=30), 104.9)
+    assert Settling(BEGUN_S, 5, 1, only_stops=False).waits_for(DrainedCall(STOP, 100, grace_s=30), 104.9)
 
 
 def test_calls_that_came_later_are_waited_for_when_they_are_slow() -> None:
     settling = Settling(BEGUN_S, 5, 60, only_stops=False)
-    assert not settling.waits_for(UnderWay(CREATE, 101), 101.2)
-    assert settling.waits_for(UnderWay(CREATE, 101), 101.6)
-    assert not settling.is_due(UnderWay(CREATE, 101), 106)
+    assert not settling.waits_for(DrainedCall(CREATE, 101), 101.2)
+    assert settling.waits_for(DrainedCall(CREATE, 101), 101.6)
+    assert not settling.is_due(DrainedCall(CREATE, 101), 106)
 
 
 def test_on_sockets_of_our_own_only_stops_of_containers_are_waited_for() -> None:
     settling = Settling(BEGUN_S, 5, 60, only_stops=True)
-    assert not settling.waits_for(UnderWay(CREATE, 90), 100)
-    assert not settling.is_due(UnderWay(CREATE, 90), 100)  # the drain is for it
-    assert settling.waits_for(UnderWay(STOP, 100, grace_s=30), 134)
+    assert not settling.waits_for(DrainedCall(CREATE, 90), 100)
+    assert not settling.is_due(DrainedCall(CREATE, 90), 100)  # the drain is for it
+    assert settling.waits_for(DrainedCall(STOP, 100, grace_s=30), 134)
 
 
 @pytest.mark.parametrize(("timeout", "grace_s"), [(30, 30.0), (0, 0.0), (-1, 0.0), (1 << 40, float(1 << 40))])
