@@ -13,7 +13,7 @@ import grpc
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.relay.io.grpc_server import open_channel
 
 #: Where runtimes listen, in the order they are tried when the configuration names none.
@@ -177,7 +177,7 @@ class RuntimeClient:
 
     # ------------------------------------------------------------------ actions
 
-    async def update(self, update: Update) -> None:
+    async def update(self, update: CpusetUpdate) -> None:
         """Give a container its cpuset, mems and CPU quota; what is empty is left as it is."""
         linux = linux_delta(update.placement, update.give_back)
         request = cri.UpdateContainerResourcesRequest(container_id=update.id, linux=linux)

@@ -23,7 +23,7 @@ from cri_proxy.engine.build import make_engine
 from cri_proxy.engine.commands import is_adoptable
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet, unmet_in_short
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.report import (
     NotOne,
     distrusted_paths,
@@ -229,7 +229,7 @@ class Commands:
         self._daemon.assembly.engage(make_engine(parts.config, old.host))
         await parts.reconciler.run()
         engine = self._engine()
-        updates: list[Update] = []
+        updates: list[CpusetUpdate] = []
         if arguments.get("replace"):
             adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
             updates = self._manage_all(engine, adopted)
@@ -242,8 +242,8 @@ class Commands:
         await self._daemon.parts.store.settled()
         return {"acknowledged": sentence}
 
-    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[Update]:
-        updates: dict[str, Update] = {}
+    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[CpusetUpdate]:
+        updates: dict[str, CpusetUpdate] = {}
         for grant in sorted(adopted, key=lambda g: (g.container.path, g.key)):
             try:
                 updates.update({u.id: u for u in engine.manage(grant.key)})
@@ -262,7 +262,7 @@ class Commands:
         except NotOne as error:
             raise ControlError(str(error)) from None
 
-    async def _carry_out(self, updates: list[Update], count: int) -> Any:
+    async def _carry_out(self, updates: list[CpusetUpdate], count: int) -> Any:
         keeper = self._daemon.parts.keeper
         await keeper.saved()
         await keeper.updates.send_and_wait(updates, WAIT_S, by_command=True)

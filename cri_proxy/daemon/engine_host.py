@@ -16,7 +16,7 @@ from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas
@@ -136,7 +136,7 @@ class Assembly:
         parts.health.note("state", parts.store.problem)
         return loaded
 
-    async def _build(self, host: Host, loaded: LoadedState) -> tuple[Engine, tuple[Update, ...]]:
+    async def _build(self, host: Host, loaded: LoadedState) -> tuple[Engine, tuple[CpusetUpdate, ...]]:
         parts = self._parts
         engine = make_engine(parts.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
@@ -283,7 +283,9 @@ class Assembly:
             self._parts.keeper.switch(mode)
 
 
-def restore(engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: str) -> tuple[Update, ...]:
+def restore(
+    engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: str
+) -> tuple[CpusetUpdate, ...]:
     """Put the records of an earlier daemon into the engine, unless they are of another boot."""
     if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
         # Every container of that boot is dead; what runs now is adopted by the first resync.

@@ -13,7 +13,7 @@ from cri_proxy.daemon.engine_host import BOOT_KEY, LOST_KEY, QUOTAS_KEY, read_bo
 from cri_proxy.engine.build import make_engine, make_host
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Life, Stance
 from cri_proxy.engine.report import find_one, path_of
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
@@ -102,7 +102,7 @@ async def _engine(node: _Node, loaded: LoadedState) -> Engine:
     return engine
 
 
-def _release(engine: Engine, container: Optional[str]) -> list[Update]:
+def _release(engine: Engine, container: Optional[str]) -> list[CpusetUpdate]:
     chosen = list(engine.grants.values()) if container is None else [find_one(engine, container)]
     # One without a record may be one of ours whose record is lost: its CPUs are given back too.
     live = [g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Stance.KUBELET]
@@ -118,7 +118,7 @@ def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:
     quotas.give_back(quotas.taken.keys() - unlimited_pods(engine.around_lifted()))
 
 
-def _row(engine: Engine, update: Update, result: Any) -> dict[str, Any]:
+def _row(engine: Engine, update: CpusetUpdate, result: Any) -> dict[str, Any]:
     """What came of one update."""
     if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
         raise result

@@ -9,12 +9,12 @@ from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.ledger import Books
 from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.recompute import give_places, placed, refreshed
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
 
-def release(books: Books, container_id: str) -> Optional[Update]:
+def release(books: Books, container_id: str) -> Optional[CpusetUpdate]:
     """``Engine.release``."""
     grant = books.grants.get(container_id)
     if grant is None or grant.life is Life.CREATING:
@@ -29,7 +29,7 @@ def release(books: Books, container_id: str) -> Optional[Update]:
     is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
     if not is_ours and not _keeps_its_place(books, grant):
         books.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
-        only_quota = Update(container_id, UNTOUCHED, False, "released", give_back)
+        only_quota = CpusetUpdate(container_id, UNTOUCHED, False, "released", give_back)
         return None if give_back is None else only_quota
     cpus, mems = _unmanaged_place(books, grant)
     # What it may be found with, if the runtime fails.
@@ -41,7 +41,7 @@ def release(books: Books, container_id: str) -> Optional[Update]:
     if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
         return None
     place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
-    return Update(container_id, place, bool(grant.cpus - cpus), "released", give_back)
+    return CpusetUpdate(container_id, place, bool(grant.cpus - cpus), "released", give_back)
 
 
 def _keeps_its_place(books: Books, grant: Grant) -> bool:
@@ -64,7 +64,7 @@ def is_adoptable(books: Books, grant: Grant) -> bool:
     return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(books, grant.container)
 
 
-def manage(books: Books, container_id: str) -> tuple[Update, ...]:
+def manage(books: Books, container_id: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.manage``."""
     grant = books.grants.get(container_id)
     if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
@@ -84,5 +84,7 @@ def manage(books: Books, container_id: str) -> tuple[Update, ...]:
     books.record("adopt", container_id, managed, grant.since_s)
     others = [u for u in refreshed(books, was) if u.id != container_id]
     place = books.grants[container_id].placement
-    own = Update(container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command")
+    own = CpusetUpdate(
+        container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command"
+    )
     return (*(u for u in others if u.shrink), own, *(u for u in others if not u.shrink))

@@ -1,7 +1,7 @@
 """The engine: who has which place, and every way that can change.
 
 Every public method is one transition: it runs to its end without waiting for anything, or raises and leaves no
-trace. What has to happen in the world is returned (an ``Admission``, ``Update``s); what has to be written down
+trace. What has to happen in the world is returned (an ``Admission``, ``CpusetUpdate``s); what has to be written down
 is collected in the journal, which the shell drains after each call. Times are seconds since boot, given by the
 caller. The records themselves are in ``books.py``, what is decided about one container in ``decide.py``, what
 that does to others in ``settle.py``; requests under way in ``requests.py``, what people do in ``interventions.py``.
@@ -29,6 +29,7 @@ from cri_proxy.engine.quota import lifts_to_end
 from cri_proxy.engine.recompute import grown, put_and_settle, refresh, refreshed
 from cri_proxy.engine.records import (
     Admission,
+    CpusetUpdate,
     DecisionRecord,
     Grant,
     Life,
@@ -36,7 +37,6 @@ from cri_proxy.engine.records import (
     Plan,
     Stance,
     Ticket,
-    Update,
 )
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
@@ -213,7 +213,7 @@ class Engine:
                     self.books.limit_pod(key, memory_limit_bytes)
 
     @_transition
-    def end_pod(self, sandbox_id: str) -> tuple[Update, ...]:
+    def end_pod(self, sandbox_id: str) -> tuple[CpusetUpdate, ...]:
         """The sandbox was stopped or removed: its containers are gone, and its holds end."""
         for key in sorted(self.books.sandboxes.get(sandbox_id, ())):
             if self.books.grants[key].life is not Life.CREATING:
@@ -257,19 +257,19 @@ class Engine:
         return requests.admit(self.books, container, fence, now_s, enforce)
 
     @_transition
-    def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
+    def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
         """The runtime has created the container. Returns what it missed on its way, and who grows now."""
         return requests.bind(self.books, ticket_id, container_id, now_s)
 
     @_transition
     def cancel(
         self, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
-    ) -> tuple[Update, ...]:
+    ) -> tuple[CpusetUpdate, ...]:
         """The runtime has said no, or nothing was sent: as if it had never been asked for."""
         return requests.cancel(self.books, ticket_id, now_s, reason)
 
     @_transition
-    def doubt(self, ticket_id: str) -> tuple[Update, ...]:
+    def doubt(self, ticket_id: str) -> tuple[CpusetUpdate, ...]:
         """Nobody knows whether the container exists: it keeps its CPUs until ``resync`` finds out.
 
         Returns the updates of others that have waited for its end.
@@ -287,14 +287,14 @@ class Engine:
         return requests.resize(self.books, container_id, resources, fence, now_s)
 
     @_transition
-    def commit(self, ticket_id: str, now_s: float) -> tuple[Update, ...]:
+    def commit(self, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
         """The runtime has accepted a resize: the new place replaces the old one. Returns updates for others and itself."""
         return requests.commit(self.books, ticket_id, now_s)
 
     @_transition
     def follow_resources(
         self, container_id: str, resources: Resources, now_s: float, enforce: bool = True
-    ) -> tuple[Update, ...]:
+    ) -> tuple[CpusetUpdate, ...]:
         """The runtime has given a container other resources without our knowing: place it by them, as by a resize.
 
         ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
@@ -331,7 +331,7 @@ class Engine:
         return True
 
     @_transition
-    def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> tuple[Update, ...]:
+    def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> tuple[CpusetUpdate, ...]:
         """The container stopped (``exit_code`` None: not known yet). Its place is held for its next attempt."""
         grant = self.books.grants.get(container_id)
         if grant is None or grant.life is Life.CREATING:
@@ -352,7 +352,7 @@ class Engine:
         return ()
 
     @_transition
-    def remove(self, container_id: str, outcome: str = "") -> tuple[Update, ...]:
+    def remove(self, container_id: str, outcome: str = "") -> tuple[CpusetUpdate, ...]:
         """The container is gone from the runtime, or will never run: this attempt's place is free, no other's.
 
         ``outcome``: what is remembered of it where that is news.
@@ -368,7 +368,7 @@ class Engine:
         return refresh(self.books)
 
     @_transition
-    def tick(self, now_s: float) -> tuple[Update, ...]:
+    def tick(self, now_s: float) -> tuple[CpusetUpdate, ...]:
         """Let time pass: holds end, and so does distrust."""
         over = [k for k, g in self.books.grants.items() if g.life is Life.HELD and g.hold_until_s <= now_s]
         for key in over:
@@ -380,12 +380,12 @@ class Engine:
     # ------------------------------------------------------------------ by command
 
     @_transition
-    def release(self, container_id: str) -> Optional[Update]:
+    def release(self, container_id: str) -> Optional[CpusetUpdate]:
         """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
         return interventions.release(self.books, container_id)
 
     @_transition
-    def manage(self, container_id: str) -> tuple[Update, ...]:
+    def manage(self, container_id: str) -> tuple[CpusetUpdate, ...]:
         """Place a container that is not managed; nothing to do if it is unknown or cannot be placed.
 
         Returns its update, and those of others whose CPUs it gets.
@@ -395,7 +395,7 @@ class Engine:
         return interventions.manage(self.books, container_id)
 
     @_transition
-    def apply(self, plan: Plan) -> tuple[Update, ...]:
+    def apply(self, plan: Plan) -> tuple[CpusetUpdate, ...]:
         """Carry out the moves of a plan that still hold; the others are dropped.
 
         The updates are in an order in which no domain is fuller than it must be: send them in it.
@@ -403,7 +403,7 @@ class Engine:
         return moves.apply(self.books, plan)
 
     @_transition
-    def take_back(self, move: Move, why: str = "") -> tuple[Update, ...]:
+    def take_back(self, move: Move, why: str = "") -> tuple[CpusetUpdate, ...]:
         """Undo one move of a plan (the runtime refused it, containers wait for CPUs), if the place before still holds.
 
         ``move``: as ``plan_of`` has made it. Returns its update, and those of others whose CPUs come or go; nothing
@@ -416,7 +416,7 @@ class Engine:
     @_transition
     def rehost(
         self, host: Host, policy: Optional[Policy] = None, options: Optional[EngineOptions] = None
-    ) -> tuple[Update, ...]:
+    ) -> tuple[CpusetUpdate, ...]:
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
         before = self.books.host, self.books.policy, self.books.options, self.books.node
         old_topology = self.books.host.topology
@@ -451,7 +451,7 @@ class Engine:
 
     @_transition
     def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[DecisionRecord],
-                distrusted: dict[tuple[str, str], float]) -> tuple[Update, ...]:  # fmt: skip
+                distrusted: dict[tuple[str, str], float]) -> tuple[CpusetUpdate, ...]:  # fmt: skip
         """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt.
 
         Returns updates only for containers whose CPUs are not usable any more.
@@ -492,21 +492,21 @@ class Engine:
         return refresh(self.books, force=True)
 
     @_transition
-    def adopt(self, grant: Grant) -> tuple[Update, ...]:
+    def adopt(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
         """Take a container into the records as it runs; it loses what belongs to others already."""
         return put_and_settle(self.books, grant)
 
     @_transition
     def take_over(
         self, gone: Iterable[str], tickets: Iterable[Ticket], found: Iterable[Grant]
-    ) -> tuple[Update, ...]:
+    ) -> tuple[CpusetUpdate, ...]:
         """Replace records that are no longer true, and requests that have ended, by those of what runs."""
         for ticket in tickets:
             self.books.drop_ticket(ticket.id)
         for key in [*gone, *(ticket.key for ticket in tickets)]:
             if key in self.books.grants:
                 self.books.drop(key)
-        updates: list[Update] = []
+        updates: list[CpusetUpdate] = []
         for grant in found:
             updates += put_and_settle(self.books, grant)
         return (*updates, *refresh(self.books))
@@ -522,7 +522,7 @@ class Engine:
         self.books.note_memory(container_id, mems, held)
 
     @_transition
-    def amend(self, grant: Grant) -> tuple[Update, ...]:
+    def amend(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
         """Replace the record of a known container by what was found out about it."""
         if grant.key not in self.books.grants:
             raise KeyError(f"{grant.key} is not known")

@@ -20,7 +20,7 @@ from cri_proxy.engine.invariants import (
 from cri_proxy.engine.ledger import Books, resident_of
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory, placed, refresh
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import format_cpus
@@ -32,7 +32,7 @@ class Mended:
     """What was broken, in sentences, and the updates to send; what could not be mended is broken still."""
 
     broken: tuple[str, ...] = ()
-    updates: tuple[Update, ...] = ()
+    updates: tuple[CpusetUpdate, ...] = ()
 
 
 def mend(books: Books, now_s: float) -> Mended:

@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.engine.ledger import Books, resident_of
 from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refreshed
-from cri_proxy.engine.records import Grant, Life, Move, Plan, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, Plan, Stance
 from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, Fence, Placement, PlacementRefused, wanted_milli
 
@@ -44,7 +44,7 @@ def being_resized(books: Books) -> frozenset[str]:
     return frozenset(key for t in books.tickets.values() if t.target for key in (t.key, t.target))
 
 
-def apply(books: Books, plan: Plan) -> tuple[Update, ...]:
+def apply(books: Books, plan: Plan) -> tuple[CpusetUpdate, ...]:
     """``Engine.apply``."""
     # 1. Those that may be moved, and are not there already.
     resized = being_resized(books)
@@ -75,12 +75,12 @@ def _home(grant: Grant, move: Move) -> frozenset[int]:
     return move.home if grant.fence.cpus is None else move.home & grant.fence.cpus
 
 
-def _in_order(updates: Iterable[Update], movers: list[str]) -> tuple[Update, ...]:
+def _in_order(updates: Iterable[CpusetUpdate], movers: list[str]) -> tuple[CpusetUpdate, ...]:
     """Those who make room first, then the movers in the order of the plan, then those who grow."""
     rank = {key: index for index, key in enumerate(movers)}
     last = len(movers)
 
-    def key(update: Update) -> tuple[int, str]:
+    def key(update: CpusetUpdate) -> tuple[int, str]:
         return (rank.get(update.id, -1 if update.shrink else last), update.id)
 
     return tuple(sorted(updates, key=key))
@@ -145,7 +145,7 @@ def _owned(books: Books, grant: Grant, move: Move) -> Optional[Placement]:
     return keep_memory(books, grant.placement, place, grant.fence)
 
 
-def take_back(books: Books, move: Move, why: str) -> tuple[Update, ...]:
+def take_back(books: Books, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.take_back``."""
     grant, old = books.grants.get(move.id), move.was
     if old is None or grant is None or grant.life not in (Life.CREATED, Life.RUNNING):

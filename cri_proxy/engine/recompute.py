@@ -13,7 +13,7 @@ from typing import Optional
 
 from cri_proxy.engine.ledger import Books, Pools
 from cri_proxy.engine.notable import UNPLACED
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -34,7 +34,7 @@ from policies.wanted import without_demands
 REFRESH_ROUNDS = 8
 
 
-def refresh(books: Books, force: bool = False) -> tuple[Update, ...]:
+def refresh(books: Books, force: bool = False) -> tuple[CpusetUpdate, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
     tidy = books.policy.tidy(books.node)
     unchanged = not force and books.refreshed == books.pools
@@ -83,7 +83,7 @@ def give_places(
     return tuple(moved)
 
 
-def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tuple[Update, ...]:
+def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
     """As ``refresh``; with the updates of those, too, whose records were ``was`` before they were changed."""
     updates = {u.id: u for u in refresh(books, force)}
     for key, before in was.items():
@@ -94,7 +94,7 @@ def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tu
     return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
 
 
-def put_and_settle(books: Books, grant: Grant) -> tuple[Update, ...]:
+def put_and_settle(books: Books, grant: Grant) -> tuple[CpusetUpdate, ...]:
     """Enter a record, bring it in line with the pools, and say who has to be told."""
     books.put(grant)
     settle(books, books.grants[grant.key], barred_from_owning(books))

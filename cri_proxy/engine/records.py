@@ -149,7 +149,7 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Update:
+class CpusetUpdate:
     """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create.
 
     ``give_back``: the CPU quota that we had taken away from it. ``runs_on``, ``memory_on``: its CPUs and memory
@@ -177,8 +177,8 @@ class Admission:
     decision: Decision
     stance: Stance
     placement: Placement
-    before: tuple[Update, ...] = ()
-    after: tuple[Update, ...] = ()
+    before: tuple[CpusetUpdate, ...] = ()
+    after: tuple[CpusetUpdate, ...] = ()
     give_back: Optional[Quota] = None
 
 

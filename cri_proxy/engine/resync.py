@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Ticket, TicketKind, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance, Ticket, TicketKind
 from cri_proxy.engine.takeover import take_over
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
@@ -27,7 +27,7 @@ SLICE = 50
 class Resync:
     """What a resync did: updates to send, and ids by what was found."""
 
-    updates: tuple[Update, ...] = ()
+    updates: tuple[CpusetUpdate, ...] = ()
     adopted: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
@@ -157,14 +157,14 @@ def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
 def _follow_all(
     engine: Engine, items: list[ListedContainer], listing: Listing, now_s: float, told: set[str]
 ) -> Resync:
-    updates: list[Update] = []
+    updates: list[CpusetUpdate] = []
     drifted: list[str] = []
     resized: list[str] = []
     foreign: list[str] = []
     adopted: list[str] = []
     resizing = {t.target for t in engine.tickets.values()}
     for item in items:
-        found: tuple[Update, ...] = ()
+        found: tuple[CpusetUpdate, ...] = ()
         if item.id in engine.grants:
             found = _follow(engine, item, now_s, listing.listed_at_s) + _note_where(engine, item)
             was = engine.grants.get(item.id)
@@ -214,13 +214,13 @@ def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) 
 
 def _settle_tickets(
     engine: Engine, listing: Mapping[str, ListedContainer], now_s: float, listed_at_s: float
-) -> tuple[list[str], list[str], list[Update]]:
+) -> tuple[list[str], list[str], list[CpusetUpdate]]:
     """Tickets in doubt: found in the list, they are bound; not found for long enough, they are cancelled."""
     by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in listing.values() if s.id not in engine.grants}
     patience_s = max(engine.options.doubt_s, 2 * engine.longest_create_s)
     bound: list[str] = []
     cancelled: list[str] = []
-    updates: list[Update] = []
+    updates: list[CpusetUpdate] = []
     targets: set[str] = set()
     judged: set[str] = set()
     # A create that never appeared brings back those that it had set aside: they are judged after it.
@@ -247,8 +247,11 @@ def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
 
 
 def _told_last(
-    engine: Engine, listing: Mapping[str, ListedContainer], updates: list[Update], targets: Iterable[str]
-) -> list[Update]:
+    engine: Engine,
+    listing: Mapping[str, ListedContainer],
+    updates: list[CpusetUpdate],
+    targets: Iterable[str],
+) -> list[CpusetUpdate]:
     """The updates; of containers whose resizes were in doubt the place they have in the end, if they run elsewhere."""
     for target in sorted(targets):
         grant, item = engine.grants.get(target), listing.get(target)
@@ -259,13 +262,13 @@ def _told_last(
             why = mine[-1].why if mine else "nobody knows what became of a resize"
             give_back = mine[-1].give_back if mine else None
             updates = [u for u in updates if u.id != target]
-            updates.append(Update(target, grant.placement, True, why, give_back))
+            updates.append(CpusetUpdate(target, grant.placement, True, why, give_back))
     return updates
 
 
 def _settle_resize(
     engine: Engine, ticket: Ticket, item: Optional[ListedContainer], now_s: float
-) -> tuple[Update, ...]:
+) -> tuple[CpusetUpdate, ...]:
     """A resize whose end is not known: what the container has now tells whether the runtime has made it.
 
     Its resources do where they are others by it; else its cpuset.
@@ -289,7 +292,9 @@ def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int
     return {(c.pod.uid, c.name, c.attempt) for c in containers}
 
 
-def _follow(engine: Engine, item: ListedContainer, now_s: float, listed_at_s: float) -> tuple[Update, ...]:
+def _follow(
+    engine: Engine, item: ListedContainer, now_s: float, listed_at_s: float
+) -> tuple[CpusetUpdate, ...]:
     if item.exited:
         return engine.exited(item.id, item.exit_code, now_s)
     if not item.running:
@@ -301,7 +306,7 @@ def _follow(engine: Engine, item: ListedContainer, now_s: float, listed_at_s: fl
     return ()
 
 
-def _note_where(engine: Engine, item: ListedContainer) -> tuple[Update, ...]:
+def _note_where(engine: Engine, item: ListedContainer) -> tuple[CpusetUpdate, ...]:
     """Remember whether what we set binds the container's processes at all."""
     grant = engine.grants.get(item.id)
     if grant is None or item.runs_in is None or item.runs_in == grant.runs_in:
@@ -311,7 +316,7 @@ def _note_where(engine: Engine, item: ListedContainer) -> tuple[Update, ...]:
 
 def _check_cpuset(
     engine: Engine, item: ListedContainer, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
-) -> tuple[Update, ...]:
+) -> tuple[CpusetUpdate, ...]:
     """Repair a cpuset that is not what we set any more; give up on one that somebody keeps changing."""
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD or item.cpus is None:
@@ -337,10 +342,12 @@ def _check_cpuset(
     updates = engine.amend(replace(grant, repairs=(*recent, now_s)))
     if any(update.id == grant.key for update in updates):  # its place is another one from now on
         return updates
-    return (*updates, Update(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
+    return (*updates, CpusetUpdate(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
 
 
-def _with_quota(engine: Engine, item: ListedContainer, updates: tuple[Update, ...]) -> tuple[Update, ...]:
+def _with_quota(
+    engine: Engine, item: ListedContainer, updates: tuple[CpusetUpdate, ...]
+) -> tuple[CpusetUpdate, ...]:
     """With the quota of a container that is without it only since we have taken it and could not give it back."""
     grant = engine.grants.get(item.id)
     if grant is None or not item.has_no_quota or grant.lifted or not (grant.quota_taken and grant.quota):
@@ -348,7 +355,7 @@ def _with_quota(engine: Engine, item: ListedContainer, updates: tuple[Update, ..
     if grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
         return updates
     told = next((u for u in updates if u.id == grant.key), None)
-    own = told or Update(grant.key, UNTOUCHED, False, "its CPU quota had not come back")
+    own = told or CpusetUpdate(grant.key, UNTOUCHED, False, "its CPU quota had not come back")
     return (*(u for u in updates if u is not told), replace(own, give_back=grant.quota))
 
 
@@ -373,7 +380,7 @@ def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
     return None
 
 
-def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[Update, ...]:
+def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[CpusetUpdate, ...]:
     """Containers that are not ours are charged where they run; observed ones where they would."""
     if cpus == grant.runs_on:
         return ()

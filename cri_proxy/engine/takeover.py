@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Ticket, TicketKind, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance, Ticket, TicketKind
 from policies.machine.cpus import NO_CPUS
 from policies.model import Container
 
@@ -20,7 +20,7 @@ Adoption = Callable[[ListedContainer, Container, frozenset[int]], Grant]
 
 def take_over(
     engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float, adoption: Adoption
-) -> tuple[tuple[str, ...], tuple[Update, ...]]:  # fmt: skip
+) -> tuple[tuple[str, ...], tuple[CpusetUpdate, ...]]:  # fmt: skip
     """Bring the records in line with what runs; ``details``: containers by id that are not in the records.
 
     Returns the ids of the adopted, and updates for containers that do not run as they should even so.
@@ -46,7 +46,7 @@ def take_over(
     )
 
 
-def _runs_so(engine: Engine, update: Update, seen: Mapping[str, ListedContainer]) -> bool:
+def _runs_so(engine: Engine, update: CpusetUpdate, seen: Mapping[str, ListedContainer]) -> bool:
     """Whether a container runs on what it should have in the end."""
     grant, item = engine.grants.get(update.id), seen.get(update.id)
     return grant is None or (item is not None and item.cpus == grant.cpus)

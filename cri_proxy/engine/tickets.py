@@ -20,7 +20,7 @@ from cri_proxy.engine.recompute import (
     refresh,
     refreshed,
 )
-from cri_proxy.engine.records import Admission, Grant, Life, Stance, Ticket, TicketKind, Update, Waiting
+from cri_proxy.engine.records import Admission, CpusetUpdate, Grant, Life, Stance, Ticket, TicketKind, Waiting
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
@@ -95,7 +95,7 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
 
 def _book(
     books: Books, pending: Grant, ticket: Ticket, decision: Decision
-) -> tuple[tuple[Update, ...], tuple[Update, ...]]:
+) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
     was = {key: books.grants[key] for key in decision.others}
     books.put(pending)
@@ -116,7 +116,7 @@ def _book(
     return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 
 
-def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple[Update, ...]:
+def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
     """``Engine.bind``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -143,7 +143,7 @@ def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple
 
 def cancel(
     books: Books, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
-) -> tuple[Update, ...]:
+) -> tuple[CpusetUpdate, ...]:
     """``Engine.cancel``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -164,8 +164,8 @@ def cancel(
 
 
 def _with_waiting(
-    books: Books, waiting_ones: Iterable[Waiting], updates: tuple[Update, ...] = ()
-) -> tuple[Update, ...]:
+    books: Books, waiting_ones: Iterable[Waiting], updates: tuple[CpusetUpdate, ...] = ()
+) -> tuple[CpusetUpdate, ...]:
     """With updates of those that wait for the end of a request. By then it is the present place that counts."""
     told = {u.id: u for u in updates}
     for waiting in waiting_ones:
@@ -182,7 +182,7 @@ def _with_waiting(
         place = grant.placement if grant.stance is Stance.PLACED else Placement(cpus=grant.runs_on)
         if place.cpus != waiting.cpus or place.mems not in (NO_CPUS, waiting.mems) or give_back is not None:
             why = "changed while another request was on its way"
-            told[grant.key] = Update(grant.key, place, bool(waiting.cpus - place.cpus), why, give_back)
+            told[grant.key] = CpusetUpdate(grant.key, place, bool(waiting.cpus - place.cpus), why, give_back)
     return tuple(sorted(told.values(), key=lambda u: not u.shrink))
 
 
@@ -198,7 +198,7 @@ def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
         return is_free and effective(books, place, grant.fence) >= place.cpus & books.node.usable
 
 
-def doubt(books: Books, ticket_id: str) -> tuple[Update, ...]:
+def doubt(books: Books, ticket_id: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.doubt``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -253,7 +253,7 @@ def resize(
     return Admission(key, decision, stance, sent, before, after, give_back)
 
 
-def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
+def commit(books: Books, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
     """``Engine.commit``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -291,13 +291,13 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[Update, ...]:
     ):  # placed meanwhile: the request may have undone that
         others = tuple(u for u in updates if u.id != ticket.target)
         give_back = next((u.give_back for u in updates if u.id == ticket.target), None)
-        return (*others, Update(ticket.target, now.placement, True, why, give_back))
+        return (*others, CpusetUpdate(ticket.target, now.placement, True, why, give_back))
     return _with_missed(books, updates, ticket.target, ticket.sent, why)
 
 
 def follow(
     books: Books, container_id: str, resources: Resources, now_s: float, enforce: bool
-) -> tuple[Update, ...]:
+) -> tuple[CpusetUpdate, ...]:
     """``Engine.follow_resources``."""
     old = books.grants.get(container_id)
     if old is None or old.life in (Life.CREATING, Life.HELD):
@@ -327,7 +327,7 @@ def follow(
 
 def _take_over(
     books: Books, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
-) -> tuple[Update, ...]:
+) -> tuple[CpusetUpdate, ...]:
     """Take over a container's resources, and leave it where it is."""
     container = replace(old.container, resources=resources)
     now = replace(old, container=container, is_outgrown=is_outgrown)
@@ -337,8 +337,8 @@ def _take_over(
 
 
 def _with_missed(
-    books: Books, updates: tuple[Update, ...], key: str, sent: Placement, why: str
-) -> tuple[Update, ...]:
+    books: Books, updates: tuple[CpusetUpdate, ...], key: str, sent: Placement, why: str
+) -> tuple[CpusetUpdate, ...]:
     """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
     grant = books.grants[key]
     others = tuple(u for u in updates if u.id != key)
@@ -358,4 +358,4 @@ def _with_missed(
     has_its_cpus = (place.cpus or sent.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems)
     if has_its_cpus and grant.lifted == sent.lift_quota:
         return others
-    return (*others, Update(key, place, bool(sent.cpus - grant.cpus), why, give_back))
+    return (*others, CpusetUpdate(key, place, bool(sent.cpus - grant.cpus), why, give_back))

@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.cri.device_hints import Use
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from policies.machine.cpus import NO_CPUS
 from policies.model import NO_FENCE, Container, Fence, Placement
 
@@ -36,8 +36,8 @@ class Arrival:
 class Steps:
     """What the runtime has to be told: ``before``, others make room; then the container itself, and who grows."""
 
-    before: tuple[Update, ...] = ()
-    after: tuple[Update, ...] = ()
+    before: tuple[CpusetUpdate, ...] = ()
+    after: tuple[CpusetUpdate, ...] = ()
 
 
 def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Steps:
@@ -53,7 +53,7 @@ def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Step
     return Steps(admission.before, others)
 
 
-def own_update(engine: Engine, arrival: Arrival) -> tuple[Update, ...]:
+def own_update(engine: Engine, arrival: Arrival) -> tuple[CpusetUpdate, ...]:
     """What a container that was placed has to be told: nothing if it has its CPUs, or has ended meanwhile."""
     grant = engine.grants.get(arrival.id)
     if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
@@ -64,10 +64,10 @@ def own_update(engine: Engine, arrival: Arrival) -> tuple[Update, ...]:
         return ()
     runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
     why = "placed after its start" if arrival.is_running else "placed before its start"
-    return (Update(arrival.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
+    return (CpusetUpdate(arrival.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
 
 
-def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) -> tuple[Update, ...]:
+def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) -> tuple[CpusetUpdate, ...]:
     """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
     runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
     grant = Grant(

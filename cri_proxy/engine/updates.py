@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from cri_proxy.engine.records import Grant, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Stance
 from policies.model import UNTOUCHED, Placement, Quota
 
 
@@ -19,7 +19,7 @@ def has_changed(was: Grant, now: Grant) -> bool:
     return now.stance is Stance.ADOPTED and now.runs_on != was.runs_on
 
 
-def update_of(was: Grant, now: Grant) -> Update:
+def update_of(was: Grant, now: Grant) -> CpusetUpdate:
     """What the runtime has to be told of a grant that has changed."""
     place = now.placement
     if now.stance is not Stance.PLACED:
@@ -31,7 +31,7 @@ def update_of(was: Grant, now: Grant) -> Update:
             why = "its CPU quota is lifted" if now.lifted else "its CPU quota is not lifted any more"
     # Where it runs while it has no place of ours is not known for sure: it is then told first.
     shrink = bool(was.cpus - now.cpus) or was.stance is Stance.UNTOUCHED
-    return Update(now.key, place, shrink, why, given_back(was, now), was.cpus, was.placement.mems)
+    return CpusetUpdate(now.key, place, shrink, why, given_back(was, now), was.cpus, was.placement.mems)
 
 
 def given_back(was: Grant, now: Grant) -> Optional[Quota]:

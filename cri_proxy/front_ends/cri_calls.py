@@ -25,7 +25,7 @@ from cri_proxy.cri.messages import (
 )
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import MESSAGE_CHARS
-from cri_proxy.engine.records import Admission, Stance, Update
+from cri_proxy.engine.records import Admission, CpusetUpdate, Stance
 from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.restores import Restores
@@ -265,7 +265,9 @@ class UpdateContainerResources(InterceptedCall):
             is_open = self.admission.ticket in self.engine.tickets  # else a later resize has superseded it
             if is_open and (sent.cpus or self.give_back is not None):
                 why = "a client's update came between"
-                self.keeper.updates.overtaken(Update(self.container_id, sent, False, why, self.give_back))
+                self.keeper.updates.overtaken(
+                    CpusetUpdate(self.container_id, sent, False, why, self.give_back)
+                )
             self.keeper.send(self.engine.commit(self.admission.ticket, self.keeper.clock()))
         elif end is CallEnd.REFUSED:
             self.outcome = "cancelled"

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from cri_proxy.engine import unannounced as core
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.engine.unannounced import Arrival, Steps
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.services.services import Parts
@@ -35,8 +35,8 @@ class LatePlacement:
         """
         keeper = self._parts.keeper
         decided: list[Arrival] = []
-        before: list[Update] = []
-        after: list[Update] = []
+        before: list[CpusetUpdate] = []
+        after: list[CpusetUpdate] = []
         for arrival in core.in_order(found):
             arrival = await self._looked_up(engine, arrival)
             if keeper.active() is not engine:  # it was replaced meanwhile

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.bounded_files import read_text
 from cri_proxy.engine.quota import is_unlimited, pod_cgroup
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from policies.model import UNTOUCHED, Pod
 
 V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
@@ -86,7 +86,9 @@ class Quotas:
         for pod in sorted(self.taken.keys() & frozenset(pods)):
             self._attempt(pod, self._give_back)
 
-    def drifted(self, grants: Iterable[Grant], cgroup_of: Callable[[str], Optional[str]]) -> list[Update]:
+    def drifted(
+        self, grants: Iterable[Grant], cgroup_of: Callable[[str], Optional[str]]
+    ) -> list[CpusetUpdate]:
         """Updates for containers whose own cgroup does not say what it should.
 
         That is: lifted ones that have a limit, and released ones whose limit has not come back (the daemon ended).
@@ -104,9 +106,13 @@ class Quotas:
             except OSError:
                 continue  # it has ended meanwhile
             if grant.lifted and not unlimited:
-                updates.append(Update(grant.key, grant.placement, False, "its CPU quota had been set again"))
+                updates.append(
+                    CpusetUpdate(grant.key, grant.placement, False, "its CPU quota had been set again")
+                )
             elif owed and unlimited:
-                updates.append(Update(grant.key, UNTOUCHED, False, "its CPU quota had not come back", owed))
+                updates.append(
+                    CpusetUpdate(grant.key, UNTOUCHED, False, "its CPU quota had not come back", owed)
+                )
         return updates
 
     def sentences(self, pods: Iterable[Pod]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
-from cri_proxy.engine.records import Grant, Life, ListedContainer, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Container, Fence, Placement, Pod, PodSize, Quota
 
@@ -219,7 +219,7 @@ def write_adjustment(placement: Placement, fence: Fence) -> Optional[nri.Contain
     return nri.ContainerAdjustment(linux=nri.LinuxContainerAdjustment(resources=nri.LinuxResources(cpu=cpu)))
 
 
-def write_update(update: Update, may_fail: bool = True) -> Optional[nri.ContainerUpdate]:
+def write_update(update: CpusetUpdate, may_fail: bool = True) -> Optional[nri.ContainerUpdate]:
     """An update of a container, another's or that of the request; None = nothing is changed.
 
     ``may_fail``: the request that it is an answer to goes on without it. Memory is never in it: iSulad takes the

@@ -11,7 +11,7 @@ from bpf.kernel.clock import boot_time_s
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.orders import NO_ORDERS, Orders
 from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import Grant, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
@@ -115,12 +115,12 @@ class Keeper:
         if self.engine is not None and self.quotas is not None:
             self.quotas.give_back(frozenset(pods) - unlimited_pods(self.engine.around_lifted()))
 
-    def send(self, updates: Iterable[Update]) -> None:
+    def send(self, updates: Iterable[CpusetUpdate]) -> None:
         """Give other containers their new cpusets, in the background."""
         if self.enforcing:
             self.updates.send(updates)
 
-    async def make_room(self, updates: Iterable[Update]) -> None:
+    async def make_room(self, updates: Iterable[CpusetUpdate]) -> None:
         """Shrink others before a create, once that is written down; waits for both, but not for ever."""
         listed = list(updates) if self.enforcing else []
         self.updates.send(listed)

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import grpc
 
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.metrics import Metrics
 from cri_proxy.runtime import RuntimeClient
 
@@ -34,14 +34,14 @@ class Updates:
 
     def __init__(self, runtime: RuntimeClient, metrics: Metrics, log: Any) -> None:
         #: How one update gets to the runtime; a front end may have a better way than ours.
-        self.deliver: Callable[[Update], Awaitable[None]] = runtime.update
+        self.deliver: Callable[[CpusetUpdate], Awaitable[None]] = runtime.update
         #: Waited for before anything is sent: what is told to the runtime has been written down.
         self.written: Callable[[], Awaitable[None]] = _nothing
         self._metrics = metrics
         self._log = log
         self._gate = asyncio.Semaphore(AT_A_TIME)
         #: The update each container should get, until it has got it.
-        self._wanted: dict[str, Update] = {}
+        self._wanted: dict[str, CpusetUpdate] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
         #: Ids of the containers whose updates were asked for by a command.
         self._commanded: set[str] = set()
@@ -69,7 +69,7 @@ class Updates:
         for container_id in [key for key in self._wanted if is_parked and key not in self._commanded]:
             self.forget(container_id)
 
-    def send(self, updates: Iterable[Update], by_command: bool = False) -> None:
+    def send(self, updates: Iterable[CpusetUpdate], by_command: bool = False) -> None:
         """Start sending; does not wait."""
         for update in updates if by_command or not self._is_parked else ():
             (self._commanded.add if by_command else self._commanded.discard)(update.id)
@@ -83,14 +83,14 @@ class Updates:
                 self._sending[update.id] = asyncio.create_task(self._deliver(update.id))
 
     async def send_and_wait(
-        self, updates: Iterable[Update], seconds: float, by_command: bool = False
+        self, updates: Iterable[CpusetUpdate], seconds: float, by_command: bool = False
     ) -> None:
         """Start sending and wait until all have been tried, at most ``seconds``."""
         listed = list(updates)
         self.send(listed, by_command)
         await self.wait(listed, seconds)
 
-    async def wait(self, updates: Iterable[Update], seconds: float) -> None:
+    async def wait(self, updates: Iterable[CpusetUpdate], seconds: float) -> None:
         """Wait until all of what was sent has been tried, at most ``seconds`` from when it was written down."""
         tasks = [self._sending[u.id] for u in updates if u.id in self._sending]
         await self.written()
@@ -104,7 +104,7 @@ class Updates:
             self._metrics.updates.labels("retried").inc()
             self.send([update], update.id in self._commanded)
 
-    def overtaken(self, update: Update) -> None:
+    def overtaken(self, update: CpusetUpdate) -> None:
         """A client's request has just carried this placement: what is older is not sent any more.
 
         One that is on its way may arrive behind the request; this follows it then.
@@ -142,7 +142,7 @@ class Updates:
             # Not when the task is done, which is a turn later: what is sent in between would wait for a retry.
             del self._sending[container_id]
 
-    async def _try(self, update: Update) -> None:
+    async def _try(self, update: CpusetUpdate) -> None:
         try:
             await self.deliver(update)
         except grpc.aio.AioRpcError as error:
@@ -153,7 +153,7 @@ class Updates:
             del self._wanted[update.id]
             self._commanded.discard(update.id)
 
-    def _failed(self, update: Update, error: grpc.aio.AioRpcError) -> None:
+    def _failed(self, update: CpusetUpdate, error: grpc.aio.AioRpcError) -> None:
         self._metrics.updates.labels("failed").inc()
         gone = error.code() is grpc.StatusCode.NOT_FOUND
         if error.code() not in _AWAY and self._wanted.get(update.id) is update:

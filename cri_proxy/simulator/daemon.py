@@ -29,7 +29,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import unmet
 from cri_proxy.engine.ledger import HISTORY, JournalKey
-from cri_proxy.engine.records import Admission, Grant, ListedContainer, Stance, Update
+from cri_proxy.engine.records import Admission, CpusetUpdate, Grant, ListedContainer, Stance
 from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
@@ -224,7 +224,7 @@ class SimulatedShell:
 
     # ------------------------------------------------------------------ the daemon's own work
 
-    def send(self, updates: Iterable[Update]) -> None:
+    def send(self, updates: Iterable[CpusetUpdate]) -> None:
         """Give containers their new cpusets."""
         for update in updates if self.enforcing else ():
             process = self.runtime.containers.get(update.id)
@@ -324,7 +324,7 @@ class SimulatedShell:
             process.ticket = process.ticket if process.ticket in self.engine.tickets else ""
         return told, self.look()
 
-    def _restore(self, engine: Engine) -> tuple[Update, ...]:
+    def _restore(self, engine: Engine) -> tuple[CpusetUpdate, ...]:
         """Put the records into an engine, in the daemon's order."""
         found = read_records((kind, key, text) for (kind, key), text in self._store.items()).records
         distrusted: dict[tuple[str, str], float] = {}
@@ -340,7 +340,7 @@ class SimulatedShell:
         )
 
 
-def sent_with(update: Update) -> dict[str, Any]:
+def sent_with(update: CpusetUpdate) -> dict[str, Any]:
     """The fields of an update of ours, as JSON."""
     return _fields(linux_delta(update.placement, update.give_back))
 

@@ -26,7 +26,7 @@ from cri_proxy.cri.messages import (
     read_resources,
     write_update_delta,
 )
-from cri_proxy.engine.records import ListedContainer, Update
+from cri_proxy.engine.records import CpusetUpdate, ListedContainer
 from cri_proxy.simulator.scenario import ScenarioStep
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import NO_FENCE, Container, Fence, Qos
@@ -212,7 +212,7 @@ class Process:
         self.asked = Fence(fence.cpus or self.asked.cpus, fence.mems or self.asked.mems)
         self.update(message + delta)
 
-    def give(self, update: Update) -> None:
+    def give(self, update: CpusetUpdate) -> None:
         """An update of ours."""
         request = cri.UpdateContainerResourcesRequest(container_id=self.id)
         self.update(request.SerializeToString() + write_update_delta(update.placement, update.give_back))

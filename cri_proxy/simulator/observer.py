@@ -13,7 +13,7 @@ from cri_proxy.affinity.build_problem import describe, plan_of, question_of
 from cri_proxy.affinity.settings import affinity_settings, graph_settings
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.simulator.node import Process
 from cri_proxy.simulator.scenario import ScenarioEdge
 from policies.affinity.graph.graph import EndpointIdentity, Graph
@@ -73,7 +73,7 @@ def _identity(process: Process) -> EndpointIdentity:
     return EndpointIdentity(process.id, pod.metadata.uid, namespace, pod.metadata.name, name, owner)
 
 
-def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[Update, ...], str]:
+def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[CpusetUpdate, ...], str]:
     """Plan and carry it out at once, whatever the token bucket says; returns the updates, and what happened in words."""
     # The planner is a process of its own in the daemon; nothing of it is loaded until it is needed.
     from policies.affinity.planner.planner import plan

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Grant, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Stance
 from cri_proxy.engine.records import Life as GrantLife
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -44,7 +44,7 @@ def balloons_on(where: str, *types: BalloonType, reserved: str = "") -> Engine:
     return engine_on(host, policy=Balloons(host.topology, chosen))
 
 
-def restarted(engine: Engine) -> tuple[Engine, tuple[Update, ...]]:
+def restarted(engine: Engine) -> tuple[Engine, tuple[CpusetUpdate, ...]]:
     """The daemon after this one, with its records, and what it tells the runtime at once."""
     policy = Balloons(engine.host.topology, engine.policy.settings)  # type: ignore[attr-defined]
     next_one = engine_on(engine.host, policy=policy)
@@ -62,7 +62,7 @@ def asks(name: str, request: Number, namespace: str = "db", pod: str = "") -> Co
     return make_container(name, request=request, pod=make_pod(pod or f"pod-{name}", namespace=namespace))
 
 
-def told(updates: Iterable[Update]) -> dict[str, str]:
+def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
     return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 

@@ -11,7 +11,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import Listing, resync
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -55,7 +55,7 @@ def own(name: str, cpus: Number, wishes: Wishes = Wishes(), **more: object) -> C
     return make_container(name, limit=cpus, qos=Qos.GUARANTEED, wishes=wishes, **more)  # type: ignore[arg-type]
 
 
-def told(updates: Iterable[Update]) -> dict[str, str]:
+def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
     return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 

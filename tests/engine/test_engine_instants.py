@@ -14,7 +14,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import ListedContainer, Update
+from cri_proxy.engine.records import CpusetUpdate, ListedContainer
 from cri_proxy.engine.resync import Listing, resync, unknown_ids
 from policies.model import NO_FENCE, Container, Placement, Qos
 from policies.topology_aware import TopologyAware
@@ -103,7 +103,7 @@ class World:
         yield from self.end("db-0")
         yield from self.remove("db-0")
 
-    def tell(self, updates: Iterable[Update]) -> None:
+    def tell(self, updates: Iterable[CpusetUpdate]) -> None:
         """Updates arrive at the runtime."""
         for update in updates:
             container, _, state = self.runtime[update.id]
@@ -113,7 +113,7 @@ class World:
         return {key: cpus for key, (_, cpus, state) in self.runtime.items() if state != "exited"}
 
 
-def restored(world: World, engine: Engine) -> tuple[Update, ...]:
+def restored(world: World, engine: Engine) -> tuple[CpusetUpdate, ...]:
     """Another daemon takes over what was written; the updates it sends."""
     tables = world.store.tables
     return engine.restore(
@@ -125,7 +125,7 @@ def restored(world: World, engine: Engine) -> tuple[Update, ...]:
     )
 
 
-def looked(world: World, engine: Engine, is_newer: bool = False) -> tuple[Update, ...]:
+def looked(world: World, engine: Engine, is_newer: bool = False) -> tuple[CpusetUpdate, ...]:
     """A comparison with the runtime; the updates it sends. ``is_newer``: the last daemon had records that were not saved."""
     seen = {
         key: ListedContainer(
@@ -138,7 +138,7 @@ def looked(world: World, engine: Engine, is_newer: bool = False) -> tuple[Update
     return resync(engine, Listing(seen, now_s, details, is_newer=is_newer), now_s).updates
 
 
-def started_anew(world: World) -> tuple[Engine, list[Update]]:
+def started_anew(world: World) -> tuple[Engine, list[CpusetUpdate]]:
     """Another daemon, from what was written, once it has compared that with the runtime; the updates it sends."""
     engine = engine_on(HYGON_7285_2S)
     return engine, [*restored(world, engine), *looked(world, engine)]

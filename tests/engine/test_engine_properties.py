@@ -24,7 +24,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Life, ListedContainer, Move, Plan, Stance, Update
+from cri_proxy.engine.records import Admission, CpusetUpdate, Life, ListedContainer, Move, Plan, Stance
 from cri_proxy.engine.resync import Listing, resync, unknown_ids
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -158,7 +158,7 @@ class Node_(RuleBasedStateMachine):
         reserved = reserve(tree, usable, Reservation(milli=reserved_milli)).cpus
         return Host(tree, usable, tree.memory_nodes, usable, reserved)
 
-    def _send(self, updates: tuple[Update, ...]) -> None:
+    def _send(self, updates: tuple[CpusetUpdate, ...]) -> None:
         """What the shell does with updates. Each must be for a living container, and be news to it."""
         assert len({u.id for u in updates}) == len(updates)
         unknown = self.unknown | {c.target for c in self.calls}

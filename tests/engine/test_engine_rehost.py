@@ -12,7 +12,7 @@ import pytest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Life, Stance
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData, remember
@@ -33,7 +33,7 @@ from tests.scenes import HYGON, Owning, engine_on, fence, host_of, make_containe
 SMALL_MACHINES = [name for name in ALL_MACHINES if 1 < len(machine(name).cpus) <= 128]
 
 
-def told(updates: Iterable[Update]) -> dict[str, str]:
+def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
     return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 
@@ -328,7 +328,7 @@ def test_rule_11_another_policy_or_other_settings_move_nobody() -> None:
     assert engine.rehost(engine.host, Hygon(engine.host.topology, other)) == ()
 
 
-def mems_of(engine: Engine, mems: Optional[str]) -> tuple[Update, ...]:
+def mems_of(engine: Engine, mems: Optional[str]) -> tuple[CpusetUpdate, ...]:
     host = host_of(VM_NO_CACHE_INFO)
     return engine.rehost(host if mems is None else replace(host, mems=parse_cpus(mems)))
 

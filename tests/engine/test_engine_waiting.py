@@ -10,7 +10,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Update
+from cri_proxy.engine.records import Admission, CpusetUpdate
 from policies.machine.cpus import format_cpus
 from policies.model import NO_FENCE, Container, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
@@ -20,7 +20,7 @@ SHARER = make_container("app", limit=4)
 OWNER = make_container("owner", limit=2, qos=Qos.GUARANTEED)
 
 
-def told(updates: Iterable[Update]) -> Mapping[str, str]:
+def told(updates: Iterable[CpusetUpdate]) -> Mapping[str, str]:
     listed = list(updates)
     assert len({u.id for u in listed}) == len(listed)
     return {u.id: format_cpus(u.placement.cpus) for u in listed}
@@ -42,7 +42,7 @@ def another_owner(cpus: str) -> Container:
 
 
 #: How the request that it waits for can end so that it has the CPUs for good.
-ENDS: dict[str, Callable[[Engine, str], tuple[Update, ...]]] = {
+ENDS: dict[str, Callable[[Engine, str], tuple[CpusetUpdate, ...]]] = {
     "bound": lambda engine, ticket: engine.bind(ticket, "owner-1", 21.0),
     "in doubt": lambda engine, ticket: engine.doubt(ticket),
 }
@@ -50,7 +50,7 @@ ENDS: dict[str, Callable[[Engine, str], tuple[Update, ...]]] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_rule_5_who_waits_to_grow_is_told_at_the_end(
-    end: Callable[[Engine, str], tuple[Update, ...]],
+    end: Callable[[Engine, str], tuple[CpusetUpdate, ...]],
 ) -> None:
     engine, admission = one_grows()
     assert told(admission.before) == {}
@@ -60,7 +60,7 @@ def test_rule_5_who_waits_to_grow_is_told_at_the_end(
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_rule_5_who_waits_to_grow_is_told_the_place_it_has_by_then(
-    end: Callable[[Engine, str], tuple[Update, ...]],
+    end: Callable[[Engine, str], tuple[CpusetUpdate, ...]],
 ) -> None:
     engine, admission = one_grows()
     taken = engine.admit(another_owner("1"), fence("1"), 20.5)

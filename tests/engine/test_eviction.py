@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from policies.machine.cpus import format_cpus
 from policies.model import Container
 from tests.machines import HYGON_7285_2S
@@ -21,7 +21,7 @@ CCX_0, CCX_1 = "0-3,64-67", "4-7,68-71"
 NODE_0 = "0-7,64-71"
 
 
-def told(updates: Iterable[Update]) -> dict[str, str]:
+def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
     return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Stance
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
@@ -44,7 +44,7 @@ def own(node: Engine, name: str, count: int) -> None:
     run(node, make_container(name, limit=count, qos=Qos.GUARANTEED), name)
 
 
-def told(updates: Iterable[Update]) -> dict[str, str]:
+def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
     return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 

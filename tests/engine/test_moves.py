@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Move, Plan, Update
+from cri_proxy.engine.records import CpusetUpdate, Move, Plan
 from policies.machine.cpus import format_cpus
 from policies.model import Fence, Qos, Resources
 from policies.topology_aware import TopologyAware
@@ -186,7 +186,9 @@ def test_nobody_comes_to_own_what_sharers_have_asked_for() -> None:
 # ---------------------------------------------------------------------- taken back
 
 
-def taken_back(engine: Engine, planned: Move, why: str = "the runtime refused it") -> tuple[Update, ...]:
+def taken_back(
+    engine: Engine, planned: Move, why: str = "the runtime refused it"
+) -> tuple[CpusetUpdate, ...]:
     updates = engine.take_back(planned, why)
     assert broken_invariants(engine) == []
     return updates

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, read_create
-from cri_proxy.engine.records import Grant, Life, Stance, Update
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.nri.containers import (
     cri_resources,
     next_attempt,
@@ -281,15 +281,15 @@ def test_what_it_has_already_is_not_set_again() -> None:
 
 
 def test_an_update_gives_back_a_quota_with_its_period_and_may_fail() -> None:
-    update = write_update(Update("c", TWO, False, "", Quota(50_000, 100_000)))
+    update = write_update(CpusetUpdate("c", TWO, False, "", Quota(50_000, 100_000)))
     assert update is not None
     cpu = update.linux.resources.cpu
     assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("0-3", 50_000, 100_000)
     assert update.ignore_failure
-    unasked = write_update(Update("c", TWO, False, ""), may_fail=False)
+    unasked = write_update(CpusetUpdate("c", TWO, False, ""), may_fail=False)
     assert unasked is not None
     assert not unasked.ignore_failure
-    assert write_update(Update("c", Placement(), False, "")) is None
+    assert write_update(CpusetUpdate("c", Placement(), False, "")) is None
 
 
 sets = st.frozensets(st.integers(0, 300), max_size=9)
@@ -303,7 +303,7 @@ def test_nothing_that_is_sent_says_anything_about_memory_limits(
     """iSulad takes the limit out of whatever memory it finds, also where there is none."""
     placement = Placement(cpus=cpus, mems=mems, lift_quota=lift)
     adjust = write_adjustment(placement, NO_FENCE)
-    update = write_update(Update("c", placement, False, "", quota))
+    update = write_update(CpusetUpdate("c", placement, False, "", quota))
     assert adjust is None or not adjust.linux.resources.HasField("memory")
     assert update is None or not update.linux.resources.HasField("memory")
     if cpus:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.metrics import Metrics
 from cri_proxy.services.updates import AT_A_TIME, Updates
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -27,7 +27,7 @@ class Runtime:
         self.got: list[str] = []
         self.answers: dict[str, asyncio.Future[None]] = {}
 
-    async def update(self, update: Update) -> None:
+    async def update(self, update: CpusetUpdate) -> None:
         self.got.append(f"{update.id}: {format_cpus(update.placement.cpus)}")
         answer = asyncio.get_running_loop().create_future()
         self.answers[update.id] = answer
@@ -53,8 +53,8 @@ async def updates(runtime: Any) -> Updates:
     return Updates(runtime, Metrics("test"), structlog.get_logger())
 
 
-def update(container_id: str, cpus: str) -> Update:
-    return Update(container_id, Placement(cpus=parse_cpus(cpus)), False, "a test")
+def update(container_id: str, cpus: str) -> CpusetUpdate:
+    return CpusetUpdate(container_id, Placement(cpus=parse_cpus(cpus)), False, "a test")
 
 
 async def turn() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import CreateRequest, read_create, read_pod, read_update
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.simulator.node import SimulatedRuntime, create_request, sandbox_request, update_request
 from cri_proxy.simulator.scenario import ScenarioStep, read_scenario
 from policies.machine.cpus import parse_cpus
@@ -197,7 +197,7 @@ def running(pod: dict[str, Any], **fields: Any) -> tuple[SimulatedRuntime, Any]:
 
 def test_a_look_shows_what_runs() -> None:
     runtime, process = running({}, attempt=2, cpuset="8-11")
-    process.give(Update("c1", Placement(cpus=parse_cpus("8-9"), mems=parse_cpus("1")), False, ""))
+    process.give(CpusetUpdate("c1", Placement(cpus=parse_cpus("8-9"), mems=parse_cpus("1")), False, ""))
     seen = process.seen()
     assert (seen.id, seen.sandbox_id, seen.pod_uid, seen.name, seen.attempt) == ("c", "a", "a", "app", 2)
     assert (seen.running, seen.exited, seen.cpus, seen.mems) == (True, False, {8, 9}, {1})
@@ -241,7 +241,7 @@ def test_kubelet_has_written_down_what_it_gave(fields: dict[str, Any], owned: bo
 
 def test_what_we_gave_is_not_what_kubelet_gave() -> None:
     runtime, process = running({}, **FULL)
-    process.give(Update("c1", Placement(cpus=parse_cpus("4-5")), False, ""))
+    process.give(CpusetUpdate("c1", Placement(cpus=parse_cpus("4-5")), False, ""))
     assert runtime.kubelet_exclusive() == {}
     process.ask(update_request(step("update", cpuset="6-7")), b"")
     assert runtime.kubelet_exclusive() == {("a", "app"): {6, 7}}

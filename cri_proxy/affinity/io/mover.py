@@ -18,7 +18,7 @@ from cri_proxy.affinity.pressure_guard import SHORTEST_S, PressureReading, share
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import MOVED
 from cri_proxy.engine.pins import FROZEN
-from cri_proxy.engine.records import Life, Move, Plan, Update
+from cri_proxy.engine.records import CpusetUpdate, Life, Move, Plan
 from cri_proxy.services.services import Parts
 
 #: How long the runtime may take for the updates of a plan, seconds.
@@ -121,7 +121,7 @@ class Mover:
         waiting = [move for move in made if move.id in updates.unsettled and not updates.refusal(move.id)]
         return "the runtime does not answer" if waiting else ""
 
-    def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[Update, ...]:
+    def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
         """What has to be sent for it; nothing = the container has to stay where it is."""
         back = engine.take_back(move, why) if engine is self._parts.keeper.engine else ()
         said = "a move was taken back" if back else "a move could not be taken back"
@@ -173,7 +173,7 @@ class Mover:
         cpus_of = {key: grant.cpus for key, grant in engine.grants.items()}
         places = [move.home for move in made]
         failed: list[FailedMove] = []
-        updates: list[Update] = []
+        updates: list[CpusetUpdate] = []
         for worse in worse_places(places, cpus_of, before, shares(start, end)):
             for move in reversed([m for m in made if m.home == worse.place]):
                 back = self._take_back(engine, move, worse.sentence)

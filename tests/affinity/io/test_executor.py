@@ -13,7 +13,7 @@ import pytest_asyncio
 from cri_proxy.affinity.io.executor import AT_ONCE
 from cri_proxy.affinity.io.rebalancer import CannotRebalance
 from cri_proxy.engine.build import make_engine
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from tests.affinity.io.affinity_node import Node, apart, config_of
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -37,11 +37,11 @@ def answered(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")
 
 
-def on_update(node: Node, happens: Callable[[Update], Optional[Exception]]) -> None:
+def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]) -> None:
     """What happens when the runtime is told of new CPUs; an error is its answer."""
     deliver = node.parts.keeper.updates.deliver
 
-    async def interrupted(update: Update) -> None:
+    async def interrupted(update: CpusetUpdate) -> None:
         error = happens(update)
         if error is not None:
             raise error
@@ -148,7 +148,7 @@ async def test_a_refused_move_is_not_made_again_and_the_plan_goes_on(
         node.talk(*PAIRS)
         tried: list[str] = []
 
-        def refuses_the_first(update: Update) -> Optional[Exception]:
+        def refuses_the_first(update: CpusetUpdate) -> Optional[Exception]:
             tried.append(update.id)
             return answered(grpc.StatusCode.INTERNAL) if update.id == tried[0] else None
 
@@ -213,7 +213,7 @@ async def test_a_large_plan_is_made_in_parts_each_of_which_the_runtime_has_befor
     before = where_all_are(node)
     moved_in_engine = []
 
-    def count_moved(update: Update) -> None:
+    def count_moved(update: CpusetUpdate) -> None:
         now = where_all_are(node)
         moved_in_engine.append(sum(now[key] != before[key] for key in now))
 

@@ -217,7 +217,7 @@ class NriHosting:
             if self._is_asking and self.world.is_following:
                 await self._try("the list could not be had", self.world.look())
 
-    async def _move(self, update: grants.Update) -> None:
+    async def _move(self, update: grants.CpusetUpdate) -> None:
         """Deliver an update of the engine's own: plugins are shown where the container is now."""
         await self._deliver(update)
         linux = linux_delta(update.placement, update.give_back)

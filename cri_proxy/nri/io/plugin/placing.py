@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.cri.messages import read_fence, update_resources
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Admission, Stance, Update
+from cri_proxy.engine.records import Admission, CpusetUpdate, Stance
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
@@ -235,7 +235,7 @@ class NriPlacing:
         is_open = flying.admission.ticket in flying.engine.tickets  # else it was settled by a comparison
         if is_open and (sent.cpus or flying.give_back is not None):
             why = "a client's update came between"
-            keeper.updates.overtaken(Update(key, sent, False, why, flying.give_back))
+            keeper.updates.overtaken(CpusetUpdate(key, sent, False, why, flying.give_back))
         keeper.send(flying.engine.commit(flying.admission.ticket, keeper.clock()))
         keeper.save()
 
@@ -313,7 +313,7 @@ class NriPlacing:
 
     # ------------------------------------------------------------------ answers
 
-    def _in_answer(self, engine: Engine, updates: Iterable[Update]) -> list[nri.ContainerUpdate]:
+    def _in_answer(self, engine: Engine, updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
         """Updates of others, as part of an answer; those on their way by other means are overtaken by it."""
         if not self._keeper.enforcing:
             return []

@@ -13,7 +13,7 @@ import grpc
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, read_fence
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
@@ -39,7 +39,7 @@ class NriSender:
         #: What is on its way by CRI, by container.
         self._flying: dict[str, list[_Said]] = {}
 
-    async def deliver(self, update: Update) -> None:
+    async def deliver(self, update: CpusetUpdate) -> None:
         """Have the runtime give a container its place.
 
         :raises grpc.aio.AioRpcError: it does not.
@@ -60,7 +60,7 @@ class NriSender:
         """Whether this update is one of ours on its way."""
         return _said(asked) in self._flying.get(container_id, ())
 
-    async def _by_nri(self, caller: HostCaller, update: Update) -> bool:
+    async def _by_nri(self, caller: HostCaller, update: CpusetUpdate) -> bool:
         """Whether the host has done it; not where it did not answer: CRI is then asked, which can be asked twice."""
         written = write_update(update, may_fail=False)
         if written is None:

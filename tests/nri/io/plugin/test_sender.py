@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.engine.records import Update
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.nri.io.plugin.sender import NriSender
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Quota
@@ -20,12 +20,12 @@ class SlowRuntime:
     def __init__(self) -> None:
         self.taken, self.end = asyncio.Event(), asyncio.Event()
 
-    async def update(self, update: Update) -> None:
+    async def update(self, update: CpusetUpdate) -> None:
         self.taken.set()
         await self.end.wait()
 
 
-async def on_its_way(update: Update) -> tuple[NriSender, SlowRuntime, asyncio.Task[None]]:
+async def on_its_way(update: CpusetUpdate) -> tuple[NriSender, SlowRuntime, asyncio.Task[None]]:
     runtime: Any = SlowRuntime()
     sender = NriSender(runtime, structlog.get_logger())
     task = asyncio.get_running_loop().create_task(sender.deliver(update))
@@ -34,7 +34,7 @@ async def on_its_way(update: Update) -> tuple[NriSender, SlowRuntime, asyncio.Ta
 
 
 async def test_ours_is_what_we_have_sent_while_it_is_on_its_way() -> None:
-    update = Update("a", Placement(cpus=parse_cpus("4-7"), mems=parse_cpus("1")), False, "")
+    update = CpusetUpdate("a", Placement(cpus=parse_cpus("4-7"), mems=parse_cpus("1")), False, "")
     sender, runtime, task = await on_its_way(update)
     same = cri.LinuxContainerResources(cpuset_cpus="4,5,6,7", cpuset_mems="1")
     assert sender.is_ours("a", same)
@@ -47,7 +47,9 @@ async def test_ours_is_what_we_have_sent_while_it_is_on_its_way() -> None:
 
 async def test_a_resize_by_kubelet_meanwhile_is_kubelets() -> None:
     """Neither names a cpuset."""
-    sender, runtime, task = await on_its_way(Update("a", Placement(), False, "", Quota(50_000, 100_000)))
+    sender, runtime, task = await on_its_way(
+        CpusetUpdate("a", Placement(), False, "", Quota(50_000, 100_000))
+    )
     assert sender.is_ours("a", cri.LinuxContainerResources(cpu_quota=50_000, cpu_period=100_000))
     resize = cri.LinuxContainerResources(cpu_quota=50_000, cpu_period=100_000, cpu_shares=512)
     assert not sender.is_ours("a", resize)
