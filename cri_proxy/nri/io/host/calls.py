@@ -173,7 +173,7 @@ class Remove(Removal):
         return self.parties.life.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
 
 
-class Update(HostedCall):
+class UpdateContainer(HostedCall):
     """UpdateContainerResources: what plugins add goes behind the request, and what the engine adds behind that."""
 
     container_id = ""

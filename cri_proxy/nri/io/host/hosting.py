@@ -24,7 +24,7 @@ from cri_proxy.nri.io.host.calls import (
     Start,
     Stop,
     StopPod,
-    Update,
+    UpdateContainer,
     UpdatePod,
 )
 from cri_proxy.nri.io.host.calls_in_flight import Passing
@@ -67,7 +67,7 @@ _KINDS: dict[str, type[HostedCall]] = {
     "StartContainer": Start,
     "StopContainer": Stop,
     "RemoveContainer": Remove,
-    "UpdateContainerResources": Update,
+    "UpdateContainerResources": UpdateContainer,
 }
 _MAKING = ("RunPodSandbox", "CreateContainer")
 
