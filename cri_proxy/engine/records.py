@@ -110,7 +110,7 @@ class TicketKind(str, Enum):
     RESIZE = "resize"
 
 
-class Waiting(NamedTuple):
+class PendingGrowth(NamedTuple):
     """A container that grows by a request and is not told yet: the CPUs and memory nodes it runs with until then.
 
     ``is_owed_quota``: the CPU quota that we had taken away from it is to come back as well.
@@ -145,7 +145,7 @@ class Ticket:
     replaced_tickets: tuple[Ticket, ...] = ()
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
     found: Optional[Stance] = None
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[PendingGrowth, ...] = ()
 
 
 @dataclass(frozen=True)

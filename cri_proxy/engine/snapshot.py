@@ -19,11 +19,11 @@ from cri_proxy.engine.records import (
     DecisionRecord,
     Grant,
     Life,
+    PendingGrowth,
     PlacementChange,
     Stance,
     Ticket,
     TicketKind,
-    Waiting,
 )
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
@@ -357,9 +357,9 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
     return _checked(ticket)
 
 
-def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = "", *_: Any) -> Waiting:
+def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = "", *_: Any) -> PendingGrowth:
     # The memory nodes are what the first version did not write.
-    return Waiting(key, parse_cpus(cpus), parse_cpus(mems), key in owed_quota)
+    return PendingGrowth(key, parse_cpus(cpus), parse_cpus(mems), key in owed_quota)
 
 
 def _read_history(document: Mapping[str, Any]) -> DecisionRecord:

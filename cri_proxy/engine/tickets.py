@@ -20,7 +20,16 @@ from cri_proxy.engine.recompute import (
     refresh,
     refreshed,
 )
-from cri_proxy.engine.records import Admission, CpusetUpdate, Grant, Life, Stance, Ticket, TicketKind, Waiting
+from cri_proxy.engine.records import (
+    Admission,
+    CpusetUpdate,
+    Grant,
+    Life,
+    PendingGrowth,
+    Stance,
+    Ticket,
+    TicketKind,
+)
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
@@ -107,7 +116,7 @@ def _book(
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     told = tuple(u for u in updates if u.id != ticket.target)
     waiting = tuple(
-        Waiting(u.id, u.runs_on, u.memory_on, u.give_back is not None)
+        PendingGrowth(u.id, u.runs_on, u.memory_on, u.give_back is not None)
         for u in updates
         if not u.shrink or u.id == ticket.target
     )
@@ -164,7 +173,7 @@ def cancel(
 
 
 def _with_waiting(
-    books: Books, waiting_ones: Iterable[Waiting], updates: tuple[CpusetUpdate, ...] = ()
+    books: Books, waiting_ones: Iterable[PendingGrowth], updates: tuple[CpusetUpdate, ...] = ()
 ) -> tuple[CpusetUpdate, ...]:
     """With updates of those that wait for the end of a request. By then it is the present place that counts."""
     told = {u.id: u for u in updates}
@@ -186,7 +195,7 @@ def _with_waiting(
     return tuple(sorted(told.values(), key=lambda u: not u.shrink))
 
 
-def _others_waiting(ticket: Ticket) -> Iterable[Waiting]:
+def _others_waiting(ticket: Ticket) -> Iterable[PendingGrowth]:
     """Without the container of a resize itself: the request tells it."""
     return [waiting for waiting in ticket.waiting if waiting.key != ticket.target]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cri_proxy.engine.ledger import JournalValue
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, Stance, Ticket, TicketKind, Waiting
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PendingGrowth, Stance, Ticket, TicketKind
 from cri_proxy.engine.snapshot import (
     CONTAINERS_KEPT,
     NAMED,
@@ -80,7 +80,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
             1.0,
             moved=(("c1", PLACEMENT, Placement()),),
             found=Stance.ADOPTED,
-            waiting=(Waiting("c1", SET("0-3"), SET("1")), Waiting("c2", SET("4"), SET(""), True)),
+            waiting=(PendingGrowth("c1", SET("0-3"), SET("1")), PendingGrowth("c2", SET("4"), SET(""), True)),
         ),
     ),
     "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
@@ -130,7 +130,7 @@ def test_a_writer_of_many_records_writes_each_as_if_it_were_the_only_one() -> No
 
 def test_a_ticket_of_an_older_daemon_does_not_say_whose_memory_waits() -> None:
     text = json.dumps({**json.loads(write_record(INNER)), "waiting": [["c1", "0-3"]]})
-    assert read_record("ticket", text).waiting == (Waiting("c1", SET("0-3")),)
+    assert read_record("ticket", text).waiting == (PendingGrowth("c1", SET("0-3")),)
 
 
 def test_a_grant_of_an_older_daemon_says_nothing_of_memory_and_one_for_it_says_no_more_than_it_takes() -> (
