@@ -48,7 +48,7 @@ _SEND_S = 1.0
 Fields = dict[int, bytes]
 
 
-class Waiting(NamedTuple):
+class PendingEvent(NamedTuple):
     """An event that is not answered yet. ``until_s``: by ``time.monotonic``, when the host gives it up."""
 
     stream: int
@@ -70,7 +70,7 @@ class Taken(NamedTuple):
     configure: Optional[bytes]
     told: tuple[bytes, ...]
     told_s: float
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[PendingEvent, ...]
 
 
 class Launched:
@@ -91,7 +91,7 @@ class Launched:
         self._configure: Optional[bytes] = None
         self._told: list[bytes] = []
         self._told_s = 0.0
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingEvent] = []
         self._event_s = EVENT_S
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._speak, name="launched", daemon=True)
@@ -175,7 +175,7 @@ class Launched:
             allowed_s = _number(call, 4) / 1e9 or self._event_s
             now_s = self._clock()
             self._waiting.append(
-                Waiting(message.stream, method, payload, now_s + allowed_s, now_s + PATIENCE * allowed_s)
+                PendingEvent(message.stream, method, payload, now_s + allowed_s, now_s + PATIENCE * allowed_s)
             )
 
     def _configured(self, told: Configure) -> bytes:
