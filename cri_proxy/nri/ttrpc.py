@@ -40,7 +40,7 @@ RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
 
 @dataclass(frozen=True)
 class PeerCall:
-    """The peer calls. Answer with ``Wire.reply`` or ``Wire.fail``. ``timeout_s`` 0 = as long as it takes."""
+    """The peer calls. Answer with ``TtrpcWire.reply`` or ``TtrpcWire.fail``. ``timeout_s`` 0 = as long as it takes."""
 
     stream: int
     method: str
@@ -61,7 +61,7 @@ class Reply:
 Event = Union[PeerCall, Reply]
 
 
-class Wire:
+class TtrpcWire:
     """One end of a trunk: serves ``service`` on one connection, calls ``peer_service`` on the other.
 
     ``begun``: of a trunk that another has read from and called on before; replies to its calls are ignored.

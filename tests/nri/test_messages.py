@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.dispatch import rpc_of
 from cri_proxy.nri.messages import EventMessage, Shown, SyncPart, sync_parts
-from cri_proxy.nri.ttrpc import Wire
+from cri_proxy.nri.ttrpc import TtrpcWire
 from cri_proxy.nri.ttrpc_frames import MAX_DATA_BYTES, RUNTIME_CONNECTION
 
 POD, CONTAINER = nri.PodSandbox(id="p", name="pod"), nri.Container(id="c", name="app")
@@ -93,6 +93,6 @@ def test_parts_are_in_order_whole_and_small_enough_to_be_sent(sizes: list[int]) 
     assert sent == [container.id for container in all_containers if container.id not in left_out]
     assert set(left_out) == {c.id for c in all_containers if len(c.data) > MAX_DATA_BYTES - 1000}
     assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
-    wire = Wire(RUNTIME_CONNECTION, "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin")
+    wire = TtrpcWire(RUNTIME_CONNECTION, "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin")
     for part in parts:
         wire.call("Synchronize", part.message, 20.0)  # else TooLarge

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cri_api import ttrpc_pb2 as pb
 from cri_proxy.nri import ttrpc, ttrpc_frames
-from cri_proxy.nri.ttrpc import PeerCall, Reply, Wire
+from cri_proxy.nri.ttrpc import PeerCall, Reply, TtrpcWire
 from cri_proxy.nri.ttrpc_frames import (
     MAX_DATA_BYTES,
     MAX_FRAME_BYTES,
@@ -23,12 +23,12 @@ HOST_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1al
 CUTS = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-def host() -> Wire:
-    return Wire(RUNTIME_CONNECTION, HOST_SERVICE, PLUGIN_SERVICE)
+def host() -> TtrpcWire:
+    return TtrpcWire(RUNTIME_CONNECTION, HOST_SERVICE, PLUGIN_SERVICE)
 
 
-def plugin() -> Wire:
-    return Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE)
+def plugin() -> TtrpcWire:
+    return TtrpcWire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE)
 
 
 def raw(connection: int, stream: int, kind: int, data: bytes, flags: int = 0) -> bytes:
@@ -301,7 +301,7 @@ def test_a_trunk_that_another_has_begun_goes_on_in_the_middle_of_a_message() -> 
     begun = ttrpc_frames.begin()
     [(connection, piece)] = begun.frames.read(calls[: len(request(1)) - 5])
     assert begun.messages[connection].read(piece) == []
-    wire = Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE, begun._replace(next_stream=3))
+    wire = TtrpcWire(PLUGIN_CONNECTION, PLUGIN_SERVICE, HOST_SERVICE, begun._replace(next_stream=3))
     events, answers = wire.receive(calls[len(request(1)) - 5 :])
     assert [event.stream for event in events if isinstance(event, PeerCall)] == [1, 3]
     assert answers == b""

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.nri import ttrpc
 from cri_proxy.nri.io.plugin.launched import PLUGIN_SERVICE, RUNTIME_SERVICE
-from cri_proxy.nri.ttrpc import Wire
+from cri_proxy.nri.ttrpc import TtrpcWire
 from cri_proxy.nri.ttrpc_frames import (
     MAX_DATA_BYTES,
     PLUGIN_CONNECTION,
@@ -83,9 +83,9 @@ class NriConnection:
         self._handlers = handlers
         self._log = log
         if role == "host":
-            self._wire = Wire(RUNTIME_CONNECTION, RUNTIME_SERVICE, PLUGIN_SERVICE, begun)
+            self._wire = TtrpcWire(RUNTIME_CONNECTION, RUNTIME_SERVICE, PLUGIN_SERVICE, begun)
         else:
-            self._wire = Wire(PLUGIN_CONNECTION, PLUGIN_SERVICE, RUNTIME_SERVICE, begun)
+            self._wire = TtrpcWire(PLUGIN_CONNECTION, PLUGIN_SERVICE, RUNTIME_SERVICE, begun)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._served = 0
