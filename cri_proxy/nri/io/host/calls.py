@@ -17,7 +17,7 @@ from cri_proxy.nri.io.host.cleanup import UNKNOWN, Leftovers
 from cri_proxy.nri.io.host.dispatcher import Teller
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.io.host.intent_log import Marks
-from cri_proxy.nri.io.host.pod_view import World
+from cri_proxy.nri.io.host.pod_view import PodView
 from cri_proxy.nri.io.host.under_way import StepsUnderWay
 from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
 from cri_proxy.nri.lifecycle import Due, Lifecycle
@@ -30,7 +30,7 @@ class Parties:
     """Who has a part in a hosted call."""
 
     host: NriHost
-    world: World
+    world: PodView
     life: Lifecycle
     hidden: Hidden
     teller: Teller

@@ -9,7 +9,7 @@ from typing import Any, Optional
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.io.host.peer import NEVER
-from cri_proxy.nri.io.host.pod_view import World
+from cri_proxy.nri.io.host.pod_view import PodView
 from cri_proxy.nri.lifecycle import Due
 from cri_proxy.nri.messages import Shown
 
@@ -20,7 +20,7 @@ UPDATE_WAIT_S = 2.0
 class Teller:
     """One for a host. What it has begun ends with ``close``."""
 
-    def __init__(self, host: NriHost, world: World, log: Any) -> None:
+    def __init__(self, host: NriHost, world: PodView, log: Any) -> None:
         self._host = host
         self._world = world
         self._log = log

@@ -35,7 +35,7 @@ from cri_proxy.nri.io.host.detection import unhosted_because
 from cri_proxy.nri.io.host.dispatcher import Teller
 from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.io.host.intent_log import Marks
-from cri_proxy.nri.io.host.pod_view import World
+from cri_proxy.nri.io.host.pod_view import PodView
 from cri_proxy.nri.io.host.run_pod import Run
 from cri_proxy.nri.io.host.under_way import StepsUnderWay
 from cri_proxy.nri.io.host.upstream import Upstream
@@ -86,7 +86,7 @@ class NriHosting:
         upstream, hidden, life = Upstream(parts.runtime), Hidden(), Lifecycle()
         marks = Marks(Path(config["state.directory"]), log, parts.store)
         self._expression = Expression(parts)
-        self.world = World(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)
+        self.world = PodView(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)
         runtime = parts.runtime
         self.host = NriHost(
             nri_settings(config), self.world, log, parts.metrics, lambda: (runtime.name, runtime.version)

@@ -41,7 +41,7 @@ class Listed(NamedTuple):
         return {key: found for key, found in self.containers.items() if found[1] is not State.STOPPED}
 
 
-class World:
+class PodView:
     """``open_engine`` opens the engine's own interception of an UpdateContainerResources; None: it has none."""
 
     def __init__(
