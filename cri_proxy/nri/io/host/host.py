@@ -20,7 +20,7 @@ from cri_proxy.nri.dispatch import is_meant, rpc_of
 from cri_proxy.nri.io.connection import CallFailed
 from cri_proxy.nri.io.host.connected import Roster
 from cri_proxy.nri.io.host.peer import NOW, PeerLost, RegisteredPlugin
-from cri_proxy.nri.io.host.registration import Registrar, World
+from cri_proxy.nri.io.host.registration import PluginView, Registrar
 from cri_proxy.nri.io.host.supervisor import PluginSupervisor
 from cri_proxy.nri.merge import AdjustmentConflict, Merge
 from cri_proxy.nri.messages import EventMessage, Shown
@@ -56,7 +56,7 @@ class NriHost:
     def __init__(
         self,
         settings: NriSettings,
-        world: World,
+        world: PluginView,
         log: Any,
         metrics: Metrics,
         runtime: Callable[[], tuple[str, str]] = _unknown,

@@ -32,7 +32,7 @@ LONG_S = 1.0
 FAREWELL_S = 1.0
 
 
-class World(Protocol):
+class PluginView(Protocol):
     """What plugins are told of, and may change."""
 
     #: How many pictures have been taken of it.
@@ -60,7 +60,7 @@ class _Penalty:
 class Registrar:
     """Admits plugins to a roster. ``runtime``: the name and version of the runtime, as plugins are told."""
 
-    def __init__(self, roster: Roster, world: World, runtime: Callable[[], tuple[str, str]]) -> None:
+    def __init__(self, roster: Roster, world: PluginView, runtime: Callable[[], tuple[str, str]]) -> None:
         self._roster = roster
         self._world = world
         self._runtime = runtime
@@ -208,7 +208,7 @@ class _Visit:
     """What one connected plugin says by itself: who it is, and what it wants of containers, unasked."""
 
     def __init__(
-        self, world: World, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
+        self, world: PluginView, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
     ) -> None:
         self.is_admitted = False
         self.is_refused = False
