@@ -41,7 +41,7 @@ from cri_proxy.relay.http2.frames import (
 MAX_UNCONFIRMED = 32
 
 
-class Ledger:
+class ReceiveWindow:
     """What one receiver gives (``window``), and how much more its sender believes to have (``surplus``)."""
 
     __slots__ = ("surplus", "window")
@@ -76,7 +76,7 @@ class Outlet:
     """
 
     def __init__(self, out: list[Buffer], back: list[Buffer], sender: str = "the sender") -> None:
-        self.connection = Ledger(DEFAULT_WINDOW)
+        self.connection = ReceiveWindow(DEFAULT_WINDOW)
         #: The largest frame the receiver takes, and the largest it has ever said it takes.
         self.frame_bytes = self.largest_frame = DEFAULT_FRAME_BYTES
         self._initial = DEFAULT_WINDOW
@@ -86,7 +86,7 @@ class Outlet:
         self._expected: deque[tuple[int, int]] = deque()
         #: Confirmations of the sender's that wait behind what it has sent before them.
         self._confirmations: deque[Buffer] = deque()
-        self._streams: dict[int, Ledger] = {}
+        self._streams: dict[int, ReceiveWindow] = {}
         self._waiting: dict[int, deque[_Piece]] = {}
         #: What the sender of a stream gets when nothing of it waits any more.
         self._owed: dict[int, int] = {}
@@ -99,9 +99,9 @@ class Outlet:
 
     def open(self, stream: int) -> None:
         """Keep ledgers for a stream. Others are only counted on the connection."""
-        self._streams[stream] = Ledger(self._initial)
+        self._streams[stream] = ReceiveWindow(self._initial)
 
-    def ledger(self, stream: int) -> Optional[Ledger]:
+    def ledger(self, stream: int) -> Optional[ReceiveWindow]:
         return self._streams.get(stream)
 
     def is_waiting(self, stream: int) -> bool:
@@ -158,7 +158,7 @@ class Outlet:
         self.connection.surplus -= size
         self.grant(0, size)
 
-    def _check(self, stream: int, size: int, ledger: Optional[Ledger]) -> None:
+    def _check(self, stream: int, size: int, ledger: Optional[ReceiveWindow]) -> None:
         """:raises Doubt: a sender ignores the windows it was given (6.9.1). An empty frame needs none."""
         if size > self.connection.sender_window and size:
             self._doubt(size, 0, self.connection.sender_window)
@@ -266,7 +266,7 @@ class Outlet:
             self.grant(stream, self._owed.pop(stream))
         self._send_confirmations()
 
-    def _send_payload(self, stream: int, piece: _Piece, ledger: Optional[Ledger]) -> bool:
+    def _send_payload(self, stream: int, piece: _Piece, ledger: Optional[ReceiveWindow]) -> bool:
         """False: there is more of it than window."""
         while len(piece.payload) or piece.end_stream:
             room = min(self.connection.window, self.frame_bytes)
@@ -285,7 +285,7 @@ class Outlet:
                 book.surplus += size
         return True
 
-    def _has_surplus(self, ledger: Optional[Ledger]) -> bool:
+    def _has_surplus(self, ledger: Optional[ReceiveWindow]) -> bool:
         return self.connection.surplus > 0 or (ledger is not None and ledger.surplus > 0)
 
     # ------------------------------------------------------------------ settings
