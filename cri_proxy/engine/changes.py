@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance
 from policies.model import UNTOUCHED, altered
 
@@ -38,7 +38,7 @@ _What = tuple[str, str, frozenset[int], frozenset[int], str, str]
 ABOUT_NONE = ("restore", "rehost")
 
 
-def note_changes(books: Books, transition: str, newest: int) -> None:
+def note_changes(books: Ledger, transition: str, newest: int) -> None:
     """Enter what a transition that has come to its end has changed; ``newest``: the last entry before it."""
     made = [] if transition in ABOUT_NONE else _made_since(books, newest)
     # An entry of their own says where these are.
@@ -97,7 +97,7 @@ def note_changes(books: Books, transition: str, newest: int) -> None:
         books.changed.update(dict.fromkeys(change.keys, (cause, change)))
 
 
-def _made_since(books: Books, newest: int) -> list[DecisionRecord]:
+def _made_since(books: Ledger, newest: int) -> list[DecisionRecord]:
     made: list[DecisionRecord] = []
     for record in reversed(books.history):
         if record.number <= newest:
@@ -122,7 +122,7 @@ def _operation(before: Grant, now: Grant) -> str:
 
 
 def _cause(
-    books: Books, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
+    books: Ledger, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
 ) -> DecisionRecord:
     """An entry for a cause that has none of its own."""
     number = books.newest_record + 1

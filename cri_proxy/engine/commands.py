@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.engine.decision import opted_out
-from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.recompute import give_places, placed, refreshed
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
@@ -14,7 +14,7 @@ from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
 
-def release(books: Books, container_id: str) -> Optional[CpusetUpdate]:
+def release(books: Ledger, container_id: str) -> Optional[CpusetUpdate]:
     """``Engine.release``."""
     grant = books.grants.get(container_id)
     if grant is None or grant.life is Life.CREATING:
@@ -44,27 +44,27 @@ def release(books: Books, container_id: str) -> Optional[CpusetUpdate]:
     return CpusetUpdate(container_id, place, bool(grant.cpus - cpus), "released", give_back)
 
 
-def _keeps_its_place(books: Books, grant: Grant) -> bool:
+def _keeps_its_place(books: Ledger, grant: Grant) -> bool:
     """Whether a released container was found where it was before: the runtime has not taken the update."""
     online = books.host.topology.online
     is_there = grant.runs_on & online == grant.placement.cpus & online
     return grant.stance is Stance.RELEASED and is_there and grant.runs_on != _unmanaged_place(books, grant)[0]
 
 
-def _unmanaged_place(books: Books, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
+def _unmanaged_place(books: Ledger, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
     return (
         grant.fence.cpus or books.host.parent_cpus or books.host.usable,
         grant.fence.mems or books.host.mems,
     )
 
 
-def is_adoptable(books: Books, grant: Grant) -> bool:
+def is_adoptable(books: Ledger, grant: Grant) -> bool:
     """Whether a container is left alone for no reason of its own: it was released, ran before us or under ``observe``."""
     is_left = grant.stance in (Stance.RELEASED, Stance.ADOPTED, Stance.OBSERVED)
     return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(books, grant.container)
 
 
-def manage(books: Books, container_id: str) -> tuple[CpusetUpdate, ...]:
+def manage(books: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.manage``."""
     grant = books.grants.get(container_id)
     if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):

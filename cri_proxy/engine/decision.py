@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.cri.messages import scoped_annotation
 from cri_proxy.engine.eviction import make_room, relieved
-from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.orders import Override
 from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.pins import PINNED_BY, DoesNotFit, check_fit, inside_of, is_inside, pinned_text
@@ -46,7 +46,7 @@ OPT_OUT = {
 RESIZED = "; stays with "
 
 
-def stance_of(books: Books, container: Container, fence: Fence, now_s: float) -> tuple[Stance, str]:
+def stance_of(books: Ledger, container: Container, fence: Fence, now_s: float) -> tuple[Stance, str]:
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are nobody else's.
     if kubelet_owned(books, container, fence):
@@ -65,7 +65,7 @@ def stance_of(books: Books, container: Container, fence: Fence, now_s: float) ->
     return Stance.PLACED, ""
 
 
-def _unusable(books: Books, container: Container, fence: Fence) -> str:
+def _unusable(books: Ledger, container: Container, fence: Fence) -> str:
     allowed = books.host.bounded(NO_FENCE, container.pod.cgroup_parent).cpus
     if fence.caller is None or allowed is None:
         return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
@@ -74,7 +74,7 @@ def _unusable(books: Books, container: Container, fence: Fence) -> str:
     return f"the pod's cgroup ({format_cpus(allowed)}) holds no usable CPU{of_it}"
 
 
-def opted_out(books: Books, container: Container) -> str:
+def opted_out(books: Ledger, container: Container) -> str:
     """Why a container is not to be managed at all; "" if it is."""
     pod = container.pod
     for key, value in OPT_OUT.items():
@@ -90,7 +90,7 @@ def opted_out(books: Books, container: Container) -> str:
     return ""
 
 
-def kubelet_owned(books: Books, container: Container, fence: Fence) -> bool:
+def kubelet_owned(books: Ledger, container: Container, fence: Fence) -> bool:
     """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
     asked = fence.asked.cpus
     if (container.pod.uid, container.name) in books.host.kubelet_exclusive:
@@ -100,7 +100,7 @@ def kubelet_owned(books: Books, container: Container, fence: Fence) -> bool:
     return whole and asked is not None and len(asked) * 1000 == request
 
 
-def predecessors(books: Books, container: Container) -> tuple[Grant, ...]:
+def predecessors(books: Ledger, container: Container) -> tuple[Grant, ...]:
     """Grants this container takes over from: earlier attempts of it, and finished init containers of its sandbox."""
     uid, name = container.pod.uid, container.name
     in_flight = {t.key for t in books.tickets.values() if not t.in_doubt}
@@ -121,7 +121,7 @@ def predecessors(books: Books, container: Container) -> tuple[Grant, ...]:
 
 
 def decide(
-    books: Books, container: Container, fence: Fence, replaced: tuple[Grant, ...]
+    books: Ledger, container: Container, fence: Fence, replaced: tuple[Grant, ...]
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
     again = _same_place(books, container, fence, replaced)
@@ -138,7 +138,7 @@ def decide(
 
 
 def _decide_pinned(
-    books: Books, container: Container, fence: Fence, override: Override
+    books: Ledger, container: Container, fence: Fence, override: Override
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
     try:
@@ -150,7 +150,7 @@ def _decide_pinned(
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
 
 
-def _inside(books: Books, container: Container, override: Override, inside: Fence) -> Decision:
+def _inside(books: Ledger, container: Container, override: Override, inside: Fence) -> Decision:
     """The policy's decision inside of a zone.
 
     :raises DoesNotFit: it has none.
@@ -163,7 +163,7 @@ def _inside(books: Books, container: Container, override: Override, inside: Fenc
     return relieved(books, container, decision)
 
 
-def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Decision, tuple[Grant, ...]]:
+def _decide_anew(books: Ledger, container: Container, fence: Fence) -> tuple[Decision, tuple[Grant, ...]]:
     decision = books.policy.place(books.node, container, fence, books.pull(container))
     if decision.fits:
         return relieved(books, container, decision), ()
@@ -214,7 +214,7 @@ def _decide_anew(books: Books, container: Container, fence: Fence) -> tuple[Deci
 
 
 def _same_place(
-    books: Books, container: Container, fence: Fence, replaced: Iterable[Grant]
+    books: Ledger, container: Container, fence: Fence, replaced: Iterable[Grant]
 ) -> Optional[Decision]:
     previous = [
         g
@@ -238,7 +238,7 @@ def _same_place(
 
 
 def resized(
-    books: Books, old: Grant, container: Container, fence: Fence, asked: Fence
+    books: Ledger, old: Grant, container: Container, fence: Fence, asked: Fence
 ) -> tuple[Decision, Stance, frozenset[int]]:
     """The place of a container with new resources, its stance, and where it runs if that is not our choice.
 
@@ -286,7 +286,7 @@ def resized(
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
 
 
-def _resized_anew(books: Books, old: Grant, container: Container, fence: Fence) -> Decision:
+def _resized_anew(books: Ledger, old: Grant, container: Container, fence: Fence) -> Decision:
     """The policy's place for a container with other resources, inside of the zone it is pinned to if it fits there.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
@@ -310,7 +310,7 @@ def calls_for_a_place(old: Grant, container: Container) -> bool:
     return old.stance is Stance.PLACED and is_other
 
 
-def still_holds(books: Books, stay: Placement, container: Container, fence: Fence) -> bool:
+def still_holds(books: Ledger, stay: Placement, container: Container, fence: Fence) -> bool:
     """Whether a place has the CPUs and the room for a container that is not in the books."""
     cpus = effective(books, stay, fence)
     room = len(cpus) * 1000 - books.node.charge_milli(cpus)
@@ -321,7 +321,7 @@ def still_holds(books: Books, stay: Placement, container: Container, fence: Fenc
     )
 
 
-def _stay(books: Books, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
+def _stay(books: Ledger, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
     """The same domain, without the container in the books; memory nodes are only added, where a larger limit needs them."""
     cpus = effective(books, stay, fence) or stay.cpus
     kept = replace(stay, cpus=cpus)

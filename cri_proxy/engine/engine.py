@@ -22,7 +22,7 @@ from cri_proxy.engine import mend, moves, pins
 from cri_proxy.engine import tickets as requests
 from cri_proxy.engine.changes import note_changes
 from cri_proxy.engine.host import Host
-from cri_proxy.engine.ledger import MESSAGE_CHARS, Books, JournalKey, JournalValue, resident_of
+from cri_proxy.engine.ledger import MESSAGE_CHARS, JournalKey, JournalValue, Ledger, resident_of
 from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
 from cri_proxy.engine.orders import Orders
 from cri_proxy.engine.quota import lifts_to_end
@@ -94,7 +94,7 @@ class Engine:
     def __init__(
         self, host: Host, policy: Policy, options: EngineOptions, affinity: Optional[Affinity] = None
     ) -> None:
-        self.books = Books(host, policy, options, affinity)
+        self.books = Ledger(host, policy, options, affinity)
 
     # ------------------------------------------------------------------ questions
 

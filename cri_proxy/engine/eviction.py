@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.ledger import Books, resident_of
+from cri_proxy.engine.ledger import Ledger, resident_of
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory
 from cri_proxy.engine.records import Grant, Life, Stance
@@ -36,7 +36,7 @@ NEWCOMER = "newcomer"
 RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
 
 
-def make_room(books: Books, container: Container, fence: Fence) -> Optional[Decision]:
+def make_room(books: Ledger, container: Container, fence: Fence) -> Optional[Decision]:
     """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
     most = books.max_moves
     if not most or not books.policy.moves_others:
@@ -50,7 +50,7 @@ def make_room(books: Books, container: Container, fence: Fence) -> Optional[Deci
     return None
 
 
-def relieved(books: Books, container: Container, decision: Decision) -> Decision:
+def relieved(books: Ledger, container: Container, decision: Decision) -> Decision:
     """The same decision; containers it would leave overcommitted are moved to where there is room."""
     place, most = decision.placement, books.max_moves
     if not place.exclusive or decision.others or not most or not books.policy.moves_others:
@@ -72,7 +72,7 @@ def relieved(books: Books, container: Container, decision: Decision) -> Decision
     return replace(decision, others=others) if others else decision
 
 
-def _targets(books: Books, container: Container) -> list[tuple[Domain, int]]:
+def _targets(books: Ledger, container: Container) -> list[tuple[Domain, int]]:
     """The domains of the container's rung, with the milli-CPUs that are missing there, least first."""
     wanted = wanted_milli(container)
     node, survey = books.node, books.node.survey()
@@ -88,7 +88,7 @@ def _targets(books: Books, container: Container) -> list[tuple[Domain, int]]:
     return []
 
 
-def _movable(books: Books, cpus: frozenset[int]) -> list[Grant]:
+def _movable(books: Ledger, cpus: frozenset[int]) -> list[Grant]:
     """Containers that live inside these CPUs and may be moved, the largest first."""
     resized = being_resized(books)  # the request under way says where it is
     found = [
@@ -123,7 +123,7 @@ def _enough(movable: Sequence[Grant], missing: int, most: int) -> list[Grant]:
 
 
 def _with_moves(
-    books: Books, container: Container, fence: Fence, domain: Domain, movers: Sequence[Grant]
+    books: Ledger, container: Container, fence: Fence, domain: Domain, movers: Sequence[Grant]
 ) -> Optional[Decision]:
     """The container inside a domain that the movers have left, and the movers elsewhere; None if anybody does not fit."""
     # The newcomer is offered the domain alone: else it might go where a mover comes from next.
@@ -143,7 +143,7 @@ def _with_moves(
     return replace(decision, why=f"{decision.why}; {names} moved to make room", others=others)
 
 
-def _placed_around(books: Books, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
+def _placed_around(books: Ledger, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
     """Where the movers go once the newcomer is there; those who would not be as well off as now are left out."""
     others: dict[str, Placement] = {}
     movers = list(movers)
@@ -177,5 +177,5 @@ def _is_worse(place: Placement, than: Placement) -> bool:
     return RANK.get(place.level, 0) > RANK.get(than.level, 0) or len(place.exclusive) < len(than.exclusive)
 
 
-def _resident(books: Books, container: Container, place: Placement) -> Resident:
+def _resident(books: Ledger, container: Container, place: Placement) -> Resident:
     return resident_of(Grant(NEWCOMER, container, place, Stance.PLACED))

@@ -43,7 +43,7 @@ JournalKey = tuple[str, str]
 JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, float, None]
 
 
-class Books:
+class Ledger:
     """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
 
     def __init__(

@@ -17,7 +17,7 @@ from cri_proxy.engine.invariants import (
     crowded_out,
     rival_claims,
 )
-from cri_proxy.engine.ledger import Books, resident_of
+from cri_proxy.engine.ledger import Ledger, resident_of
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory, placed, refresh
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
@@ -35,7 +35,7 @@ class Mended:
     updates: tuple[CpusetUpdate, ...] = ()
 
 
-def mend(books: Books, now_s: float) -> Mended:
+def mend(books: Ledger, now_s: float) -> Mended:
     """``Engine.mend``."""
     broken, crowded = broken_invariants(books), crowded_out(books)
     if not broken and not crowded:
@@ -57,7 +57,7 @@ def mend(books: Books, now_s: float) -> Mended:
     return Mended((*broken, *crowded), tuple(sorted(updates, key=lambda u: (not u.shrink, u.id))))
 
 
-def _reckon_anew(books: Books) -> None:
+def _reckon_anew(books: Ledger) -> None:
     """Tickets and containers on their way come in pairs, and the accounts are those of the records."""
     for ticket in [t for t in books.tickets.values() if t.key not in books.grants]:
         books.drop_ticket(ticket.id)
@@ -69,7 +69,7 @@ def _reckon_anew(books: Books) -> None:
         books.node.add(grant.key, resident_of(grant))
 
 
-def _part(books: Books, now_s: float) -> None:
+def _part(books: Ledger, now_s: float) -> None:
     """Of containers that own the same CPUs all but one get others; one that is where it may not be is placed anew."""
     resized = being_resized(books)
     for key, theirs in rival_claims(books).items():
@@ -90,7 +90,7 @@ def _part(books: Books, now_s: float) -> None:
 
 
 def _place_anew(
-    books: Books, grant: Grant, keep: Optional[Placement], why: str, now_s: float, spares: bool = False
+    books: Ledger, grant: Grant, keep: Optional[Placement], why: str, now_s: float, spares: bool = False
 ) -> Optional[Grant]:
     """Put a container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
     with books.without([grant.key]):
@@ -111,7 +111,7 @@ def _place_anew(
     return now
 
 
-def _give_way(books: Books, now_s: float) -> None:
+def _give_way(books: Ledger, now_s: float) -> None:
     """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
     # What one gives up may be what another one needs: until nothing changes, and each container once at most.
     helped: set[str] = set()
@@ -122,7 +122,7 @@ def _give_way(books: Books, now_s: float) -> None:
         refresh(books)
 
 
-def _helped(books: Books, but: Set[str], now_s: float) -> Optional[Grant]:
+def _helped(books: Ledger, but: Set[str], now_s: float) -> Optional[Grant]:
     """A container that an owner has given way to just now; None if there is none that can be helped."""
     for key, owners in crowded_by(books).items():
         if key in but or books.grants[key].life is Life.CREATING:  # what it gets is settled when it is there
@@ -133,7 +133,7 @@ def _helped(books: Books, but: Set[str], now_s: float) -> Optional[Grant]:
     return None
 
 
-def _swaps(books: Books, owner: Grant, needy: Grant, now_s: float) -> bool:
+def _swaps(books: Ledger, owner: Grant, needy: Grant, now_s: float) -> bool:
     """Whether an owner could give one CPU of those that another container needs, and get one for it."""
     place = owner.placement
     if owner.stance is not Stance.PLACED or place.group or owner.key in being_resized(books):

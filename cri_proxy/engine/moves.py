@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.ledger import Books, resident_of
+from cri_proxy.engine.ledger import Ledger, resident_of
 from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refreshed
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, Plan, Stance
 from policies.machine.cpus import NO_CPUS
@@ -21,7 +21,7 @@ ARRIVED = "arrived "
 
 
 def may_move(
-    books: Books, grant: Grant, move_exclusive: bool, resized: Iterable[str], is_order: bool = False
+    books: Ledger, grant: Grant, move_exclusive: bool, resized: Iterable[str], is_order: bool = False
 ) -> bool:
     """Whether a plan may move a container at all. ``resized``: those with a resize on its way.
 
@@ -39,12 +39,12 @@ def may_move(
     )
 
 
-def being_resized(books: Books) -> frozenset[str]:
+def being_resized(books: Ledger) -> frozenset[str]:
     """The containers that are in the books twice, and their second records."""
     return frozenset(key for t in books.tickets.values() if t.target for key in (t.key, t.target))
 
 
-def apply(books: Books, plan: Plan) -> tuple[CpusetUpdate, ...]:
+def apply(books: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
     """``Engine.apply``."""
     # 1. Those that may be moved, and are not there already.
     resized = being_resized(books)
@@ -86,7 +86,7 @@ def _in_order(updates: Iterable[CpusetUpdate], movers: list[str]) -> tuple[Cpuse
     return tuple(sorted(updates, key=key))
 
 
-def _new_places(books: Books, moves: Mapping[str, Move]) -> dict[str, Placement]:
+def _new_places(books: Ledger, moves: Mapping[str, Move]) -> dict[str, Placement]:
     """The placements of those who find one where they are to go, in the order of the moves."""
     rooms = {move.home: _room_milli(books, move.home) for move in moves.values()}
     places: dict[str, Placement] = {}
@@ -109,13 +109,13 @@ def _new_places(books: Books, moves: Mapping[str, Move]) -> dict[str, Placement]
     return places
 
 
-def _room_milli(books: Books, cpus: frozenset[int]) -> int:
+def _room_milli(books: Ledger, cpus: frozenset[int]) -> int:
     """What is left of the shared CPUs of a domain."""
     shared = cpus & books.node.shared
     return len(shared) * 1000 - books.node.charge_milli(shared)
 
 
-def _shared(books: Books, grant: Grant, move: Move) -> Optional[Placement]:
+def _shared(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     """The container at its new home, if that has as many CPUs as it wants (or as it has)."""
     placement = replace(grant.placement, home=_home(grant, move), level=move.level)
     cpus = effective(books, placement, grant.fence)
@@ -126,7 +126,7 @@ def _shared(books: Books, grant: Grant, move: Move) -> Optional[Placement]:
     return keep_memory(books, grant.placement, placement, grant.fence)
 
 
-def _owned(books: Books, grant: Grant, move: Move) -> Optional[Placement]:
+def _owned(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     """As many CPUs of its own inside its new home, as the policy picks them; None if that cannot be."""
     inside = Fence(_home(grant, move), grant.fence.mems)
     try:
@@ -145,7 +145,7 @@ def _owned(books: Books, grant: Grant, move: Move) -> Optional[Placement]:
     return keep_memory(books, grant.placement, place, grant.fence)
 
 
-def take_back(books: Books, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
+def take_back(books: Ledger, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.take_back``."""
     grant, old = books.grants.get(move.id), move.was
     if old is None or grant is None or grant.life not in (Life.CREATED, Life.RUNNING):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.records import Grant
 from policies.affinity.graph.traffic import LINE_BYTES
 from policies.affinity.pull.observed import Peer
@@ -22,7 +22,7 @@ WHERE = (("l3", "same L3"), ("numa", "same NUMA node"), ("socket", "same socket"
 APART = "different sockets"
 
 
-def with_peers(books: Books, container: Container, decision: Decision, key: str = "") -> Decision:
+def with_peers(books: Ledger, container: Container, decision: Decision, key: str = "") -> Decision:
     """The decision, saying which peers have pulled the container: at most three, those it is near first."""
     if not decision.placement.cpus:
         return decision
@@ -30,7 +30,7 @@ def with_peers(books: Books, container: Container, decision: Decision, key: str 
     return replace(decision, why=f"{decision.why}; {words}") if words else decision
 
 
-def near_words(books: Books, peers: Iterable[Peer], cpus: frozenset[int]) -> str:
+def near_words(books: Ledger, peers: Iterable[Peer], cpus: frozenset[int]) -> str:
     """``near default/web-1/nginx (12.3 MB/s), far from ...`` for the strongest peers; "" without peers."""
     topology = books.host.topology
     near: list[str] = []
@@ -74,7 +74,7 @@ def bytes_text(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.0f} B/s"
 
 
-def peer_rows(books: Books, grant: Grant) -> list[dict[str, Any]]:
+def peer_rows(books: Ledger, grant: Grant) -> list[dict[str, Any]]:
     """The strongest peers of a container, for ``explain``."""
     rows = []
     for peer in books.peers(grant.container, grant.key)[:LISTED]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.orders import Override
 from cri_proxy.engine.records import Grant, Life, Move, Plan, Stance
@@ -32,7 +32,7 @@ class DoesNotFit(Exception):
     """A container cannot be placed in the zone it is pinned to. The message is a sentence."""
 
 
-def inside_of(books: Books, override: Override, container: Container, fence: Fence) -> Fence:
+def inside_of(books: Ledger, override: Override, container: Container, fence: Fence) -> Fence:
     """What a container may be placed on by an override.
 
     :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs.
@@ -51,7 +51,7 @@ def inside_of(books: Books, override: Override, container: Container, fence: Fen
     return inside
 
 
-def check_fit(books: Books, override: Override, container: Container, decision: Decision) -> None:
+def check_fit(books: Ledger, override: Override, container: Container, decision: Decision) -> None:
     """Hold a decision that was made inside of a zone against what an override asks for.
 
     :raises DoesNotFit: it has no room there, too few CPUs, or is not inside.
@@ -75,7 +75,7 @@ def is_inside(place: Placement, cpus: frozenset[int]) -> bool:
     return place.cpus <= cpus and place.exclusive <= cpus
 
 
-def outside(books: Books) -> tuple[str, ...]:
+def outside(books: Ledger) -> tuple[str, ...]:
     """The containers that are not in the zones they are pinned to, in the order of their names."""
     return tuple(
         grant.key
@@ -84,7 +84,7 @@ def outside(books: Books) -> tuple[str, ...]:
     )
 
 
-def plan_of_pins(books: Books, keys: Iterable[str], now_s: float) -> Plan:
+def plan_of_pins(books: Ledger, keys: Iterable[str], now_s: float) -> Plan:
     """The moves that bring some pinned containers into their zones; why others stay is in ``books.unpinned`` then."""
     moves = []
     resized = being_resized(books)
@@ -103,7 +103,7 @@ def plan_of_pins(books: Books, keys: Iterable[str], now_s: float) -> Plan:
     return Plan(books.version, tuple(moves), at_s=now_s, move_exclusive=True, is_order=True)
 
 
-def _pinned(books: Books) -> Iterator[tuple[Grant, Override]]:
+def _pinned(books: Ledger) -> Iterator[tuple[Grant, Override]]:
     """The containers there are that overrides are about, in the order of their names."""
     if not books.orders.overrides:
         return
@@ -114,7 +114,7 @@ def _pinned(books: Books) -> Iterator[tuple[Grant, Override]]:
                 yield grant, override
 
 
-def _move(books: Books, grant: Grant, override: Override) -> Move:
+def _move(books: Ledger, grant: Grant, override: Override) -> Move:
     if grant.stance is not Stance.PLACED:
         raise DoesNotFit(f"{grant.container.path} is not placed here: {grant.why or grant.stance.value}")
     if grant.placement.group:
@@ -134,7 +134,7 @@ def _move(books: Books, grant: Grant, override: Override) -> Move:
     return Move(grant.key, place.home, place.level, pinned_text(override), grant.placement)
 
 
-def _why_outside(books: Books, grant: Grant) -> str:
+def _why_outside(books: Ledger, grant: Grant) -> str:
     """Why a container is not in its zone, as it was found out last: by a try to move it, or at its create."""
     return books.unpinned.get(grant.key, "") or grant.why.partition(PINNED_BY)[2]
 
@@ -144,7 +144,7 @@ def pinned_text(override: Override) -> str:
     return f"pinned to {override.zone} by an override"
 
 
-def override_states(books: Books, still: str) -> list[dict[str, Any]]:
+def override_states(books: Ledger, still: str) -> list[dict[str, Any]]:
     """Every override with what became of it. ``still``: why no container is moved now, "" = they are."""
     found: dict[Override, list[Grant]] = {override: [] for override in books.orders.overrides}
     for grant, override in _pinned(books):
@@ -155,7 +155,7 @@ def override_states(books: Books, still: str) -> list[dict[str, Any]]:
     ]
 
 
-def _state(books: Books, override: Override, grants: Iterable[Grant], still: str) -> dict[str, str]:
+def _state(books: Ledger, override: Override, grants: Iterable[Grant], still: str) -> dict[str, str]:
     cpus = books.zone_cpus.get(override.zone)
     if cpus is None:
         return {

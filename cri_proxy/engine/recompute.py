@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.ledger import Books, Pools
+from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.updates import has_changed, update_of
@@ -34,7 +34,7 @@ from policies.wanted import without_demands
 REFRESH_ROUNDS = 8
 
 
-def refresh(books: Books, force: bool = False) -> tuple[CpusetUpdate, ...]:
+def refresh(books: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
     tidy = books.policy.tidy(books.node)
     unchanged = not force and books.refreshed == books.pools
@@ -71,7 +71,7 @@ def refresh(books: Books, force: bool = False) -> tuple[CpusetUpdate, ...]:
 
 
 def give_places(
-    books: Books, decision: Decision, container: Container
+    books: Ledger, decision: Decision, container: Container
 ) -> tuple[tuple[str, Placement, Placement], ...]:
     """Give others the placements a decision about a container has for them; returns what they had and have now."""
     moved = []
@@ -83,7 +83,7 @@ def give_places(
     return tuple(moved)
 
 
-def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
+def refreshed(books: Ledger, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
     """As ``refresh``; with the updates of those, too, whose records were ``was`` before they were changed."""
     updates = {u.id: u for u in refresh(books, force)}
     for key, before in was.items():
@@ -94,7 +94,7 @@ def refreshed(books: Books, was: Mapping[str, Grant], force: bool = False) -> tu
     return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
 
 
-def put_and_settle(books: Books, grant: Grant) -> tuple[CpusetUpdate, ...]:
+def put_and_settle(books: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
     """Enter a record, bring it in line with the pools, and say who has to be told."""
     books.put(grant)
     settle(books, books.grants[grant.key], barred_from_owning(books))
@@ -102,7 +102,7 @@ def put_and_settle(books: Books, grant: Grant) -> tuple[CpusetUpdate, ...]:
     return refreshed(books, {grant.key: grant})
 
 
-def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
+def _twins(books: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
     """Of both records of each container that is being resized: what the other one owns or owned, and nobody else owns."""
     own: dict[str, frozenset[int]] = {}
     claims = dict(books.node.claims)
@@ -117,7 +117,7 @@ def _twins(books: Books, before: Mapping[str, Grant]) -> dict[str, frozenset[int
     return own
 
 
-def _give(books: Books, placements: Mapping[str, Placement]) -> frozenset[int]:
+def _give(books: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]:
     """Give everybody the placement that the policy has for it now; returns the CPUs that change hands."""
     changed: set[int] = set()
     for key, placement in placements.items():
@@ -131,7 +131,7 @@ def _give(books: Books, placements: Mapping[str, Placement]) -> frozenset[int]:
     return frozenset(changed)
 
 
-def put_placement(books: Books, key: str, placement: Placement, why: str = "") -> None:
+def put_placement(books: Ledger, key: str, placement: Placement, why: str = "") -> None:
     """Give a container that is placed the placement that the policy has chosen for it now."""
     grant = books.grants.get(key)
     if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
@@ -153,7 +153,7 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
     return (before[1] ^ now[1]).union(cpu for cpu, _ in (before[2] ^ now[2]) | (before[3] ^ now[3]))
 
 
-def _depending_on(books: Books, changed: Optional[frozenset[int]]) -> list[str]:
+def _depending_on(books: Ledger, changed: Optional[frozenset[int]]) -> list[str]:
     """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all."""
     found = list(books.grants.values())
     if changed is not None:
@@ -173,13 +173,13 @@ def _depending_on(books: Books, changed: Optional[frozenset[int]]) -> list[str]:
     return [grant.key for grant in sorted(found, key=lambda g: (g.since_s, g.key))]
 
 
-def barred_from_owning(books: Books) -> frozenset[int]:
+def barred_from_owning(books: Ledger) -> frozenset[int]:
     """CPUs that no policy may give away: reserved ones, and those that kubelet has given to single containers."""
     kubelets = [g.runs_on for g in books.grants.values() if g.stance is Stance.KUBELET]
     return books.node.reserved.union(*books.host.kubelet_exclusive.values(), *kubelets)
 
 
-def settle(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
+def settle(books: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
     """Bring one grant in line with the pools.
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
@@ -192,7 +192,7 @@ def settle(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[in
         _settle_placed(books, grant, barred, own)
 
 
-def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _settle_placed(books: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
     #    was then: the policy knows what it has become. While containers are frozen it stays where it is.
     back = grant.displaced
@@ -226,7 +226,7 @@ def _settle_placed(books: Books, grant: Grant, barred: frozenset[int], own: froz
         _leave_untouched(books, grant, first)
 
 
-def _leave_untouched(books: Books, grant: Grant, first: Placement) -> None:
+def _leave_untouched(books: Ledger, grant: Grant, first: Placement) -> None:
     """Nothing to place it on: it runs where it ran, until ``first`` or another place can be had."""
     why = "its CPUs are gone, and there are no others for it"
     # With all of its cpuset offline it runs on its parent's (cgroup v1 even moves it there).
@@ -242,7 +242,7 @@ def _leave_untouched(books: Books, grant: Grant, first: Placement) -> None:
     )
 
 
-def _on_usable_mems(books: Books, placement: Placement, grant: Grant) -> Placement:
+def _on_usable_mems(books: Ledger, placement: Placement, grant: Grant) -> Placement:
     """A placement without the memory nodes that may not be used (any more); on others where none is left."""
     allowed = books.node.mems if grant.fence.mems is None else books.node.mems & grant.fence.mems
     mems = placement.mems & allowed
@@ -254,7 +254,7 @@ def _on_usable_mems(books: Books, placement: Placement, grant: Grant) -> Placeme
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
 
-def _settle_adopted(books: Books, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _settle_adopted(books: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""
     online, node = books.host.topology.online, books.node
     first = grant.placement if grant.stance is Stance.ADOPTED else grant.displaced or UNTOUCHED
@@ -279,7 +279,7 @@ def _settle_adopted(books: Books, grant: Grant, barred: frozenset[int], own: fro
         _leave_untouched(books, grant, first)
 
 
-def _place_anew(books: Books, grant: Grant, may_own: bool = True) -> Optional[Decision]:
+def _place_anew(books: Ledger, grant: Grant, may_own: bool = True) -> Optional[Decision]:
     """Where the policy would put a container that is in the books now, near its memory; None if it will not.
 
     ``may_own``: it may take CPUs for itself. It runs: where its demands cannot be met any more it goes without them.
@@ -302,7 +302,7 @@ def _place_anew(books: Books, grant: Grant, may_own: bool = True) -> Optional[De
 
 
 def _free_again(
-    books: Books, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
+    books: Ledger, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
 ) -> frozenset[int]:
     """The CPUs of the place it had before, if all of that can be had again; else none."""
     with books.without([grant.key]):  # what it owns with a group others own as well
@@ -317,7 +317,7 @@ def _free_again(
 
 
 def effective(
-    books: Books, placement: Placement, fence: Fence, own: frozenset[int] = NO_CPUS
+    books: Ledger, placement: Placement, fence: Fence, own: frozenset[int] = NO_CPUS
 ) -> frozenset[int]:
     """The CPUs of a placement that may be used now."""
     known = books.node.allowed_now
@@ -348,7 +348,7 @@ def effective(
 
 
 def memory_for(
-    books: Books, cpus: frozenset[int], container: Container, fence: Fence, had: MemoryCharge = ()
+    books: Ledger, cpus: frozenset[int], container: Container, fence: Fence, had: MemoryCharge = ()
 ) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
@@ -358,7 +358,7 @@ def memory_for(
 
 
 def keep_memory(
-    books: Books, old: Placement, new: Placement, fence: Fence, is_other_limit: bool = False
+    books: Ledger, old: Placement, new: Placement, fence: Fence, is_other_limit: bool = False
 ) -> Placement:
     """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.engine.decision import calls_for_a_place, decide, predecessors, resized, stance_of
-from cri_proxy.engine.ledger import Books
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.recompute import (
     effective,
     give_places,
@@ -49,7 +49,7 @@ from policies.model import (
 CHANGED_PAST_US = "resized past us"
 
 
-def admit(books: Books, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
+def admit(books: Ledger, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
     """``Engine.admit``."""
     fence = books.host.bounded(fence, container.pod.cgroup_parent)
     stance, reason = stance_of(books, container, fence, now_s)
@@ -103,7 +103,7 @@ def admit(books: Books, container: Container, fence: Fence, now_s: float, enforc
 
 
 def _book(
-    books: Books, pending: Grant, ticket: Ticket, decision: Decision
+    books: Ledger, pending: Grant, ticket: Ticket, decision: Decision
 ) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
     was = {key: books.grants[key] for key in decision.others}
@@ -125,7 +125,7 @@ def _book(
     return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 
 
-def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
+def bind(books: Ledger, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
     """``Engine.bind``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -151,7 +151,7 @@ def bind(books: Books, ticket_id: str, container_id: str, now_s: float) -> tuple
 
 
 def cancel(
-    books: Books, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
+    books: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
 ) -> tuple[CpusetUpdate, ...]:
     """``Engine.cancel``."""
     ticket = books.tickets.get(ticket_id)
@@ -173,7 +173,7 @@ def cancel(
 
 
 def _with_waiting(
-    books: Books, waiting_ones: Iterable[PendingGrowth], updates: tuple[CpusetUpdate, ...] = ()
+    books: Ledger, waiting_ones: Iterable[PendingGrowth], updates: tuple[CpusetUpdate, ...] = ()
 ) -> tuple[CpusetUpdate, ...]:
     """With updates of those that wait for the end of a request. By then it is the present place that counts."""
     told = {u.id: u for u in updates}
@@ -200,14 +200,14 @@ def _others_waiting(ticket: Ticket) -> Iterable[PendingGrowth]:
     return [waiting for waiting in ticket.waiting if waiting.key != ticket.target]
 
 
-def _is_free(books: Books, place: Placement, grant: Grant) -> bool:
+def _is_free(books: Ledger, place: Placement, grant: Grant) -> bool:
     """Whether a place can be had again: neither others own what it owned, nor what it shared."""
     with books.without([grant.key]):
         is_free = place.exclusive.isdisjoint(books.node.exclusive - books.of_group(place.group))
         return is_free and effective(books, place, grant.fence) >= place.cpus & books.node.usable
 
 
-def doubt(books: Books, ticket_id: str) -> tuple[CpusetUpdate, ...]:
+def doubt(books: Ledger, ticket_id: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.doubt``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -221,7 +221,7 @@ def doubt(books: Books, ticket_id: str) -> tuple[CpusetUpdate, ...]:
 
 
 def resize(
-    books: Books, container_id: str, resources: Resources, fence: Fence, now_s: float
+    books: Ledger, container_id: str, resources: Resources, fence: Fence, now_s: float
 ) -> Optional[Admission]:
     """``Engine.resize``."""
     old = books.grants.get(container_id)
@@ -262,7 +262,7 @@ def resize(
     return Admission(key, decision, stance, sent, before, after, give_back)
 
 
-def commit(books: Books, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
+def commit(books: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
     """``Engine.commit``."""
     ticket = books.tickets.get(ticket_id)
     if ticket is None:
@@ -305,7 +305,7 @@ def commit(books: Books, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ..
 
 
 def follow(
-    books: Books, container_id: str, resources: Resources, now_s: float, enforce: bool
+    books: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool
 ) -> tuple[CpusetUpdate, ...]:
     """``Engine.follow_resources``."""
     old = books.grants.get(container_id)
@@ -335,7 +335,7 @@ def follow(
 
 
 def _take_over(
-    books: Books, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
+    books: Ledger, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
 ) -> tuple[CpusetUpdate, ...]:
     """Take over a container's resources, and leave it where it is."""
     container = replace(old.container, resources=resources)
@@ -346,7 +346,7 @@ def _take_over(
 
 
 def _with_missed(
-    books: Books, updates: tuple[CpusetUpdate, ...], key: str, sent: Placement, why: str
+    books: Ledger, updates: tuple[CpusetUpdate, ...], key: str, sent: Placement, why: str
 ) -> tuple[CpusetUpdate, ...]:
     """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
     grant = books.grants[key]

@@ -11,7 +11,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.ledger import Books, JournalValue
+from cri_proxy.engine.ledger import JournalValue, Ledger
 from cri_proxy.engine.records import Admission, Life, ListedContainer, Move, Plan, Stance
 from cri_proxy.engine.resync import Listing, Resync, resync
 from policies.hygon import Hygon
@@ -504,7 +504,7 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(
     original = type(engine.books)._note
     writes = 0
 
-    def cut_short(books: Books, kind: str, key: str, value: JournalValue) -> None:
+    def cut_short(books: Ledger, kind: str, key: str, value: JournalValue) -> None:
         nonlocal writes
         writes += 1
         if writes == nth:
