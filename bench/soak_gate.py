@@ -37,7 +37,7 @@ from cri_proxy.relay.http2.frames import (
     PREFACE,
     RST_STREAM,
     STREAM_MASK,
-    Doubt,
+    ProtocolError,
     unpadded,
 )
 from cri_proxy.relay.http2.headers import HeaderReader, value_of
@@ -187,7 +187,7 @@ async def _pass(
             if is_followed:
                 try:
                     follow(data, now_s)
-                except Doubt:
+                except ProtocolError:
                     is_followed = False
             await writer.drain()
 

@@ -20,7 +20,7 @@ from cri_proxy.relay.http2.frames import (
     SETTINGS,
     STREAM_MASK,
     Buffer,
-    Doubt,
+    ProtocolError,
     unpadded,
     write_data,
     write_frame,
@@ -77,7 +77,7 @@ class Caller:
             return
         try:
             self._pipe.read(data)
-        except Doubt as doubt:
+        except ProtocolError as doubt:
             self._fail(INTERNAL, f"the container runtime's events cannot be read: {doubt}")
 
     def runtime_lost(self) -> None:

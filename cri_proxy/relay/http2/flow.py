@@ -32,8 +32,8 @@ from cri_proxy.relay.http2.frames import (
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     Buffer,
-    Doubt,
     Error,
+    ProtocolError,
     write_window_update,
 )
 
@@ -167,7 +167,7 @@ class Outlet:
 
     def _doubt(self, size: int, stream: int, window: int) -> None:
         where = f"stream {stream}" if stream else "the connection"
-        raise Doubt(
+        raise ProtocolError(
             Error.FLOW_CONTROL_ERROR,
             f"{self._sender} ignores flow control: DATA of {size} bytes where {where} has a window of {window}",
         )
@@ -236,7 +236,7 @@ class Outlet:
         if ledger is None:
             return credit
         if ledger.window + credit > MAX_WINDOW:
-            raise Doubt(
+            raise ProtocolError(
                 Error.FLOW_CONTROL_ERROR,
                 f"WINDOW_UPDATE of {credit} on stream {stream}, whose window is {ledger.window}: more than {MAX_WINDOW}",
             )
@@ -302,7 +302,7 @@ class Outlet:
             elif name == MAX_FRAME_SIZE:
                 frame_bytes = value
         if len(self._expected) == MAX_UNCONFIRMED:
-            raise Doubt(
+            raise ProtocolError(
                 Error.ENHANCE_YOUR_CALM, f"more than {MAX_UNCONFIRMED} SETTINGS that are not confirmed"
             )
         self._expected.append((window, frame_bytes))
@@ -338,7 +338,7 @@ class Outlet:
         for stream, ledger in self._streams.items():
             ledger.window += change
             if ledger.window > MAX_WINDOW:
-                raise Doubt(
+                raise ProtocolError(
                     Error.FLOW_CONTROL_ERROR,
                     f"SETTINGS make the window of stream {stream} {ledger.window}: more than {MAX_WINDOW}",
                 )

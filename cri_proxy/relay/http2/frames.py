@@ -1,6 +1,6 @@
 """HTTP/2 frames as bytes (RFC 9113, sections 4 and 6): how long they are, what is in them, how they are written.
 
-Nothing here knows a connection's state. What a frame must not be by itself is a ``Doubt``: whoever relays a
+Nothing here knows a connection's state. What a frame must not be by itself is a ``ProtocolError``: whoever relays a
 connection ends it then, and never passes on something half understood.
 """
 
@@ -60,7 +60,7 @@ class Error(IntEnum):
     ENHANCE_YOUR_CALM = 0xB
 
 
-class Doubt(Exception):
+class ProtocolError(Exception):
     """A frame that cannot be passed on with a good conscience; the connection is to be ended with ``code``."""
 
     def __init__(self, code: Error, reason: str) -> None:
@@ -85,17 +85,19 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
     """
     if kind in _OF_STREAMS:
         if not stream:
-            raise Doubt(Error.PROTOCOL_ERROR, f"a frame of kind {kind} on stream 0")
+            raise ProtocolError(Error.PROTOCOL_ERROR, f"a frame of kind {kind} on stream 0")
     elif kind in _OF_CONNECTIONS and stream:
-        raise Doubt(Error.PROTOCOL_ERROR, f"a frame of kind {kind} on stream {stream}, expected stream 0")
+        raise ProtocolError(
+            Error.PROTOCOL_ERROR, f"a frame of kind {kind} on stream {stream}, expected stream 0"
+        )
     if kind in _SIZES and length != _SIZES[kind]:
-        raise Doubt(
+        raise ProtocolError(
             Error.FRAME_SIZE_ERROR, f"a frame of kind {kind} of {length} bytes, expected {_SIZES[kind]}"
         )
     if kind == SETTINGS and (length % 6 or (flags & ACK and length)):
-        raise Doubt(Error.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
+        raise ProtocolError(Error.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
     if kind == GOAWAY and length < 8:
-        raise Doubt(Error.FRAME_SIZE_ERROR, f"GOAWAY of {length} bytes, expected at least 8")
+        raise ProtocolError(Error.FRAME_SIZE_ERROR, f"GOAWAY of {length} bytes, expected at least 8")
 
 
 def unpadded(payload: Buffer, flags: int) -> Buffer:
@@ -106,7 +108,7 @@ def unpadded(payload: Buffer, flags: int) -> Buffer:
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise Doubt(Error.PROTOCOL_ERROR, "padding is longer than its frame")
+        raise ProtocolError(Error.PROTOCOL_ERROR, "padding is longer than its frame")
     return payload[1 : len(payload) - payload[0]]
 
 
@@ -122,7 +124,7 @@ def header_block(data: bytes, at: int) -> Union[Block, int]:
     first = unpadded(data[at + HEAD_BYTES : end], flags)
     if flags & HAS_PRIORITY:
         if len(first) < 5:
-            raise Doubt(Error.FRAME_SIZE_ERROR, "HEADERS too short for the priority they announce")
+            raise ProtocolError(Error.FRAME_SIZE_ERROR, "HEADERS too short for the priority they announce")
         first = first[5:]
     if flags & END_HEADERS:
         return Block(bytes(first), end)
@@ -133,10 +135,12 @@ def header_block(data: bytes, at: int) -> Union[Block, int]:
             return end + HEAD_BYTES - at
         length_kind, flags, other = HEAD.unpack_from(data, end)
         if length_kind & 0xFF != CONTINUATION or other & STREAM_MASK != stream:
-            raise Doubt(Error.PROTOCOL_ERROR, f"another frame inside the header block of stream {stream}")
+            raise ProtocolError(
+                Error.PROTOCOL_ERROR, f"another frame inside the header block of stream {stream}"
+            )
         begin, end = end + HEAD_BYTES, end + HEAD_BYTES + (length_kind >> 8)
         if end - at > MAX_BLOCK_BYTES or len(parts) == MAX_BLOCK_FRAMES:
-            raise Doubt(
+            raise ProtocolError(
                 Error.ENHANCE_YOUR_CALM,
                 f"a header block of more than {MAX_BLOCK_BYTES} bytes, or {MAX_BLOCK_FRAMES} frames",
             )
@@ -157,11 +161,13 @@ def read_settings(payload: Buffer) -> list[tuple[int, int]]:
     ]
     for name, value in found:
         if name == INITIAL_WINDOW_SIZE and value > STREAM_MASK:
-            raise Doubt(
+            raise ProtocolError(
                 Error.FLOW_CONTROL_ERROR, f"an initial window of {value}, expected at most {STREAM_MASK}"
             )
         if name == MAX_FRAME_SIZE and not DEFAULT_FRAME_BYTES <= value < 1 << 24:
-            raise Doubt(Error.PROTOCOL_ERROR, f"a maximum frame size of {value}, expected 16384 to 16777215")
+            raise ProtocolError(
+                Error.PROTOCOL_ERROR, f"a maximum frame size of {value}, expected 16384 to 16777215"
+            )
     return found
 
 

@@ -16,7 +16,7 @@ from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from cri_proxy.relay.http2.frames import MAX_BLOCK_BYTES, Doubt, Error
+from cri_proxy.relay.http2.frames import MAX_BLOCK_BYTES, Error, ProtocolError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Metadata = Iterable[tuple[str, Union[str, bytes]]]
@@ -65,7 +65,9 @@ class HeaderReader:
         try:
             headers, leaves_table = self._decode(block)
         except (HPACKError, ValueError, IndexError) as error:
-            raise Doubt(Error.COMPRESSION_ERROR, f"a header block that cannot be read: {error}") from None
+            raise ProtocolError(
+                Error.COMPRESSION_ERROR, f"a header block that cannot be read: {error}"
+            ) from None
         if not leaves_table:
             self._known.clear()
             self._known_bytes = 0

@@ -16,8 +16,8 @@ from cri_proxy.relay.http2.frames import (
     PREFACE,
     SETTINGS,
     Buffer,
-    Doubt,
     Error,
+    ProtocolError,
     write_frame,
     write_goaway,
     write_headers,
@@ -71,9 +71,9 @@ class LocalEnd:
             return
         try:
             if not PREFACE.startswith(self._preface):
-                raise Doubt(Error.PROTOCOL_ERROR, "the client does not speak HTTP/2")
+                raise ProtocolError(Error.PROTOCOL_ERROR, "the client does not speak HTTP/2")
             self._pipe.read(data[missing:])
-        except Doubt as doubt:
+        except ProtocolError as doubt:
             self.to_client.append(write_goaway(self._last, doubt.code, str(doubt)))
             self.is_over = True
 

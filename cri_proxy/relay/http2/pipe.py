@@ -19,8 +19,8 @@ from cri_proxy.relay.http2.frames import (
     PADDED,
     STREAM_MASK,
     Buffer,
-    Doubt,
     Error,
+    ProtocolError,
     check,
     header_block,
 )
@@ -124,7 +124,7 @@ class Pipe:
             length_kind, flags, stream = HEAD.unpack_from(data, at)
             kind, length = length_kind & 0xFF, length_kind >> 8
             if length > self.largest_frame:
-                raise Doubt(
+                raise ProtocolError(
                     Error.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {self.largest_frame}"
                 )
             end = at + HEAD_BYTES + length
@@ -149,7 +149,7 @@ class Pipe:
                     break
                 block, end = found
             elif kind == CONTINUATION:
-                raise Doubt(Error.PROTOCOL_ERROR, f"CONTINUATION on stream {stream} without HEADERS")
+                raise ProtocolError(Error.PROTOCOL_ERROR, f"CONTINUATION on stream {stream} without HEADERS")
             try:
                 instead = handle(Frame(kind, flags, stream, data, at, end, end - at - HEAD_BYTES, block))
             except Paused:

@@ -14,8 +14,8 @@ from cri_proxy.relay.http2.feed import Feed, RuntimeStream
 from cri_proxy.relay.http2.frames import (
     PREFACE,
     Buffer,
-    Doubt,
     Error,
+    ProtocolError,
     write_goaway,
     write_headers,
     write_reset,
@@ -136,7 +136,7 @@ class RelayedConnection:
         if data and not self._is_over:
             try:
                 self._requests.pipe.read(data)
-            except Doubt as doubt:
+            except ProtocolError as doubt:
                 self._doubt(doubt)
 
     def from_runtime(self, data: bytes, now_s: float) -> None:
@@ -145,7 +145,7 @@ class RelayedConnection:
         if not self._is_over:
             try:
                 self._replies.pipe.read(data)
-            except Doubt as doubt:
+            except ProtocolError as doubt:
                 self._doubt(doubt)
 
     def resume(self, instead: Sequence[Optional[bytes]] = ()) -> None:
@@ -200,7 +200,7 @@ class RelayedConnection:
     def fail(self, reason: str) -> None:
         """A bug has come up in the middle of something, which cannot be gone on with: the connection ends."""
         if not self._is_over:
-            self._doubt(Doubt(Error.INTERNAL_ERROR, reason))
+            self._doubt(ProtocolError(Error.INTERNAL_ERROR, reason))
 
     def give_up(self, reason: str) -> None:
         """End the connection for the memory it takes; what is kept for it is dropped."""
@@ -337,7 +337,7 @@ class RelayedConnection:
         missing = len(PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if not PREFACE.startswith(self._preface):
-            self._doubt(Doubt(Error.PROTOCOL_ERROR, "the client does not speak HTTP/2"))
+            self._doubt(ProtocolError(Error.PROTOCOL_ERROR, "the client does not speak HTTP/2"))
             return b""
         if self.has_begun:
             self._wire.to_runtime.append(PREFACE)
@@ -358,10 +358,10 @@ class RelayedConnection:
             return
         try:
             work()
-        except Doubt as doubt:
+        except ProtocolError as doubt:
             self._doubt(doubt)
 
-    def _doubt(self, doubt: Doubt) -> None:
+    def _doubt(self, doubt: ProtocolError) -> None:
         self._end_connection(doubt.code, str(doubt))
         self._wire.events.append(Closing(str(doubt), is_doubt=True))
 

@@ -21,8 +21,8 @@ from cri_proxy.relay.http2.frames import (
     SETTINGS,
     STREAM_MASK,
     WINDOW_UPDATE,
-    Doubt,
     Error,
+    ProtocolError,
     read_settings,
     unpadded,
     write_reset,
@@ -195,7 +195,7 @@ class Replies:
     def _late_headers(self, stream: Stream, is_end: bool) -> Optional[bytes]:
         """Sent before the runtime read our reset. The client must read them, for the sake of its table."""
         if stream.is_clear or (stream.is_answered and not stream.answer):
-            raise Doubt(Error.INTERNAL_ERROR, f"headers on stream {stream.id}, which is over")
+            raise ProtocolError(Error.INTERNAL_ERROR, f"headers on stream {stream.id}, which is over")
         stream.has_reply = True
         if is_end:  # the runtime's own words, and the last
             stream.answer.clear()

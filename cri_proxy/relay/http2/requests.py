@@ -18,8 +18,8 @@ from cri_proxy.relay.http2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Doubt,
     Error,
+    ProtocolError,
     read_settings,
     unpadded,
     write_frame,
@@ -94,7 +94,7 @@ class Requests:
         if stream is not None:
             if stream.stage is Stage.TAKEN or stream.hold is not None or wire.requests.is_waiting(stream.id):
                 # gRPC knows no trailers of clients; these could not be sent in time with the others' blocks.
-                raise Doubt(
+                raise ProtocolError(
                     Error.INTERNAL_ERROR, f"trailers behind a request that is held, on stream {stream.id}"
                 )
             stream.client_done = stream.client_done or bool(frame.flags & END_STREAM)
@@ -103,11 +103,11 @@ class Requests:
             self._spend("HEADERS of streams that are over")
             return None  # of a stream that is over; the runtime knows what to do
         if not frame.stream & 1:
-            raise Doubt(
+            raise ProtocolError(
                 Error.PROTOCOL_ERROR, f"a client's stream has the number {frame.stream}, expected an odd one"
             )
         if len(wire.streams) >= MAX_STREAMS:
-            raise Doubt(Error.ENHANCE_YOUR_CALM, f"more than {MAX_STREAMS} calls at once")
+            raise ProtocolError(Error.ENHANCE_YOUR_CALM, f"more than {MAX_STREAMS} calls at once")
         wire.last_stream = frame.stream
         method = value_of(headers, b":path").decode("utf-8", "replace")
         stream = wire.streams[frame.stream] = Stream(frame.stream, method)
@@ -272,7 +272,7 @@ class Requests:
 
 def doubt_push(frame: Frame) -> Optional[bytes]:
     """:raises Doubt: always. A push would be a stream that nobody has begun."""
-    raise Doubt(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
+    raise ProtocolError(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
 
 
 def read_credit(frame: Frame) -> int:
@@ -282,7 +282,7 @@ def read_credit(frame: Frame) -> int:
     """
     credit = int.from_bytes(frame.payload, "big") & 0x7FFFFFFF
     if not credit:
-        raise Doubt(Error.PROTOCOL_ERROR, f"WINDOW_UPDATE of 0 on stream {frame.stream}")
+        raise ProtocolError(Error.PROTOCOL_ERROR, f"WINDOW_UPDATE of 0 on stream {frame.stream}")
     return credit
 
 

@@ -11,8 +11,8 @@ from cri_proxy.relay.http2.frames import (
     ANY_STREAM,
     PING,
     Buffer,
-    Doubt,
     Error,
+    ProtocolError,
     write_frame,
     write_settings,
 )
@@ -43,7 +43,7 @@ class Patience:
         self._left = min(BURST, self._left + max(0.0, now_s - self._since_s) * PER_S)
         self._since_s = now_s
         if self._left < 1:
-            raise Doubt(
+            raise ProtocolError(
                 Error.ENHANCE_YOUR_CALM,
                 f"{what}: more than {BURST} frames that bring no call on, and more than {PER_S:g} a second",
             )

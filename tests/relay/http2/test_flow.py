@@ -11,8 +11,8 @@ from cri_proxy.relay.http2.flow import Outlet
 from cri_proxy.relay.http2.frames import (
     INITIAL_WINDOW_SIZE,
     Buffer,
-    Doubt,
     Error,
+    ProtocolError,
     write_settings,
     write_window_update,
 )
@@ -311,12 +311,12 @@ def test_of_a_window_that_changes_the_sender_may_use_either_until_it_has_confirm
     flow.expect([(INITIAL_WINDOW_SIZE, 100)])
     assert flow.passes(1, 60_000)
     flow.confirm(CONFIRMED)
-    with pytest.raises(Doubt, match="where stream 1 has a window of -59900"):
+    with pytest.raises(ProtocolError, match="where stream 1 has a window of -59900"):
         flow.passes(1, 1)
     assert flow.passes(1, 0)  # an empty frame needs no window
     flow.expect([(INITIAL_WINDOW_SIZE, 70_000)])
     assert flow.passes(1, 10_000)
-    with pytest.raises(Doubt, match="where stream 1 has a window of 0"):
+    with pytest.raises(ProtocolError, match="where stream 1 has a window of 0"):
         flow.passes(1, 1)
 
 

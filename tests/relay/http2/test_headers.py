@@ -10,7 +10,7 @@ from hpack.exceptions import HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cri_proxy.relay.http2.frames import MAX_BLOCK_BYTES, Doubt
+from cri_proxy.relay.http2.frames import MAX_BLOCK_BYTES, ProtocolError
 from cri_proxy.relay.http2.headers import (
     HeaderReader,
     status_of,
@@ -65,7 +65,7 @@ def outcome(read: Callable[[bytes], Any], block: bytes) -> Any:
     """The fields; None: it is no block."""
     try:
         return [(bytes(name), bytes(value)) for name, value in read(block)]
-    except (Doubt, HPACKError, ValueError, IndexError):
+    except (ProtocolError, HPACKError, ValueError, IndexError):
         return None
 
 
@@ -97,7 +97,7 @@ def test_a_known_block_means_something_else_after_the_table_has_changed() -> Non
 
 def test_a_larger_table_may_be_used_once_it_is_allowed() -> None:
     bigger = b"\x3f\xe1\x3f"  # 8192
-    with pytest.raises(Doubt):
+    with pytest.raises(ProtocolError):
         HeaderReader().read(bigger + b"\x88")
     reader = HeaderReader()
     reader.allow_table(8192)
@@ -109,7 +109,7 @@ def test_a_larger_table_may_be_used_once_it_is_allowed() -> None:
     "block", [b"\x80", b"\xff\xff\xff\xff\xff", b"\x40", b"\x00\x85\xff\xff\xff\xff\xff\x00"]
 )
 def test_what_is_no_block_is_a_doubt(block: bytes) -> None:
-    with pytest.raises(Doubt):
+    with pytest.raises(ProtocolError):
         HeaderReader().read(block)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from cri_proxy.relay.http2.frames import (
     PRIORITY,
-    Doubt,
     Error,
+    ProtocolError,
     write_frame,
     write_reset,
     write_settings,
@@ -23,7 +23,7 @@ def spent(patience: Patience, now_s: float) -> int:
     while True:
         try:
             patience.spend(now_s, "PING")
-        except Doubt as doubt:
+        except ProtocolError as doubt:
             assert doubt.code == Error.ENHANCE_YOUR_CALM and str(doubt).startswith("PING: more than")
             return count
         count += 1
