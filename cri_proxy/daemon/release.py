@@ -20,7 +20,7 @@ from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.runtime import RuntimeClient, discover, gather_limited
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.reconciler import Reconciler
 from cri_proxy.services.updates import AT_A_TIME, Updates
 from cri_proxy.state.file import LoadedState, StateLocked
@@ -97,7 +97,7 @@ async def _engine(node: _Node, loaded: LoadedState) -> Engine:
     # The runtime's list comes first: containers without a record are adopted, records of dead ones go.
     metrics = Metrics("")
     updates = Updates(node.runtime, metrics, node.log)
-    keeper = Keeper(node.store, updates, metrics, node.log, engine, mode="observe")
+    keeper = NodeState(node.store, updates, metrics, node.log, engine, mode="observe")
     await Reconciler(node.runtime, cgroups, keeper).run()
     return engine
 

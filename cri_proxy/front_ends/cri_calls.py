@@ -41,7 +41,7 @@ from cri_proxy.relay.interception import (
     Refuse,
     intercepted,
 )
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
 from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused, Quota
@@ -50,7 +50,7 @@ from policies.model import BudgetSpent, PlacementRefused, Quota
 class CriInterceptor:
     """Opens an ``Interception`` for every intercepted method while the engine is to be asked."""
 
-    def __init__(self, keeper: Keeper, events: EventCount, restores: Restores) -> None:
+    def __init__(self, keeper: NodeState, events: EventCount, restores: Restores) -> None:
         self._keeper = keeper
         self._events = events
         self._restores = restores
@@ -76,7 +76,7 @@ class InterceptedCall:
     filter: Optional[Callable[[bytes], bytes]] = None
     method = ""
 
-    def __init__(self, keeper: Keeper, engine: Engine) -> None:
+    def __init__(self, keeper: NodeState, engine: Engine) -> None:
         self.keeper = keeper
         self.engine = engine
         self.outcome = "passed"
@@ -307,7 +307,7 @@ class RestorePod(InterceptedCall):
     pod_uid = ""
     is_placed = False
 
-    def __init__(self, keeper: Keeper, engine: Engine, restores: Restores) -> None:
+    def __init__(self, keeper: NodeState, engine: Engine, restores: Restores) -> None:
         super().__init__(keeper, engine)
         self._restores = restores
 

@@ -8,7 +8,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import parse
 from cri_proxy.engine.engine import Engine
 from cri_proxy.relay.interception import CallEnd, Forward, Outcome
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
 
 
@@ -17,7 +17,7 @@ class EventStream:
 
     filter: Optional[Callable[[bytes], bytes]] = None
 
-    def __init__(self, keeper: Keeper, count: EventCount) -> None:
+    def __init__(self, keeper: NodeState, count: EventCount) -> None:
         self._keeper = keeper
         self._count = count
         self._counted = False
@@ -42,7 +42,7 @@ class EventStream:
         self._keeper.log.info("GetContainerEvents ended", code=code)
 
 
-def note_event(keeper: Keeper, engine: Engine, event: cri.ContainerEventResponse) -> None:
+def note_event(keeper: NodeState, engine: Engine, event: cri.ContainerEventResponse) -> None:
     """Tell the engine what a container event says."""
     if event.container_event_type in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
         keeper.updates.forget(event.container_id)

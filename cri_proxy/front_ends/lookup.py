@@ -7,11 +7,13 @@ from dataclasses import replace
 from cri_proxy.cri.device_hints import Use, counted
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.quota import wants_lift, with_quota_kept
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from policies.model import Container
 
 
-async def look_up(keeper: Keeper, engine: Engine, container: Container, uses: tuple[Use, ...]) -> Container:
+async def look_up(
+    keeper: NodeState, engine: Engine, container: Container, uses: tuple[Use, ...]
+) -> Container:
     """The container with the hints of what it uses, and with its quota kept where that cannot be lifted.
 
     Waits only for what was never asked before; most containers use nothing that there is to ask about. The

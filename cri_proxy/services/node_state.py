@@ -28,7 +28,7 @@ async def _nothing(pod: Pod) -> None:
 
 
 @dataclass
-class Keeper:
+class NodeState:
     """The live state of the daemon. ``engine`` None: degraded, everything passes as bytes."""
 
     store: StateWriter

@@ -30,7 +30,7 @@ from cri_proxy.engine.resync import Listing, Resync, merged, resync_slices, unkn
 from cri_proxy.engine.unannounced import Arrival
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod, Resources
 
@@ -50,7 +50,7 @@ async def adopt_all(engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str
 class Reconciler:
     """One runtime's list against one engine's records. ``run`` may be called any time; runs never overlap."""
 
-    def __init__(self, runtime: RuntimeClient, cgroups: Cgroups, keeper: Keeper) -> None:
+    def __init__(self, runtime: RuntimeClient, cgroups: Cgroups, keeper: NodeState) -> None:
         self._runtime = runtime
         self._cgroups = cgroups
         self._keeper = keeper

@@ -14,7 +14,7 @@ from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.health import Health
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.reconciler import Reconciler
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
@@ -52,7 +52,7 @@ class Parts:
     health: Health
     runtime: RuntimeClient
     store: StateWriter
-    keeper: Keeper
+    keeper: NodeState
     cgroups: Cgroups
     machine: MachineReader
     reconciler: Reconciler
@@ -66,7 +66,7 @@ def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runti
     store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
     updates = Updates(runtime, metrics, log)
     updates.written = store.settled
-    keeper = Keeper(store, updates, metrics, log)
+    keeper = NodeState(store, updates, metrics, log)
     keeper.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()

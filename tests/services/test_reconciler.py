@@ -21,7 +21,7 @@ from cri_proxy.engine.resources import CgroupReading
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.runtime import RuntimeClient
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.reconciler import Reconciler, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
@@ -101,7 +101,7 @@ class Found:
         self.runtime = runtime
         self.client = RuntimeClient(runtime.socket)
         store = StateWriter(Store(folder / "state"), metrics, log)
-        self.keeper = Keeper(store, Updates(self.client, metrics, log), metrics, log)
+        self.keeper = NodeState(store, Updates(self.client, metrics, log), metrics, log)
         self.keeper.clock = lambda: 1000.0
         config = read_config([SettingsSource("test", values={})]).config
         host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))

@@ -21,7 +21,7 @@ from cri_proxy.node.machine import MachineReader
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services import logs
 from cri_proxy.services.health import Health
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import Parts
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
@@ -102,7 +102,7 @@ class Node:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
         runtime = RuntimeClient(self.runtime.socket)
         store = StateWriter(Store(self.folder / "state"), metrics, log)
-        keeper = Keeper(store, Updates(runtime, metrics, log), metrics, log)
+        keeper = NodeState(store, Updates(runtime, metrics, log), metrics, log)
         keeper.clock = self.clock
         cgroups = Cgroups(self.folder / "cgroup")
         return Parts(

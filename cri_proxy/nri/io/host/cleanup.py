@@ -16,7 +16,7 @@ from cri_proxy.cri.visibility import ContainerKey, Hidden, SandboxKey
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 
 RETRY_S = 5.0
 #: gRPC's code that containerd gives most of its refusals.
@@ -28,7 +28,7 @@ _DOUBTFUL = frozenset([1, 4, 14])
 class Leftovers:
     """What is to be removed; ``run`` does it until it is cancelled."""
 
-    def __init__(self, upstream: Upstream, marks: Marks, hidden: Hidden, keeper: Keeper, log: Any) -> None:
+    def __init__(self, upstream: Upstream, marks: Marks, hidden: Hidden, keeper: NodeState, log: Any) -> None:
         self._upstream = upstream
         self._marks = marks
         self._hidden = hidden

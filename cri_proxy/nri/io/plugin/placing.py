@@ -21,7 +21,7 @@ from cri_proxy.engine.records import Admission, CpusetUpdate, Stance
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from policies.machine.cpus import format_cpus
 from policies.model import Pod, PodSize, Quota
 
@@ -54,7 +54,7 @@ class _Flying:
 class NriPlacing:
     """The events of one node. Public coroutines are events by their RPCs' names in snake case; each returns the reply."""
 
-    def __init__(self, keeper: Keeper, sender: NriSender) -> None:
+    def __init__(self, keeper: NodeState, sender: NriSender) -> None:
         self._keeper = keeper
         self._sender = sender
         self._creating: dict[str, _Flying] = {}

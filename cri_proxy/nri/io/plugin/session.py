@@ -24,7 +24,7 @@ from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
 from cri_proxy.nri.ttrpc import PeerCall
 from cri_proxy.relay.interception import FAILED_PRECONDITION, INTERNAL
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from policies.model import BudgetSpent, PlacementRefused
 
 #: What the library for plugins waits for the answer to RegisterPlugin (pkg/stub), seconds.
@@ -74,7 +74,7 @@ class NriSession:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeState,
         placing: NriPlacing,
         hooks: Hooks,
         refused: Callable[[HostFacts], bool],

@@ -16,7 +16,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.resync import SLICE, Listing, Resync, merged, resync_slices, unknown_ids
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.placing import NriPlacing
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from policies.model import Container
 
 
@@ -36,7 +36,7 @@ class Snapshot:
         return not request.more
 
 
-async def follow(keeper: Keeper, placing: NriPlacing, snapshot: Snapshot) -> Resync:
+async def follow(keeper: NodeState, placing: NriPlacing, snapshot: Snapshot) -> Resync:
     """Bring the records in line with a snapshot, in slices between which events pass."""
     engine = keeper.active()
     if engine is None:
@@ -73,7 +73,7 @@ def _note_pods(engine: Engine, pods: list[nri.PodSandbox], log: Any) -> None:
 
 
 async def _details(
-    keeper: Keeper, engine: Engine, snapshot: Snapshot, ids: tuple[str, ...]
+    keeper: NodeState, engine: Engine, snapshot: Snapshot, ids: tuple[str, ...]
 ) -> dict[str, Container]:
     unknown = set(ids)
     details = {}

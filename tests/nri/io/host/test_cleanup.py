@@ -19,12 +19,12 @@ from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
 from cri_proxy.runtime import RuntimeClient
-from cri_proxy.services.node_state import Keeper
+from cri_proxy.services.node_state import NodeState
 from tests.cri_client import container_config, pod_config
 from tests.fake_runtime import FakeRuntime
 
 LOG = structlog.get_logger()
-NO_ENGINE = cast(Keeper, SimpleNamespace(engine=None))
+NO_ENGINE = cast(NodeState, SimpleNamespace(engine=None))
 
 
 @pytest.fixture
