@@ -21,7 +21,7 @@ from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.node_state import MODES
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from cri_proxy.state.file import LoadedState, StateLocked
 from cri_proxy.state.unsaved import UnsavedMark
 from cri_proxy.state.writer import StateWriter
@@ -38,7 +38,7 @@ LOST_KEY = "lost"
 class Assembly:
     """The engine of one daemon. ``boot_id`` tells this boot of the machine from others."""
 
-    def __init__(self, parts: Parts, boot_id: str) -> None:
+    def __init__(self, parts: Services, boot_id: str) -> None:
         self._parts = parts
         self._boot_id = boot_id
         #: What the state file says besides the engine's records.

@@ -19,7 +19,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet_in_short
 from cri_proxy.front_ends.events import note_event
 from cri_proxy.runtime import NoRuntime, discover
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from policies.model import Pod
 
 #: How often an engine is tried while there is none, seconds: reading a large sysfs takes some 100 ms.
@@ -85,7 +85,7 @@ class Rounds:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Services,
         assembly: Assembly,
         bring_up: Callable[[], Awaitable[bool]],
         afterwards: Callable[[], Awaitable[None]],

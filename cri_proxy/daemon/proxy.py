@@ -18,7 +18,7 @@ from cri_proxy.relay.io.last_call import LastCall
 from cri_proxy.relay.io.server import FrameRelay
 from cri_proxy.relay.io.serving import Serving
 from cri_proxy.runtime import RuntimeClient, discover
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from cri_proxy.unix_sockets import activated
 
 
@@ -41,7 +41,7 @@ class Proxy:
     must_serve = True
     exits = "a client's event stream"
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Services) -> None:
         self._parts = parts
         self._transport: Optional[Transport] = None
         self._image_runtime: Optional[RuntimeClient] = None

@@ -18,7 +18,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import Orders, Override, read_orders, write_orders
 from cri_proxy.engine.pins import FROZEN, override_states
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 
 #: The name under which orders are kept in the state file.
 ORDERS_KEY = "orders"
@@ -30,7 +30,7 @@ AGAIN_S = 30.0
 class StandingOrders:
     """The orders of one daemon. ``run`` is the part that goes on by itself."""
 
-    parts: Parts
+    parts: Services
     mover: Mover
     #: What owners of containers should hear of, through all engines of this daemon.
     notable: NotableEvents = field(default_factory=NotableEvents)

@@ -16,7 +16,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.engine.unannounced import Arrival, Steps
 from cri_proxy.front_ends.lookup import look_up
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
 
@@ -24,7 +24,7 @@ from policies.model import BudgetSpent, PlacementRefused
 class LatePlacement:
     """``count``: how many were placed, or decided upon in mode observe."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Services) -> None:
         self._parts = parts
         self.count = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Callable, Protocol
 
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 
 
 class FrontEnd(Protocol):
@@ -19,7 +19,7 @@ class FrontEnd(Protocol):
     name: str
     #: Somebody cannot do without us: what goes wrong is a degraded reason, and no exit.
     must_serve: bool
-    #: In words, who tells of exits while ``Parts.events.streams`` is not 0.
+    #: In words, who tells of exits while ``Services.events.streams`` is not 0.
     exits: str
 
     async def open(self) -> None:
@@ -38,11 +38,11 @@ class FrontEnd(Protocol):
         ...
 
     def runtime_returned(self) -> None:
-        """The runtime's socket answers (again), and ``Parts.runtime`` says what it is."""
+        """The runtime's socket answers (again), and ``Services.runtime`` says what it is."""
         ...
 
     def reconfigured(self) -> None:
-        """``Parts.config`` is another one since a reload."""
+        """``Services.config`` is another one since a reload."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -55,4 +55,4 @@ class FrontEnd(Protocol):
 
 
 #: What makes a front end; ``open`` has not been called yet.
-FrontEndMaker = Callable[[Parts], FrontEnd]
+FrontEndMaker = Callable[[Services], FrontEnd]

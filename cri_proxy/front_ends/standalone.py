@@ -22,7 +22,7 @@ from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.unannounced import Arrival
 from cri_proxy.front_ends.late_placement import LatePlacement
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from cri_proxy.unix_sockets import activated
 
 #: How often the runtime's list is read where its events cannot be: a start is noticed within half a second.
@@ -40,13 +40,13 @@ _SOCKETS_GIVEN = (
 
 
 class Standalone:
-    """``Parts.reconciler`` finds the containers; a start among the runtime's events has it look at once."""
+    """``Services.reconciler`` finds the containers; a start among the runtime's events has it look at once."""
 
     name = "standalone"
     must_serve = False
     exits = "the runtime's events"
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Services) -> None:
         self._parts = parts
         self._arrivals = LatePlacement(parts)
         self._hint = asyncio.Event()

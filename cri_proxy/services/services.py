@@ -40,7 +40,7 @@ async def _nothing() -> None:
 
 
 @dataclass
-class Parts:
+class Services:
     """``config`` is replaced by a reload. ``look`` is set when the runtime's list should be looked at now.
 
     ``reload``: read the configuration again, as SIGHUP has it done.
@@ -61,7 +61,9 @@ class Parts:
     reload: Callable[[], Awaitable[None]] = _nothing
 
 
-def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runtime: RuntimeClient) -> Parts:
+def make_parts(
+    config: Config, log: Any, metrics: Metrics, health: Health, runtime: RuntimeClient
+) -> Services:
     """The parts as a configuration has them, with nothing read yet."""
     store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
     updates = Updates(runtime, metrics, log)
@@ -70,7 +72,7 @@ def make_parts(config: Config, log: Any, metrics: Metrics, health: Health, runti
     keeper.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()
-    return Parts(
+    return Services(
         config=config,
         log=log,
         metrics=metrics,

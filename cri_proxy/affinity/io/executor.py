@@ -17,7 +17,7 @@ from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Plan
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
 
 #: So many moves take the engine ten milliseconds, and no call is relayed meanwhile.
@@ -50,7 +50,7 @@ class Accepted:
 class Carrier:
     """Carries out the plans of one daemon."""
 
-    parts: Parts
+    parts: Services
     mover: Mover
     _bans: Bans = field(default_factory=Bans)
     _guards: set[asyncio.Task[bool]] = field(default_factory=set)

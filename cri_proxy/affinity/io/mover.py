@@ -19,7 +19,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import MOVED
 from cri_proxy.engine.pins import FROZEN
 from cri_proxy.engine.records import CpusetUpdate, Life, Move, Plan
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 
 #: How long the runtime may take for the updates of a plan, seconds.
 WAIT_S = 30.0
@@ -56,7 +56,7 @@ class MoveOutcome:
 class Mover:
     """Makes moves of one daemon."""
 
-    def __init__(self, parts: Parts, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
+    def __init__(self, parts: Services, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
         """``wait``: for so many seconds, before containers are compared."""
         self._parts = parts
         self._root = cgroup_root

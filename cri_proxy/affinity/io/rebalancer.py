@@ -30,7 +30,7 @@ from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.rate_limit import MoveRateLimit
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.pins import FROZEN
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.problem import Proposal
@@ -56,7 +56,7 @@ class CannotRebalance(Exception):
 class AffinityController:
     """Affinity of one daemon. ``run`` is the part that goes on by itself."""
 
-    parts: Parts
+    parts: Services
     source: TrafficSource
     planner: PlannerWorker
     mover: Mover

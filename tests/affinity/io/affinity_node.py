@@ -22,7 +22,7 @@ from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services import logs
 from cri_proxy.services.health import Health
 from cri_proxy.services.node_state import NodeState
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
@@ -98,14 +98,14 @@ class Node:
         self.pressure: dict[str, float] = {}
         self.ids: dict[str, str] = {}
 
-    def _parts(self, config: Any) -> Parts:
+    def _parts(self, config: Any) -> Services:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
         runtime = RuntimeClient(self.runtime.socket)
         store = StateWriter(Store(self.folder / "state"), metrics, log)
         keeper = NodeState(store, Updates(runtime, metrics, log), metrics, log)
         keeper.clock = self.clock
         cgroups = Cgroups(self.folder / "cgroup")
-        return Parts(
+        return Services(
             config=config, log=log, metrics=metrics, health=Health(metrics, log, lambda: keeper.mode),
             runtime=runtime, store=store, keeper=keeper, cgroups=cgroups,
             machine=MachineReader(Path("/sys"), cgroups, self.folder),

@@ -22,7 +22,7 @@ from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
 from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 
 #: Devices are found by their numbers here.
 SYS_DEV, DEV = Path("/sys/dev"), Path("/dev")
@@ -76,7 +76,7 @@ class Expression:
     """One for the daemon; asks its parts for what may change: the runtime's version, the configuration."""
 
     def __init__(
-        self, parts: Parts, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
+        self, parts: Services, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
     ) -> None:
         self._parts = parts
         self._mounts = Mounts(mountinfo)

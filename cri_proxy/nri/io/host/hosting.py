@@ -52,7 +52,7 @@ from cri_proxy.relay.interception import (
     runtime_method,
 )
 from cri_proxy.services.node_state import OFF
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 
 #: The runtime is asked for its version when plugins are to be hosted; clients wait for that.
 IDENTIFY_TIMEOUT_S = 1.0
@@ -75,7 +75,7 @@ _MAKING = ("RunPodSandbox", "CreateContainer")
 class NriHosting:
     """``engine``: the interceptor that places containers; it is asked first, and alone while no plugin is there."""
 
-    def __init__(self, parts: Parts, engine: Interceptor, unix_sockets: Path) -> None:
+    def __init__(self, parts: Services, engine: Interceptor, unix_sockets: Path) -> None:
         self._parts = parts
         self._engine = engine
         self._unix_sockets = unix_sockets

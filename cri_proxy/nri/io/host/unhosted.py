@@ -14,7 +14,7 @@ from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.nri.io.host.detection import unhosted_because
 from cri_proxy.nri.io.host.intent_log import FILE
 from cri_proxy.relay.interception import Interception, Interceptor
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 
 UNIX_SOCKETS = Path("/proc/net/unix")
 
@@ -72,7 +72,7 @@ class Unhosted:
         pass
 
 
-def make_hosting(parts: Parts, engine: Interceptor, unix_sockets: Path = UNIX_SOCKETS) -> Hosting:
+def make_hosting(parts: Services, engine: Interceptor, unix_sockets: Path = UNIX_SOCKETS) -> Hosting:
     """A host, unless it is sure that there is to be none, and no earlier one has left anything half made."""
     config = parts.config
     why = unhosted_because(config["nri.host"], unix_sockets.read_text, config["nri.socket"])

@@ -21,7 +21,7 @@ from cri_proxy.nri.io.plugin.session import Hooks, HostFacts, NriSession, Plugin
 from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.io.plugin.takeover import take_over
 from cri_proxy.nri.subscription import MASK_CLASSIC
-from cri_proxy.services.services import Parts
+from cri_proxy.services.services import Services
 from cri_proxy.text.sources import SettingsSource
 
 #: How long to wait between attempts to connect: at first, and at most, seconds. A runtime restarts within a second.
@@ -58,7 +58,7 @@ class NriPlugin:
     must_serve = False
     exits = "the runtime's NRI events"
 
-    def __init__(self, parts: Parts, options: PluginOptions) -> None:
+    def __init__(self, parts: Services, options: PluginOptions) -> None:
         self._parts = parts
         self._options = options
         self._path = str(parts.config["nri.plugin.socket"])
