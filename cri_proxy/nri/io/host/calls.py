@@ -26,7 +26,7 @@ from cri_proxy.relay.interception import NOT_FOUND, Answer, CallEnd, Forward, In
 
 
 @dataclass(frozen=True)
-class Parties:
+class HostContext:
     """Who has a part in a hosted call."""
 
     host: NriHost
@@ -44,7 +44,7 @@ class Parties:
 class HostedCall:
     """The engine's interception with nothing added; the kinds of calls add to it."""
 
-    def __init__(self, parties: Parties, engine: Optional[Interception], full_method: str) -> None:
+    def __init__(self, parties: HostContext, engine: Optional[Interception], full_method: str) -> None:
         self.parties = parties
         self.engine = engine
         self.full_method = full_method
@@ -264,7 +264,7 @@ class RemovePod(Removal):
         return await super().before(outcome)
 
 
-async def end_pod(parties: Parties, pod_id: str) -> None:
+async def end_pod(parties: HostContext, pod_id: str) -> None:
     """Stop what runs in a pod, and tell plugins of these ends and the pod's own."""
     life = parties.life
     running = [key for key in life.containers_of(pod_id) if key in life.running()]

@@ -12,7 +12,7 @@ from typing import Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.cri.visibility import container_key, sandbox_key
-from cri_proxy.nri.io.host.calls import HostedCall, Parties
+from cri_proxy.nri.io.host.calls import HostContext, HostedCall
 from cri_proxy.relay.interception import AnswerFailed, CallEnd, Interception, Outcome, runtime_method
 
 
@@ -24,7 +24,7 @@ class Passing:
         self._some = asyncio.Event()
         self._some.set()
 
-    def open(self, parties: Parties, engine: Optional[Interception], full_method: str) -> Interception:
+    def open(self, parties: HostContext, engine: Optional[Interception], full_method: str) -> Interception:
         return PassingCall(parties, engine, full_method, self)
 
     async def wait(self) -> None:
@@ -37,7 +37,7 @@ class Passing:
 
 class PassingCall(HostedCall):
     def __init__(
-        self, parties: Parties, engine: Optional[Interception], full_method: str, passing: Passing
+        self, parties: HostContext, engine: Optional[Interception], full_method: str, passing: Passing
     ) -> None:
         super().__init__(parties, engine, full_method)
         self._passing = passing

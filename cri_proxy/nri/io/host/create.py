@@ -24,7 +24,7 @@ from cri_proxy.cri.messages import parse
 from cri_proxy.cri.visibility import container_key
 from cri_proxy.front_ends.cri_calls import CreateContainer
 from cri_proxy.nri.apply import Applied
-from cri_proxy.nri.io.host.calls import HostedCall, Parties
+from cri_proxy.nri.io.host.calls import HostContext, HostedCall
 from cri_proxy.nri.io.host.capabilities import Expression
 from cri_proxy.nri.io.host.cleanup import UNKNOWN
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
@@ -47,7 +47,7 @@ class Create(HostedCall):
     """``expression`` says how what plugins ask for is put to the runtime."""
 
     def __init__(
-        self, parties: Parties, engine: Optional[Interception], full_method: str, expression: Expression
+        self, parties: HostContext, engine: Optional[Interception], full_method: str, expression: Expression
     ) -> None:
         super().__init__(parties, engine, full_method)
         self._expression = expression
@@ -194,7 +194,7 @@ class Provisional:
     from, without the engine's addition.
     """
 
-    def __init__(self, parties: Parties, full_method: str) -> None:
+    def __init__(self, parties: HostContext, full_method: str) -> None:
         self._parties = parties
         self._full_method = full_method
         self.id = ""

@@ -16,8 +16,8 @@ from cri_proxy.cri.visibility import Hidden
 from cri_proxy.engine import records as grants
 from cri_proxy.nri.io.host.calls import (
     ContainerEvents,
+    HostContext,
     HostedCall,
-    Parties,
     Remove,
     RemovePod,
     Showing,
@@ -94,7 +94,7 @@ class NriHosting:
         teller = Teller(self.host, self.world, log)
         leftovers = Leftovers(upstream, marks, hidden, parts.keeper, log)
         under_way = StepsUnderWay()
-        self._parties = Parties(
+        self._parties = HostContext(
             self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
         )
         self._passing = Passing()
