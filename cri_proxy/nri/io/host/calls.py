@@ -13,7 +13,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.cri.visibility import Hidden
-from cri_proxy.nri.io.host.cleanup import UNKNOWN, Leftovers
+from cri_proxy.nri.io.host.cleanup import UNKNOWN, Cleanup
 from cri_proxy.nri.io.host.dispatcher import Teller
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.io.host.intent_log import Marks
@@ -36,7 +36,7 @@ class HostContext:
     teller: Teller
     upstream: Upstream
     marks: Marks
-    leftovers: Leftovers
+    leftovers: Cleanup
     under_way: StepsUnderWay
     log: Any
 

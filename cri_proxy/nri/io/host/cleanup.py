@@ -25,7 +25,7 @@ UNKNOWN = 2
 _DOUBTFUL = frozenset([1, 4, 14])
 
 
-class Leftovers:
+class Cleanup:
     """What is to be removed; ``run`` does it until it is cancelled."""
 
     def __init__(self, upstream: Upstream, marks: Marks, hidden: Hidden, keeper: NodeState, log: Any) -> None:

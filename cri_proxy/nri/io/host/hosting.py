@@ -29,7 +29,7 @@ from cri_proxy.nri.io.host.calls import (
 )
 from cri_proxy.nri.io.host.calls_in_flight import Passing
 from cri_proxy.nri.io.host.capabilities import Expression
-from cri_proxy.nri.io.host.cleanup import Leftovers
+from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.create import Create
 from cri_proxy.nri.io.host.detection import unhosted_because
 from cri_proxy.nri.io.host.dispatcher import Teller
@@ -92,7 +92,7 @@ class NriHosting:
             nri_settings(config), self.world, log, parts.metrics, lambda: (runtime.name, runtime.version)
         )
         teller = Teller(self.host, self.world, log)
-        leftovers = Leftovers(upstream, marks, hidden, parts.keeper, log)
+        leftovers = Cleanup(upstream, marks, hidden, parts.keeper, log)
         under_way = StepsUnderWay()
         self._parties = HostContext(
             self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log

@@ -14,7 +14,7 @@ import structlog
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.visibility import Hidden
 from cri_proxy.nri.io.host import cleanup as nri_leftovers
-from cri_proxy.nri.io.host.cleanup import Leftovers
+from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.intent_log import Marks
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
@@ -40,8 +40,8 @@ async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
     await runtime.close()
 
 
-def leftovers(tmp_path: Path, upstream: Upstream, hidden: Hidden) -> Leftovers:
-    made = Leftovers(upstream, Marks(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
+def leftovers(tmp_path: Path, upstream: Upstream, hidden: Hidden) -> Cleanup:
+    made = Cleanup(upstream, Marks(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
     made.load()
     return made
 
