@@ -16,7 +16,7 @@ from cri_proxy.cri.visibility import Hidden
 from cri_proxy.nri.io.host.cleanup import UNKNOWN, Cleanup
 from cri_proxy.nri.io.host.dispatcher import Teller
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
-from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.pod_view import PodView
 from cri_proxy.nri.io.host.under_way import StepsUnderWay
 from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
@@ -35,7 +35,7 @@ class HostContext:
     hidden: Hidden
     teller: Teller
     upstream: Upstream
-    marks: Marks
+    marks: IntentLog
     leftovers: Cleanup
     under_way: StepsUnderWay
     log: Any

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.visibility import ContainerKey, Hidden, SandboxKey
-from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
 from cri_proxy.services.node_state import NodeState
@@ -28,7 +28,9 @@ _DOUBTFUL = frozenset([1, 4, 14])
 class Cleanup:
     """What is to be removed; ``run`` does it until it is cancelled."""
 
-    def __init__(self, upstream: Upstream, marks: Marks, hidden: Hidden, keeper: NodeState, log: Any) -> None:
+    def __init__(
+        self, upstream: Upstream, marks: IntentLog, hidden: Hidden, keeper: NodeState, log: Any
+    ) -> None:
         self._upstream = upstream
         self._marks = marks
         self._hidden = hidden

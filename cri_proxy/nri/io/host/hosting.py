@@ -34,7 +34,7 @@ from cri_proxy.nri.io.host.create import Create
 from cri_proxy.nri.io.host.detection import unhosted_because
 from cri_proxy.nri.io.host.dispatcher import Teller
 from cri_proxy.nri.io.host.host import NriHost
-from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.pod_view import PodView
 from cri_proxy.nri.io.host.run_pod import Run
 from cri_proxy.nri.io.host.under_way import StepsUnderWay
@@ -84,7 +84,7 @@ class NriHosting:
         self.why = "the runtime has not answered yet"
         config, log = parts.config, parts.log
         upstream, hidden, life = Upstream(parts.runtime), Hidden(), Lifecycle()
-        marks = Marks(Path(config["state.directory"]), log, parts.store)
+        marks = IntentLog(Path(config["state.directory"]), log, parts.store)
         self._expression = Expression(parts)
         self.world = PodView(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)
         runtime = parts.runtime

@@ -20,7 +20,7 @@ from cri_proxy.state.writer import StateWriter
 FILE = "nri-unfinished.json"
 
 
-class Marks:
+class IntentLog:
     """The file in the state directory. ``problem`` is "" while it can be written."""
 
     def __init__(self, directory: Path, log: Any, disk: Optional[StateWriter] = None) -> None:

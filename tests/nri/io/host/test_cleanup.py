@@ -15,7 +15,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.visibility import Hidden
 from cri_proxy.nri.io.host import cleanup as nri_leftovers
 from cri_proxy.nri.io.host.cleanup import Cleanup
-from cri_proxy.nri.io.host.intent_log import Marks
+from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
 from cri_proxy.runtime import RuntimeClient
@@ -41,7 +41,7 @@ async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
 
 
 def leftovers(tmp_path: Path, upstream: Upstream, hidden: Hidden) -> Cleanup:
-    made = Cleanup(upstream, Marks(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
+    made = Cleanup(upstream, IntentLog(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
     made.load()
     return made
 
@@ -61,14 +61,16 @@ async def test_only_what_was_never_started_and_is_marked_is_removed(
         "other": cri.CONTAINER_CREATED,
     }
     ids = {name: fake.add_container(pod, container_config(name), state) for name, state in states.items()}
-    Marks(tmp_path / "state", LOG).add(containers=[key_of(fake, ids["half-made"]), key_of(fake, ids["runs"])])
+    IntentLog(tmp_path / "state", LOG).add(
+        containers=[key_of(fake, ids["half-made"]), key_of(fake, ids["runs"])]
+    )
     hidden = Hidden()
     left = leftovers(tmp_path, upstream, hidden)
     assert len(left) == 2 and key_of(fake, ids["half-made"]) in hidden.making
     await left.clear()
     assert set(fake.containers) == {ids["runs"], ids["other"]}
     assert not hidden and len(left) == 0
-    assert Marks(tmp_path / "state", LOG).load() == (frozenset(), frozenset())
+    assert IntentLog(tmp_path / "state", LOG).load() == (frozenset(), frozenset())
 
 
 async def test_a_sandbox_is_removed_if_nobody_has_used_it(
@@ -78,7 +80,7 @@ async def test_a_sandbox_is_removed_if_nobody_has_used_it(
     used = fake.add_pod(pod_config("used", uid="u2"))
     fake.add_container(used, container_config("c"))
     names = [("empty", "default", "u1", 0), ("used", "default", "u2", 0)]
-    Marks(tmp_path / "state", LOG).add(sandboxes=names)
+    IntentLog(tmp_path / "state", LOG).add(sandboxes=names)
     left = leftovers(tmp_path, upstream, Hidden())
     await left.clear_for_sandbox(("somebody", "else", "", 0))
     assert set(fake.pods) == {empty, used}
@@ -93,7 +95,7 @@ async def test_what_cannot_be_removed_stays_hidden_and_marked_and_is_tried_again
     pod = fake.add_pod(pod_config("p"))
     container = fake.add_container(pod, container_config("c"), cri.CONTAINER_CREATED)
     key = key_of(fake, container)
-    Marks(tmp_path / "state", LOG).add(containers=[key])
+    IntentLog(tmp_path / "state", LOG).add(containers=[key])
     script = fake.script("RemoveContainer", error=(2, "busy"))
     hidden = Hidden()
     left = leftovers(tmp_path, upstream, hidden)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import structlog
 
-from cri_proxy.nri.io.host.intent_log import FILE, Marks
+from cri_proxy.nri.io.host.intent_log import FILE, IntentLog
 
 LOG = structlog.get_logger()
 CONTAINER, SANDBOX = ("sandbox", "app", 2), ("pod", "ns", "uid", 0)
 
 
-def marks(folder: Path) -> Marks:
-    return Marks(folder, LOG)
+def marks(folder: Path) -> IntentLog:
+    return IntentLog(folder, LOG)
 
 
 def test_what_is_unfinished_is_known_to_the_next_daemon(tmp_path: Path) -> None:
