@@ -16,7 +16,7 @@ from cri_proxy.nri.io.host.calls import HostContext, HostedCall
 from cri_proxy.relay.interception import AnswerFailed, CallEnd, Interception, Outcome, runtime_method
 
 
-class Passing:
+class CallsInFlight:
     """Opens those calls, and tells when one has ended."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Passing:
 
 class PassingCall(HostedCall):
     def __init__(
-        self, parties: HostContext, engine: Optional[Interception], full_method: str, passing: Passing
+        self, parties: HostContext, engine: Optional[Interception], full_method: str, passing: CallsInFlight
     ) -> None:
         super().__init__(parties, engine, full_method)
         self._passing = passing

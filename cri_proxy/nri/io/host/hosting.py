@@ -27,7 +27,7 @@ from cri_proxy.nri.io.host.calls import (
     UpdateContainer,
     UpdatePod,
 )
-from cri_proxy.nri.io.host.calls_in_flight import Passing
+from cri_proxy.nri.io.host.calls_in_flight import CallsInFlight
 from cri_proxy.nri.io.host.capabilities import Expression
 from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.create import Create
@@ -97,7 +97,7 @@ class NriHosting:
         self._parties = HostContext(
             self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
         )
-        self._passing = Passing()
+        self._passing = CallsInFlight()
         self.world.on_due = teller.soon
         self.world.settled = under_way.settled
         self.host.on_change = self._changed
