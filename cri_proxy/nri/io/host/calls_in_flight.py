@@ -25,7 +25,7 @@ class CallsInFlight:
         self._some.set()
 
     def open(self, parties: HostContext, engine: Optional[Interception], full_method: str) -> Interception:
-        return PassingCall(parties, engine, full_method, self)
+        return CallInFlight(parties, engine, full_method, self)
 
     async def wait(self) -> None:
         await self._some.wait()
@@ -35,7 +35,7 @@ class CallsInFlight:
         self._some.set()
 
 
-class PassingCall(HostedCall):
+class CallInFlight(HostedCall):
     def __init__(
         self, parties: HostContext, engine: Optional[Interception], full_method: str, passing: CallsInFlight
     ) -> None:
