@@ -51,7 +51,7 @@ class Create(HostedCall):
     ) -> None:
         super().__init__(parties, engine, full_method)
         self._expression = expression
-        self._made = Provisional(parties, full_method)
+        self._made = UncommittedContainer(parties, full_method)
         self._delta = b""
         self._asked = cri.CreateContainerRequest()
 
@@ -187,7 +187,7 @@ class Create(HostedCall):
 # ---------------------------------------------------------------------- the container that is not committed
 
 
-class Provisional:
+class UncommittedContainer:
     """The container that was made, which clients do not see yet; and the ways to make it anew, and to unmake it.
 
     ``id`` is "" while there is none; ``first_id`` is the one that plugins know it by. ``request``: what it was made
