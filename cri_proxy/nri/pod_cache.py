@@ -67,7 +67,7 @@ _STATES = {
 }
 
 
-class Known:
+class PodCache:
     """Pods and containers by the runtime's ids. What is changed here is encoded anew when it is shown next, and nothing
     else. The messages have the ids that plugins know.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.nri.pod_cache import PLUGIN_ID, Ids, Known, annotated
+from cri_proxy.nri.pod_cache import PLUGIN_ID, Ids, PodCache, annotated
 
 
 def test_most_containers_have_one_id() -> None:
@@ -42,7 +42,7 @@ def test_the_annotation_lies_over_the_request() -> None:
 
 
 def test_what_is_known_is_shown_by_the_plugins_id() -> None:
-    known = Known()
+    known = PodCache()
     shown = known.remember(nri.Container(id="b", annotations={PLUGIN_ID: "a", "k": "v"}))
     assert (shown.id, dict(shown.message.annotations)) == ("a", {"k": "v"})
     assert known.containers["b"] is shown
@@ -51,7 +51,7 @@ def test_what_is_known_is_shown_by_the_plugins_id() -> None:
 
 
 def test_what_is_made_anew_keeps_its_id_even_if_it_is_made_twice() -> None:
-    known = Known()
+    known = PodCache()
     known.remember(nri.Container(id="a", args=["x"]))
     known.made_anew("a", "b")
     known.made_anew("b", "c")

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.lifecycle import State
-from cri_proxy.nri.pod_cache import Known
+from cri_proxy.nri.pod_cache import PodCache
 from cri_proxy.nri.view import view_again
 
 IDS = st.sampled_from(["a", "b"])
@@ -50,7 +50,7 @@ class EveryChange(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known = Known()
+        self.known = PodCache()
         self.containers: dict[str, nri.Container] = {}
         self.pods: dict[str, nri.PodSandbox] = {}
 
@@ -127,7 +127,7 @@ def running(key: str) -> cri.ContainerStatusResponse:
 
 
 def test_who_runs_must_be_looked_at_once_for_its_process() -> None:
-    known = Known()
+    known = PodCache()
     assert known.lacks("a", State.CREATED)
     known.remember(nri.Container(id="a", state=nri.CONTAINER_CREATED))
     known.refresh("b", running("b"))  # nobody knows it
@@ -140,7 +140,7 @@ def test_who_runs_must_be_looked_at_once_for_its_process() -> None:
 
 
 def test_what_has_not_changed_is_not_encoded_again() -> None:
-    known = Known()
+    known = PodCache()
     shown = known.remember(nri.Container(id="a", state=nri.CONTAINER_RUNNING))
     data = shown.data
     assert known.in_state("a", State.RUNNING) is shown and shown.data is data

@@ -17,7 +17,7 @@ from cri_proxy.nri.io.host.capabilities import Expression
 from cri_proxy.nri.io.host.upstream import UNDO_TIMEOUT_S, Upstream
 from cri_proxy.nri.lifecycle import Due, Lifecycle, State
 from cri_proxy.nri.messages import Shown
-from cri_proxy.nri.pod_cache import Known
+from cri_proxy.nri.pod_cache import PodCache
 from cri_proxy.nri.view import view_container, view_pod, view_resources
 from cri_proxy.relay.interception import AnswerFailed, Forward, Interception, end_of
 from cri_proxy.runtime import RuntimeClient, gather_limited
@@ -61,7 +61,7 @@ class PodView:
         self._open_engine = open_engine
         self.expression = expression
         self._log = log
-        self.known = Known()
+        self.known = PodCache()
         #: What plugins have agreed to while clients do not see it yet.
         self.accepted: set[str] = set()
         #: How many pictures have been taken: what was due before a plugin's own is not told to it.
