@@ -41,7 +41,7 @@ class Gate:
             yield
 
 
-class Roster:
+class ConnectedPlugins:
     """Of one host. ``settings`` may be replaced at any time. ``on_change`` is called when a plugin comes or goes."""
 
     def __init__(self, settings: NriSettings, log: Any, metrics: NriMetrics) -> None:

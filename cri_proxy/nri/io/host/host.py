@@ -18,7 +18,7 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.nri import validate as nri_validate
 from cri_proxy.nri.dispatch import is_meant, rpc_of
 from cri_proxy.nri.io.connection import CallFailed
-from cri_proxy.nri.io.host.connected import Roster
+from cri_proxy.nri.io.host.connected import ConnectedPlugins
 from cri_proxy.nri.io.host.peer import NOW, PeerLost, RegisteredPlugin
 from cri_proxy.nri.io.host.registration import PluginView, Registrar
 from cri_proxy.nri.io.host.supervisor import PluginSupervisor
@@ -63,7 +63,7 @@ class NriHost:
     ) -> None:
         """``runtime``: the runtime's name and version, as plugins are told them."""
         self._log = log
-        self._roster = Roster(settings, log, NriMetrics(metrics.registry))
+        self._roster = ConnectedPlugins(settings, log, NriMetrics(metrics.registry))
         self._arrivals = PluginSupervisor(self._roster, Registrar(self._roster, world, runtime))
         #: Create, update and stop: their answers may be about the same containers.
         self._merging = asyncio.Lock()

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
-from cri_proxy.nri.io.host.connected import Roster
+from cri_proxy.nri.io.host.connected import ConnectedPlugins
 from cri_proxy.nri.io.host.peer import PeerLost, PluginIdentity, RegisteredPlugin
 from cri_proxy.nri.messages import Shown, sync_parts
 from cri_proxy.nri.subscription import NRI_VERSION
@@ -60,7 +60,9 @@ class _Penalty:
 class Registrar:
     """Admits plugins to a roster. ``runtime``: the name and version of the runtime, as plugins are told."""
 
-    def __init__(self, roster: Roster, world: PluginView, runtime: Callable[[], tuple[str, str]]) -> None:
+    def __init__(
+        self, roster: ConnectedPlugins, world: PluginView, runtime: Callable[[], tuple[str, str]]
+    ) -> None:
         self._roster = roster
         self._world = world
         self._runtime = runtime

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from cri_proxy.nri.discovery import Preregistered
 from cri_proxy.nri.dispatch import MOST_PAUSE_S, pause_s
-from cri_proxy.nri.io.host.connected import Roster
+from cri_proxy.nri.io.host.connected import ConnectedPlugins
 from cri_proxy.nri.io.host.discovery import discover
 from cri_proxy.nri.io.host.launch import ChildLauncher, LaunchedPlugin, Launcher, UnitLauncher
 from cri_proxy.nri.io.host.listener import PluginListener
@@ -35,7 +35,7 @@ def launcher_of(
 class PluginSupervisor:
     """Of one host."""
 
-    def __init__(self, roster: Roster, registrar: Registrar) -> None:
+    def __init__(self, roster: ConnectedPlugins, registrar: Registrar) -> None:
         self._roster = roster
         self._registrar = registrar
         self._log = roster.log
