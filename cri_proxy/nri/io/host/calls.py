@@ -14,7 +14,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.cri.visibility import Hidden
 from cri_proxy.nri.io.host.cleanup import UNKNOWN, Cleanup
-from cri_proxy.nri.io.host.dispatcher import Teller
+from cri_proxy.nri.io.host.dispatcher import EventDispatcher
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.pod_view import PodView
@@ -33,7 +33,7 @@ class HostContext:
     world: PodView
     life: Lifecycle
     hidden: Hidden
-    teller: Teller
+    teller: EventDispatcher
     upstream: Upstream
     marks: IntentLog
     leftovers: Cleanup

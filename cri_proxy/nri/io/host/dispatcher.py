@@ -17,7 +17,7 @@ from cri_proxy.nri.messages import Shown
 UPDATE_WAIT_S = 2.0
 
 
-class Teller:
+class EventDispatcher:
     """One for a host. What it has begun ends with ``close``."""
 
     def __init__(self, host: NriHost, world: PodView, log: Any) -> None:

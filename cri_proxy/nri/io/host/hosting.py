@@ -32,7 +32,7 @@ from cri_proxy.nri.io.host.capabilities import Expression
 from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.create import Create
 from cri_proxy.nri.io.host.detection import unhosted_because
-from cri_proxy.nri.io.host.dispatcher import Teller
+from cri_proxy.nri.io.host.dispatcher import EventDispatcher
 from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.pod_view import PodView
@@ -91,7 +91,7 @@ class NriHosting:
         self.host = NriHost(
             nri_settings(config), self.world, log, parts.metrics, lambda: (runtime.name, runtime.version)
         )
-        teller = Teller(self.host, self.world, log)
+        teller = EventDispatcher(self.host, self.world, log)
         leftovers = Cleanup(upstream, marks, hidden, parts.keeper, log)
         under_way = StepsUnderWay()
         self._parties = HostContext(
