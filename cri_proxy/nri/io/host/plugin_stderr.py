@@ -16,7 +16,7 @@ MOST_LINES, PERIOD_S = 20, 10.0
 _READ_BYTES = 1 << 14
 
 
-class Words:
+class PluginStderr:
     """Of one run of one plugin. ``descriptor`` is closed by ``run``; ``last`` is the last line there was."""
 
     def __init__(

@@ -17,7 +17,7 @@ from cri_proxy.nri.io.host.discovery import discover
 from cri_proxy.nri.io.host.launch import ChildLauncher, LaunchedPlugin, Launcher, UnitLauncher
 from cri_proxy.nri.io.host.listener import PluginListener
 from cri_proxy.nri.io.host.peer import LAUNCHED, PluginIdentity
-from cri_proxy.nri.io.host.plugin_stderr import Words
+from cri_proxy.nri.io.host.plugin_stderr import PluginStderr
 from cri_proxy.nri.io.host.registration import Registrar
 
 #: How long what a plugin has said last is waited for after its end.
@@ -158,7 +158,7 @@ class _Kept:
 
     async def _listen(self, running: LaunchedPlugin) -> None:
         if running.said is not None:
-            words = Words(running.said, self._plugin.title, self._log)
+            words = PluginStderr(running.said, self._plugin.title, self._log)
             try:
                 await words.run()
             finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from cri_proxy.nri.io.host.plugin_stderr import MOST_CHARACTERS, MOST_LINES, PERIOD_S, Words
+from cri_proxy.nri.io.host.plugin_stderr import MOST_CHARACTERS, MOST_LINES, PERIOD_S, PluginStderr
 
 
 class Said:
@@ -23,7 +23,7 @@ class Said:
             structlog.PrintLogger(), processors=[self.capture], wrapper_class=structlog.BoundLogger
         )
         descriptor, self.end = os.pipe()
-        self.words = Words(descriptor, "10-foo", log, lambda: self.now_s)
+        self.words = PluginStderr(descriptor, "10-foo", log, lambda: self.now_s)
 
     def entries(self) -> list[dict[str, Any]]:
         return [dict(entry) for entry in self.capture.entries]
