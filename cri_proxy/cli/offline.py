@@ -14,7 +14,7 @@ from cri_proxy.cli.answers import fail
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.engine.report import NotOne
-from cri_proxy.node.lock import Ownership
+from cri_proxy.node.lock import NodeLock
 from cri_proxy.runtime import NoRuntime
 from cri_proxy.state.store import Store
 
@@ -62,7 +62,7 @@ def release_offline(container: Optional[str], config_file: Optional[Path]) -> An
 @contextlib.contextmanager
 def _owning(config: Config, command: str) -> Iterator[None]:
     """A daemon that is started meanwhile passes bytes until this is over. Ends where somebody places already."""
-    ownership = Ownership(config, command)
+    ownership = NodeLock(config, command)
     owner = ownership.take()
     if owner:
         fail(owner)

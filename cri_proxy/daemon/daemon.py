@@ -39,7 +39,7 @@ from cri_proxy.daemon.tasks import Tasks
 from cri_proxy.engine.engine import Engine
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
 from cri_proxy.metrics import Metrics
-from cri_proxy.node.lock import Ownership
+from cri_proxy.node.lock import NodeLock
 from cri_proxy.node.machine import read_memory_bytes
 from cri_proxy.node.watch import TopologyWatch
 from cri_proxy.relay.io.serving import longest_stop_us
@@ -222,7 +222,7 @@ class Daemon:
         :raises SocketTaken, OSError: what must be had cannot be, or the node has an owner already.
         """
         front = self.options.front_end(self.parts)
-        self.ownership = Ownership(self.parts.config, front.name)
+        self.ownership = NodeLock(self.parts.config, front.name)
         try:
             await front.open()
         except OSError as error:

@@ -24,7 +24,7 @@ COMMANDS = {
 _MOST_BYTES = 4096
 
 
-class Ownership:
+class NodeLock:
     """The lock of one daemon. ``front_end``: what it tells others it is."""
 
     def __init__(self, config: Config, front_end: str) -> None:

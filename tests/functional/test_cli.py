@@ -23,7 +23,7 @@ from cri_proxy.cli.arguments import intel_arguments
 from cri_proxy.cli.main import cli
 from cri_proxy.config.io.files import Files, load
 from cri_proxy.control import ABSENT_HINT
-from cri_proxy.node.lock import Ownership
+from cri_proxy.node.lock import NodeLock
 from cri_proxy.version import VERSION
 from tests.agent import ROOT, Agent
 from tests.cri_client import CriClient
@@ -297,7 +297,7 @@ async def test_beside_an_owner_of_the_node_nothing_is_done_without_the_daemon(
 ) -> None:
     await busy.kill()
     before = cpusets(runtime)
-    owner = Ownership(load(Files(config=busy.config_file)).config, "proxy")
+    owner = NodeLock(load(Files(config=busy.config_file)).config, "proxy")
     assert owner.take() == ""
     code, out, error = await busy.cli(*words, "--config", str(busy.config_file))
     owner.give_up()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.config.config import Config, SettingsSource, read_config
-from cri_proxy.node.lock import Ownership
+from cri_proxy.node.lock import NodeLock
 from tests.agent import ROOT
 
 
@@ -23,16 +23,16 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def owner(config: Config) -> Iterator[Ownership]:
+def owner(config: Config) -> Iterator[NodeLock]:
     """Who owns the node."""
-    owner = Ownership(config, "nri-plugin")
+    owner = NodeLock(config, "nri-plugin")
     assert owner.take() == ""
     yield owner
     owner.give_up()
 
 
-def test_the_second_is_told_who_is_first(owner: Ownership, config: Config) -> None:
-    second = Ownership(config, "proxy")
+def test_the_second_is_told_who_is_first(owner: NodeLock, config: Config) -> None:
+    second = NodeLock(config, "proxy")
     assert second.take() == (
         f"process {os.getpid()} (cri-resmgr nri run) places containers on this node already "
         f"({owner.path} is locked); stop it first"
@@ -40,12 +40,12 @@ def test_the_second_is_told_who_is_first(owner: Ownership, config: Config) -> No
     assert (owner.is_held, second.is_held) == (True, False)
 
 
-def test_who_owns_it_may_ask_again(owner: Ownership) -> None:
+def test_who_owns_it_may_ask_again(owner: NodeLock) -> None:
     assert owner.take() == ""
 
 
-def test_after_the_first_the_second_has_it(owner: Ownership, config: Config) -> None:
-    second = Ownership(config, "standalone")
+def test_after_the_first_the_second_has_it(owner: NodeLock, config: Config) -> None:
+    second = NodeLock(config, "standalone")
     assert second.take() != ""
     owner.give_up()
     assert second.take() == ""
@@ -80,21 +80,21 @@ def test_on_a_full_disk_the_lock_is_had_all_the_same(tmp_path: Path) -> None:
     "text", ["", "[]", '{"pid": "x"}', "\xff"], ids=["not yet", "a list", "a word", "bytes"]
 )
 def test_a_file_that_does_not_say_who_it_is_names_another_process(
-    text: str, owner: Ownership, config: Config
+    text: str, owner: NodeLock, config: Config
 ) -> None:
     owner.path.write_bytes(text.encode("latin-1"))
     assert (
-        Ownership(config, "proxy").take().startswith("another process places containers on this node already")
+        NodeLock(config, "proxy").take().startswith("another process places containers on this node already")
     )
 
 
-def test_only_root_may_read_it(owner: Ownership) -> None:
+def test_only_root_may_read_it(owner: NodeLock) -> None:
     assert owner.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_lock_that_cannot_be_had_is_a_warning_and_no_reason_to_stop(config: Config, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
-    owner = Ownership(config, "proxy")
+    owner = NodeLock(config, "proxy")
     assert owner.take() == ""
     assert not owner.is_held
     assert owner.problem == (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.config.config import Config
-from cri_proxy.node.lock import FILE, Ownership
+from cri_proxy.node.lock import FILE, NodeLock
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE
 
 #: How long the other may take to stop; the runtime is spoken to meanwhile (launched.py).
@@ -24,7 +24,7 @@ async def take_over(config: Config, log: Any, proc: Path = Path("/proc")) -> Non
     Of anybody else that owns the node nothing is asked.
     """
     # Taken and given up again: the daemon takes it for itself in a moment.
-    trial = Ownership(config, "nri-plugin")
+    trial = NodeLock(config, "nri-plugin")
     if not trial.take():
         trial.give_up()
         return

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from cri_proxy.config.config import Config, read_config
-from cri_proxy.node.lock import Ownership
+from cri_proxy.node.lock import NodeLock
 from cri_proxy.nri.io.plugin.takeover import launched_owner, take_over
 from cri_proxy.text.sources import SettingsSource
 
@@ -52,7 +52,7 @@ async def test_one_that_was_launched_before_is_told_to_stop(config: Config) -> N
     process, _ = await hold(config, "nri-plugin", {"NRI_PLUGIN_SOCKET": "3"})
     await take_over(config, structlog.get_logger())
     assert await process.wait() == 0
-    ownership = Ownership(config, "nri-plugin")
+    ownership = NodeLock(config, "nri-plugin")
     assert ownership.take() == ""
     ownership.give_up()
 
@@ -69,7 +69,7 @@ async def test_any_other_owner_is_left_alone(
     try:
         await take_over(config, structlog.get_logger())
         assert process.returncode is None
-        assert Ownership(config, "nri-plugin").take() != ""
+        assert NodeLock(config, "nri-plugin").take() != ""
     finally:
         process.kill()
         await process.wait()
@@ -77,7 +77,7 @@ async def test_any_other_owner_is_left_alone(
 
 async def test_where_nobody_owns_the_node_nothing_is_left_locked(config: Config) -> None:
     await take_over(config, structlog.get_logger())
-    ownership = Ownership(config, "proxy")
+    ownership = NodeLock(config, "proxy")
     assert ownership.take() == ""
     ownership.give_up()
 
