@@ -20,7 +20,7 @@ from bpf.service.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from policies.affinity.graph.remote import RemotePeer
-from policies.affinity.graph.replica import News, Picture
+from policies.affinity.graph.replica import GraphReplica, News
 from policies.affinity.graph.traffic import Edge, Traffic
 
 FILE = "affinity.json"
@@ -51,7 +51,7 @@ class AffinityClient:
         self._socket = socket
         self._file = state_directory / FILE
         self._log = log
-        self._picture = Picture()
+        self._picture = GraphReplica()
         self._frozen = _NEVER_SEEN
         self._status = pb.Status()
         #: What containers exchange with other nodes, the heaviest first, and how many more there are.
@@ -202,7 +202,7 @@ class AffinityClient:
             self._log.warning("affinity graph not saved", file=str(self._file), reason=error.strerror)
 
 
-def _take_into(picture: Picture, delta: pb.GraphDelta) -> bool:
+def _take_into(picture: GraphReplica, delta: pb.GraphDelta) -> bool:
     return picture.take(read_delta(delta))
 
 

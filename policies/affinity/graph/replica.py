@@ -28,7 +28,7 @@ class News:
     half_lives: float = 1.0
 
 
-class Picture:
+class GraphReplica:
     """The graph as it was told last."""
 
     def __init__(self) -> None:

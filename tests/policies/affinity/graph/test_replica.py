@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from policies.affinity.graph.replica import News, Picture
+from policies.affinity.graph.replica import GraphReplica, News
 from policies.affinity.graph.traffic import Edge
 
 AB, CD = Edge("a", "b", 10.0), Edge("c", "d", 5.0)
@@ -14,12 +14,12 @@ OLD = News((AB, CD), {("x", "y"): 3.0}, is_whole=True)
 EMPTY = News(is_whole=True, half_lives=0.0)
 
 
-def known(picture: Picture) -> dict[tuple[str, str], float]:
+def known(picture: GraphReplica) -> dict[tuple[str, str], float]:
     return {(edge.a, edge.b): edge.weight for edge in picture.traffic("").listed}
 
 
 def test_news_change_the_picture() -> None:
-    picture = Picture()
+    picture = GraphReplica()
     assert picture.take(OLD)
     assert picture.take(News((Edge("a", "b", 20.0),), gone_edges=(("c", "d"),), gone_owners=(("x", "y"),)))
     traffic = picture.traffic("")
@@ -28,7 +28,7 @@ def test_news_change_the_picture() -> None:
 
 
 def test_no_news_are_no_new_version() -> None:
-    picture = Picture()
+    picture = GraphReplica()
     picture.take(OLD)
     before = picture.traffic("")
     assert not picture.take(News())
@@ -36,7 +36,7 @@ def test_no_news_are_no_new_version() -> None:
 
 
 def test_a_new_observer_takes_nothing_away_before_it_has_looked_for_a_half_life() -> None:
-    picture = Picture()
+    picture = GraphReplica()
     picture.take(OLD)
     picture.take(EMPTY)
     assert known(picture) == {("a", "b"): 10.0, ("c", "d"): 5.0}
@@ -48,7 +48,7 @@ def test_a_new_observer_takes_nothing_away_before_it_has_looked_for_a_half_life(
 
 
 def test_an_observer_that_restarts_over_and_over_takes_nothing_away() -> None:
-    picture = Picture()
+    picture = GraphReplica()
     picture.take(OLD)
     for _ in range(3):
         picture.take(EMPTY)
@@ -56,14 +56,14 @@ def test_an_observer_that_restarts_over_and_over_takes_nothing_away() -> None:
 
 
 def test_an_observer_that_has_kept_its_graph_is_believed_at_once() -> None:
-    picture = Picture()
+    picture = GraphReplica()
     picture.take(OLD)
     picture.take(News((AB,), is_whole=True, half_lives=50.0))
     assert known(picture) == {("a", "b"): 10.0}
 
 
 def test_the_reason_for_being_old_is_a_change() -> None:
-    picture = Picture()
+    picture = GraphReplica()
     picture.take(OLD)
     fresh, frozen = picture.traffic(""), picture.traffic("it is gone")
     assert frozen.version > fresh.version
@@ -71,7 +71,7 @@ def test_the_reason_for_being_old_is_a_change() -> None:
 
 
 def test_a_picture_survives_a_restart_of_the_daemon() -> None:
-    picture, again = Picture(), Picture()
+    picture, again = GraphReplica(), GraphReplica()
     picture.take(OLD)
     again.restore(json.loads(json.dumps(picture.state())))
     assert (known(again), again.traffic("").owners) == (known(picture), picture.traffic("").owners)
@@ -82,4 +82,4 @@ def test_a_picture_survives_a_restart_of_the_daemon() -> None:
 )
 def test_rubbish_is_refused(state: object) -> None:
     with pytest.raises(ValueError):
-        Picture().restore(state)
+        GraphReplica().restore(state)
