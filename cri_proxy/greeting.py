@@ -23,7 +23,7 @@ MOST = 500
 _LOOK_MS = 20
 
 
-class Greeter:
+class EarlyAccept:
     """Greets who connects to the sockets that systemd hands over (sd_listen_fds(3)), from the start to ``stop``."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
@@ -70,13 +70,13 @@ class Greeter:
 
 
 #: The one of this process. The launcher starts it; between it and the daemon's wiring there is only click.
-_current: Optional[Greeter] = None
+_current: Optional[EarlyAccept] = None
 
 
 def begin() -> None:
     """Greet from now on."""
     global _current
-    _current = Greeter(os.environ, os.getpid())
+    _current = EarlyAccept(os.environ, os.getpid())
     _current.start()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy import greeting
-from cri_proxy.greeting import SETTINGS, Greeter
+from cri_proxy.greeting import SETTINGS, EarlyAccept
 
 #: systemd's part, then ours: greets until its input ends, then says how many it has greeted, and what they sent.
 PROGRAM = """
@@ -54,7 +54,7 @@ def test_who_connects_is_greeted_at_once_and_handed_over_unread(folder: Path) ->
     "environment", [{}, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}, {"LISTEN_PID": "42", "LISTEN_FDS": "x"}]
 )
 def test_without_sockets_nothing_is_begun(environment: dict[str, str]) -> None:
-    greeter = Greeter(environment, 42)
+    greeter = EarlyAccept(environment, 42)
     greeter.start()
     assert greeter.stop() == []
     assert greeting.take() == []
