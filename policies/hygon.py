@@ -23,8 +23,8 @@ from policies.model import (
     UNTOUCHED,
     Affinity,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     NoAffinity,
     Placement,
     PlacementRefused,
@@ -60,7 +60,7 @@ class Hygon:
         self,
         node: Node,
         container: Container,
-        fence: Fence = NO_FENCE,
+        fence: CpusetConstraint = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,
@@ -95,7 +95,7 @@ class Hygon:
         self,
         node: Node,
         container: Container,
-        fence: Fence = NO_FENCE,
+        fence: CpusetConstraint = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
     ) -> Decision:
@@ -130,7 +130,7 @@ class Hygon:
         """Nothing: nobody is moved because somebody left."""
         return {}
 
-    def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:
+    def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:
         """A decision on the reserved CPUs; else a phrase why not."""
         if not node.reserved:
             return "there are no reserved CPUs"

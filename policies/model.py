@@ -160,7 +160,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Fence:
+class CpusetConstraint:
     """What our sets must be subsets of. None = no bound.
 
     ``caller``: what the caller set itself, where the pod's cgroup allows less than that; None = all of it is.
@@ -168,10 +168,10 @@ class Fence:
 
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
-    caller: Optional[Fence] = None
+    caller: Optional[CpusetConstraint] = None
 
     @property
-    def asked(self) -> Fence:
+    def asked(self) -> CpusetConstraint:
         """What the caller set itself."""
         return self.caller or self
 
@@ -180,11 +180,11 @@ class Fence:
         """What has put it up, for sentences."""
         return "the caller" if self.caller is None else "the pod's cgroup"
 
-    def within(self, allowed: Fence) -> Fence:
+    def within(self, allowed: CpusetConstraint) -> CpusetConstraint:
         """The caller's part of it, as far as the pod's cgroup allows that."""
         asked = self.asked
         cpus, mems = _both(asked.cpus, allowed.cpus), _both(asked.mems, allowed.mems)
-        return asked if (cpus, mems) == (asked.cpus, asked.mems) else Fence(cpus, mems, asked)
+        return asked if (cpus, mems) == (asked.cpus, asked.mems) else CpusetConstraint(cpus, mems, asked)
 
 
 def _both(one: Optional[frozenset[int]], other: Optional[frozenset[int]]) -> Optional[frozenset[int]]:
@@ -193,7 +193,7 @@ def _both(one: Optional[frozenset[int]], other: Optional[frozenset[int]]) -> Opt
     return one & other
 
 
-NO_FENCE = Fence()
+NO_FENCE = CpusetConstraint()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Optional, Protocol
 from policies.balloons.policy import Balloons
 from policies.hygon import Hygon
 from policies.machine.topology import Topology
-from policies.model import Affinity, Container, Decision, Fence, Placement
+from policies.model import Affinity, Container, CpusetConstraint, Decision, Placement
 from policies.node import Node
 from policies.none import NoPolicy
 from policies.settings import PlacementSettings
@@ -31,7 +31,7 @@ class Policy(Protocol):
         self,
         node: Node,
         container: Container,
-        fence: Fence = ...,
+        fence: CpusetConstraint = ...,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,

@@ -22,8 +22,8 @@ from policies.model import (
     NO_FENCE,
     Affinity,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Hint,
     Placement,
     Pod,
@@ -115,8 +115,10 @@ def milli(cpus: Number) -> int:
     return round(cpus * 1000)
 
 
-def fence(cpus: Optional[str] = None, mems: Optional[str] = None) -> Fence:
-    return Fence(None if cpus is None else parse_cpus(cpus), None if mems is None else parse_cpus(mems))
+def fence(cpus: Optional[str] = None, mems: Optional[str] = None) -> CpusetConstraint:
+    return CpusetConstraint(
+        None if cpus is None else parse_cpus(cpus), None if mems is None else parse_cpus(mems)
+    )
 
 
 # ---------------------------------------------------------------------- a policy and its node
@@ -138,11 +140,11 @@ class Scene:
         self._count = 0
 
     def place(
-        self, container: Container, within: Fence = NO_FENCE, affinity: Optional[Affinity] = None
+        self, container: Container, within: CpusetConstraint = NO_FENCE, affinity: Optional[Affinity] = None
     ) -> Decision:
         return self.policy.place(self.node, container, within, affinity)
 
-    def put(self, container: Container, within: Fence = NO_FENCE, key: str = "") -> Decision:
+    def put(self, container: Container, within: CpusetConstraint = NO_FENCE, key: str = "") -> Decision:
         decision = self.place(container, within)
         self.book(container, decision.placement, key)
         return decision
@@ -203,7 +205,7 @@ class Owning:
         self,
         node: Node,
         container: Container,
-        fence: Fence = NO_FENCE,
+        fence: CpusetConstraint = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,
@@ -254,7 +256,7 @@ def engine_on(
 
 
 def run(
-    engine: Engine, container: Container, key: str, now_s: float = 0.0, within: Fence = NO_FENCE
+    engine: Engine, container: Container, key: str, now_s: float = 0.0, within: CpusetConstraint = NO_FENCE
 ) -> Grant:
     """Create and start a container; returns its grant."""
     admission = engine.admit(container, within, now_s)

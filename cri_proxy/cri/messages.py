@@ -20,7 +20,7 @@ from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
-from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Quota, Resources
+from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Qos, Quota, Resources
 
 # Kubernetes' cpu.shares: 1024 a CPU, at least 2, at most 262144 (kubelet, cm/helpers_linux.go MilliCPUToShares).
 MIN_SHARES, MAX_SHARES, SHARES_PER_CPU = 2, 262144, 1024
@@ -40,7 +40,7 @@ class CreateRequest:
     """What a CreateContainerRequest says: the container, the caller's own cpuset and mems, devices and mounts."""
 
     container: Container
-    fence: Fence
+    fence: CpusetConstraint
     uses: tuple[Use, ...] = ()
 
 
@@ -50,7 +50,7 @@ class UpdateRequest:
 
     container_id: str
     linux: cri.LinuxContainerResources
-    fence: Fence
+    fence: CpusetConstraint
 
 
 # ---------------------------------------------------------------------- requests
@@ -205,9 +205,9 @@ def _annotated_container(resources: Any) -> tuple[int, Optional[int]]:
     return parse_milli(request or 0), None if limit is None else parse_milli(limit)
 
 
-def read_fence(resources: cri.LinuxContainerResources) -> Fence:
+def read_fence(resources: cri.LinuxContainerResources) -> CpusetConstraint:
     """The cpuset and mems the caller set; a list that cannot be read counts as none and is the runtime's to refuse."""
-    return Fence(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems))
+    return CpusetConstraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems))
 
 
 def _optional_set(text: str) -> Optional[frozenset[int]]:

@@ -25,8 +25,8 @@ from policies.model import (
     UNTOUCHED,
     BudgetSpent,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Placement,
     PlacementRefused,
     Qos,
@@ -46,7 +46,9 @@ OPT_OUT = {
 RESIZED = "; stays with "
 
 
-def stance_of(books: Ledger, container: Container, fence: Fence, now_s: float) -> tuple[Stance, str]:
+def stance_of(
+    books: Ledger, container: Container, fence: CpusetConstraint, now_s: float
+) -> tuple[Stance, str]:
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are nobody else's.
     if kubelet_owned(books, container, fence):
@@ -65,7 +67,7 @@ def stance_of(books: Ledger, container: Container, fence: Fence, now_s: float) -
     return Stance.PLACED, ""
 
 
-def _unusable(books: Ledger, container: Container, fence: Fence) -> str:
+def _unusable(books: Ledger, container: Container, fence: CpusetConstraint) -> str:
     allowed = books.host.bounded(NO_FENCE, container.pod.cgroup_parent).cpus
     if fence.caller is None or allowed is None:
         return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
@@ -90,7 +92,7 @@ def opted_out(books: Ledger, container: Container) -> str:
     return ""
 
 
-def kubelet_owned(books: Ledger, container: Container, fence: Fence) -> bool:
+def kubelet_owned(books: Ledger, container: Container, fence: CpusetConstraint) -> bool:
     """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
     asked = fence.asked.cpus
     if (container.pod.uid, container.name) in books.host.kubelet_exclusive:
@@ -121,7 +123,7 @@ def predecessors(books: Ledger, container: Container) -> tuple[Grant, ...]:
 
 
 def decide(
-    books: Ledger, container: Container, fence: Fence, replaced: tuple[Grant, ...]
+    books: Ledger, container: Container, fence: CpusetConstraint, replaced: tuple[Grant, ...]
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
     again = _same_place(books, container, fence, replaced)
@@ -138,7 +140,7 @@ def decide(
 
 
 def _decide_pinned(
-    books: Ledger, container: Container, fence: Fence, override: Override
+    books: Ledger, container: Container, fence: CpusetConstraint, override: Override
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
     try:
@@ -150,7 +152,7 @@ def _decide_pinned(
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
 
 
-def _inside(books: Ledger, container: Container, override: Override, inside: Fence) -> Decision:
+def _inside(books: Ledger, container: Container, override: Override, inside: CpusetConstraint) -> Decision:
     """The policy's decision inside of a zone.
 
     :raises DoesNotFit: it has none.
@@ -163,7 +165,9 @@ def _inside(books: Ledger, container: Container, override: Override, inside: Fen
     return relieved(books, container, decision)
 
 
-def _decide_anew(books: Ledger, container: Container, fence: Fence) -> tuple[Decision, tuple[Grant, ...]]:
+def _decide_anew(
+    books: Ledger, container: Container, fence: CpusetConstraint
+) -> tuple[Decision, tuple[Grant, ...]]:
     decision = books.policy.place(books.node, container, fence, books.pull(container))
     if decision.fits:
         return relieved(books, container, decision), ()
@@ -214,7 +218,7 @@ def _decide_anew(books: Ledger, container: Container, fence: Fence) -> tuple[Dec
 
 
 def _same_place(
-    books: Ledger, container: Container, fence: Fence, replaced: Iterable[Grant]
+    books: Ledger, container: Container, fence: CpusetConstraint, replaced: Iterable[Grant]
 ) -> Optional[Decision]:
     previous = [
         g
@@ -238,7 +242,7 @@ def _same_place(
 
 
 def resized(
-    books: Ledger, old: Grant, container: Container, fence: Fence, asked: Fence
+    books: Ledger, old: Grant, container: Container, fence: CpusetConstraint, asked: CpusetConstraint
 ) -> tuple[Decision, Stance, frozenset[int]]:
     """The place of a container with new resources, its stance, and where it runs if that is not our choice.
 
@@ -286,7 +290,7 @@ def resized(
         return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
 
 
-def _resized_anew(books: Ledger, old: Grant, container: Container, fence: Fence) -> Decision:
+def _resized_anew(books: Ledger, old: Grant, container: Container, fence: CpusetConstraint) -> Decision:
     """The policy's place for a container with other resources, inside of the zone it is pinned to if it fits there.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
@@ -310,7 +314,7 @@ def calls_for_a_place(old: Grant, container: Container) -> bool:
     return old.stance is Stance.PLACED and is_other
 
 
-def still_holds(books: Ledger, stay: Placement, container: Container, fence: Fence) -> bool:
+def still_holds(books: Ledger, stay: Placement, container: Container, fence: CpusetConstraint) -> bool:
     """Whether a place has the CPUs and the room for a container that is not in the books."""
     cpus = effective(books, stay, fence)
     room = len(cpus) * 1000 - books.node.charge_milli(cpus)
@@ -321,7 +325,9 @@ def still_holds(books: Ledger, stay: Placement, container: Container, fence: Fen
     )
 
 
-def _stay(books: Ledger, stay: Placement, container: Container, fence: Fence, old: Grant) -> Decision:
+def _stay(
+    books: Ledger, stay: Placement, container: Container, fence: CpusetConstraint, old: Grant
+) -> Decision:
     """The same domain, without the container in the books; memory nodes are only added, where a larger limit needs them."""
     cpus = effective(books, stay, fence) or stay.cpus
     kept = replace(stay, cpus=cpus)

@@ -46,7 +46,7 @@ from policies.model import (
     Affinity,
     BudgetSpent,
     Container,
-    Fence,
+    CpusetConstraint,
     PlacementRefused,
     Pod,
     PodSize,
@@ -231,7 +231,9 @@ class Engine:
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
-    def admit(self, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
+    def admit(
+        self, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
+    ) -> Admission:
         """Reserve a place for a container that is about to be created.
 
         ``enforce`` False (mode observe): decide and remember, send nothing.
@@ -253,7 +255,7 @@ class Engine:
         return admission
 
     @_transition
-    def _admit(self, container: Container, fence: Fence, now_s: float, enforce: bool) -> Admission:
+    def _admit(self, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool) -> Admission:
         return requests.admit(self.books, container, fence, now_s, enforce)
 
     @_transition
@@ -278,7 +280,7 @@ class Engine:
 
     @_transition
     def resize(
-        self, container_id: str, resources: Resources, fence: Fence, now_s: float
+        self, container_id: str, resources: Resources, fence: CpusetConstraint, now_s: float
     ) -> Optional[Admission]:
         """Reserve the place a container gets with new resources; its old one stays reserved until ``commit``.
 

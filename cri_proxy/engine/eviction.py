@@ -20,8 +20,8 @@ from policies.model import (
     PLACEMENT_LEVELS,
     BudgetSpent,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Placement,
     PlacementRefused,
     wanted_milli,
@@ -36,7 +36,7 @@ NEWCOMER = "newcomer"
 RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
 
 
-def make_room(books: Ledger, container: Container, fence: Fence) -> Optional[Decision]:
+def make_room(books: Ledger, container: Container, fence: CpusetConstraint) -> Optional[Decision]:
     """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
     most = books.max_moves
     if not most or not books.policy.moves_others:
@@ -123,11 +123,11 @@ def _enough(movable: Sequence[Grant], missing: int, most: int) -> list[Grant]:
 
 
 def _with_moves(
-    books: Ledger, container: Container, fence: Fence, domain: Domain, movers: Sequence[Grant]
+    books: Ledger, container: Container, fence: CpusetConstraint, domain: Domain, movers: Sequence[Grant]
 ) -> Optional[Decision]:
     """The container inside a domain that the movers have left, and the movers elsewhere; None if anybody does not fit."""
     # The newcomer is offered the domain alone: else it might go where a mover comes from next.
-    inside = Fence(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
+    inside = CpusetConstraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
     with books.without([g.key for g in movers]):
         try:
             decision = books.policy.place(books.node, container, inside, books.pull(container))

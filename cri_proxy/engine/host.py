@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cri_proxy.engine.quota import pod_cgroup
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.model import NO_FENCE, Fence
+from policies.model import NO_FENCE, CpusetConstraint
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Host:
     reserved: frozenset[int] = NO_CPUS
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     free_memory: Mapping[int, int] = field(default_factory=dict)
-    bounds: Mapping[str, Fence] = field(default_factory=dict)
+    bounds: Mapping[str, CpusetConstraint] = field(default_factory=dict)
 
-    def bounded(self, fence: Fence, cgroup_parent: str) -> Fence:
+    def bounded(self, fence: CpusetConstraint, cgroup_parent: str) -> CpusetConstraint:
         """A caller's fence inside of what the cgroup of a pod allows: the nearest of those that are known."""
         path = pod_cgroup(cgroup_parent) if self.bounds else ""
         while path and path not in self.bounds:

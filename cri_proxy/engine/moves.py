@@ -14,7 +14,7 @@ from cri_proxy.engine.ledger import Ledger, resident_of
 from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refreshed
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, Plan, Stance
 from policies.machine.cpus import NO_CPUS
-from policies.model import BudgetSpent, Fence, Placement, PlacementRefused, wanted_milli
+from policies.model import BudgetSpent, CpusetConstraint, Placement, PlacementRefused, wanted_milli
 
 #: Key in the books of a container at its new place, while the plan is being checked.
 ARRIVED = "arrived "
@@ -128,7 +128,7 @@ def _shared(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
 
 def _owned(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     """As many CPUs of its own inside its new home, as the policy picks them; None if that cannot be."""
-    inside = Fence(_home(grant, move), grant.fence.mems)
+    inside = CpusetConstraint(_home(grant, move), grant.fence.mems)
     try:
         decision = books.policy.place(
             books.node, grant.container, inside, books.pull(grant.container, grant.key)

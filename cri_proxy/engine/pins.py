@@ -17,7 +17,15 @@ from cri_proxy.engine.records import Grant, Life, Move, Plan, Stance
 from cri_proxy.engine.zones import names_text
 from policies.exclusive.rules import ask_of
 from policies.machine.cpus import NO_CPUS
-from policies.model import BudgetSpent, Container, Decision, Fence, Placement, PlacementRefused, wanted_milli
+from policies.model import (
+    BudgetSpent,
+    Container,
+    CpusetConstraint,
+    Decision,
+    Placement,
+    PlacementRefused,
+    wanted_milli,
+)
 
 APPLIED, WAITING, REFUSED = "applied", "waiting", "refused"
 #: Why a container that runs is not moved, whatever is asked for.
@@ -32,7 +40,9 @@ class DoesNotFit(Exception):
     """A container cannot be placed in the zone it is pinned to. The message is a sentence."""
 
 
-def inside_of(books: Ledger, override: Override, container: Container, fence: Fence) -> Fence:
+def inside_of(
+    books: Ledger, override: Override, container: Container, fence: CpusetConstraint
+) -> CpusetConstraint:
     """What a container may be placed on by an override.
 
     :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs.
@@ -44,7 +54,7 @@ def inside_of(books: Ledger, override: Override, container: Container, fence: Fe
         raise DoesNotFit(
             f"this machine has no zone {override.zone}, expected one of {names_text(books.zones)}"
         )
-    inside = Fence(cpus if fence.cpus is None else cpus & fence.cpus, fence.mems)
+    inside = CpusetConstraint(cpus if fence.cpus is None else cpus & fence.cpus, fence.mems)
     if not (inside.cpus or NO_CPUS) & books.node.usable:
         by = "" if fence.cpus is None else f" that {fence.of} allows"
         raise DoesNotFit(f"{override.zone} has no usable CPU{by}")

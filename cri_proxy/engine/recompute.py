@@ -22,8 +22,8 @@ from policies.model import (
     UNTOUCHED,
     BudgetSpent,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Placement,
     PlacementRefused,
     altered,
@@ -139,7 +139,7 @@ def put_placement(books: Ledger, key: str, placement: Placement, why: str = "") 
         books.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
-def inside(fence: Fence, placement: Placement) -> Placement:
+def inside(fence: CpusetConstraint, placement: Placement) -> Placement:
     """A placement without what the caller does not allow: of others' fences a policy knows nothing."""
     cpus = placement.cpus if fence.cpus is None else placement.cpus & fence.cpus
     mems = placement.mems if fence.mems is None else placement.mems & fence.mems
@@ -317,7 +317,7 @@ def _free_again(
 
 
 def effective(
-    books: Ledger, placement: Placement, fence: Fence, own: frozenset[int] = NO_CPUS
+    books: Ledger, placement: Placement, fence: CpusetConstraint, own: frozenset[int] = NO_CPUS
 ) -> frozenset[int]:
     """The CPUs of a placement that may be used now."""
     known = books.node.allowed_now
@@ -348,7 +348,7 @@ def effective(
 
 
 def memory_for(
-    books: Ledger, cpus: frozenset[int], container: Container, fence: Fence, had: MemoryCharge = ()
+    books: Ledger, cpus: frozenset[int], container: Container, fence: CpusetConstraint, had: MemoryCharge = ()
 ) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
@@ -358,7 +358,7 @@ def memory_for(
 
 
 def keep_memory(
-    books: Ledger, old: Placement, new: Placement, fence: Fence, is_other_limit: bool = False
+    books: Ledger, old: Placement, new: Placement, fence: CpusetConstraint, is_other_limit: bool = False
 ) -> Placement:
     """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new.
 

@@ -11,7 +11,16 @@ from enum import Enum
 from typing import NamedTuple, Optional
 
 from policies.machine.cpus import NO_CPUS
-from policies.model import NO_FENCE, UNTOUCHED, Container, Decision, Fence, Placement, Quota, Resources
+from policies.model import (
+    NO_FENCE,
+    UNTOUCHED,
+    Container,
+    CpusetConstraint,
+    Decision,
+    Placement,
+    Quota,
+    Resources,
+)
 
 
 class Stance(str, Enum):
@@ -54,7 +63,7 @@ class Grant:
     container: Container
     placement: Placement
     stance: Stance
-    fence: Fence = NO_FENCE
+    fence: CpusetConstraint = NO_FENCE
     life: Life = Life.CREATING
     runs_on: frozenset[int] = NO_CPUS
     since_s: float = 0.0

@@ -26,7 +26,7 @@ from cri_proxy.engine.records import (
     TicketKind,
 )
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import Container, Fence, Hint, Placement, Pod, PodSize, Qos, Resources
+from policies.model import Container, CpusetConstraint, Hint, Placement, Pod, PodSize, Qos, Resources
 
 #: Grows when an older daemon would take what this one writes for something else. It reads what it can of it all the same.
 FORMAT = 1
@@ -318,7 +318,7 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
         container=_read_container(document["container"]),
         placement=read_placement(document["placement"]),
         stance=Stance(document["stance"]),
-        fence=Fence(_read_set(cpus), _read_set(mems)),
+        fence=CpusetConstraint(_read_set(cpus), _read_set(mems)),
         life=Life(document["life"]),
         runs_on=parse_cpus(document["runs_on"]),
         since_s=float(document["since_s"]),

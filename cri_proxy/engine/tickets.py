@@ -37,8 +37,8 @@ from policies.model import (
     UNTOUCHED,
     BudgetSpent,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Placement,
     PlacementRefused,
     Resources,
@@ -49,7 +49,9 @@ from policies.model import (
 CHANGED_PAST_US = "resized past us"
 
 
-def admit(books: Ledger, container: Container, fence: Fence, now_s: float, enforce: bool = True) -> Admission:
+def admit(
+    books: Ledger, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
+) -> Admission:
     """``Engine.admit``."""
     fence = books.host.bounded(fence, container.pod.cgroup_parent)
     stance, reason = stance_of(books, container, fence, now_s)
@@ -221,7 +223,7 @@ def doubt(books: Ledger, ticket_id: str) -> tuple[CpusetUpdate, ...]:
 
 
 def resize(
-    books: Ledger, container_id: str, resources: Resources, fence: Fence, now_s: float
+    books: Ledger, container_id: str, resources: Resources, fence: CpusetConstraint, now_s: float
 ) -> Optional[Admission]:
     """``Engine.resize``."""
     old = books.grants.get(container_id)
@@ -236,7 +238,7 @@ def resize(
     # 2. Decide, and book it under a ticket.
     was = old.fence.asked
     new_fence = books.host.bounded(
-        Fence(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
+        CpusetConstraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
     )
     container = replace(old.container, resources=resources)
     key = books.next_ticket()

@@ -24,7 +24,7 @@ from cri_proxy.cri.messages import (
 )
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer
 from policies.machine.cpus import BadCpuList, parse_cpus
-from policies.model import Container, Fence, Placement, Pod, PodSize, Quota
+from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Quota
 
 #: Kubelet's count of restarts, which it also makes the attempt of the container (kuberuntime/labels.go).
 RESTART_COUNT = "io.kubernetes.container.restartCount"
@@ -204,7 +204,7 @@ def _read_set(text: str) -> Optional[frozenset[int]]:
 # ---------------------------------------------------------------------- placements
 
 
-def write_adjustment(placement: Placement, fence: Fence) -> Optional[nri.ContainerAdjustment]:
+def write_adjustment(placement: Placement, fence: CpusetConstraint) -> Optional[nri.ContainerAdjustment]:
     """What a container is created with; None = nothing is changed.
 
     What it has already (``fence``) is not set again: a field that another plugin has set can be set by nobody else.

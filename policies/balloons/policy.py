@@ -35,8 +35,8 @@ from policies.model import (
     NO_FENCE,
     Affinity,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     NoAffinity,
     Placement,
     PlacementRefused,
@@ -72,7 +72,7 @@ class Balloons:
         self,
         node: Node,
         container: Container,
-        fence: Fence = NO_FENCE,
+        fence: CpusetConstraint = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,
@@ -156,7 +156,7 @@ class Balloons:
         keep: Optional[Placement],
         kind: BalloonType,
         container: Container,
-        fence: Fence,
+        fence: CpusetConstraint,
     ) -> Optional[Balloon]:
         """The balloon that a container is in; also if it was alone there, and its CPUs count as idle now."""
         named = parse_name(keep.group) if keep is not None else None
@@ -294,7 +294,7 @@ class Balloons:
         balloon: Balloon,
         own: frozenset[int],
         container: Container,
-        fence: Fence,
+        fence: CpusetConstraint,
         note: str,
     ) -> Decision:
         free = node.usable - node.reserved - found.foreign.union(own, *found.others(balloon.name))
@@ -311,7 +311,7 @@ class Balloons:
             decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
         )
 
-    def _place_reserved(self, node: Node, container: Container, fence: Fence) -> object:
+    def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""
         place = reserved_place(node, container, fence)
         if isinstance(place, str):

@@ -18,7 +18,7 @@ from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
-from policies.model import Affinity, Container, Decision, Fence, Placement, PlacementRefused
+from policies.model import Affinity, Container, CpusetConstraint, Decision, Placement, PlacementRefused
 from policies.node import NANO_PER_MILLI, Node
 from policies.pod_domain import PodDomains
 from policies.settings import PlacementSettings
@@ -44,7 +44,7 @@ class Owning:
         node: Node,
         container: Container,
         ask: CpuDemand,
-        fence: Fence,
+        fence: CpusetConstraint,
         affinity: Optional[Affinity],
         near: Optional[frozenset[int]],
         keep: Optional[Placement],
@@ -192,7 +192,7 @@ class Owning:
             )
 
     def _home(
-        self, node: Node, container: Container, ask: CpuDemand, found: Pick, fence: Fence
+        self, node: Node, container: Container, ask: CpuDemand, found: Pick, fence: CpusetConstraint
     ) -> tuple[frozenset[int], str]:
         """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
         if not ask.is_mixed:
@@ -220,7 +220,7 @@ class Owning:
         return "machine"
 
 
-def _alone(node: Node, keep: Optional[Placement], fence: Fence) -> Optional[Placement]:
+def _alone(node: Node, keep: Optional[Placement], fence: CpusetConstraint) -> Optional[Placement]:
     """A placement with what its caller lets it have, and without what others own too: those of another policy's group."""
     if keep is None:
         return None

@@ -22,7 +22,16 @@ from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import Proposal, ProposedMove, Vertex
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Container, Fence, Hint, MatchExpression, Qos, Resources, Wishes
+from policies.model import (
+    AffinityTerm,
+    Container,
+    CpusetConstraint,
+    Hint,
+    MatchExpression,
+    Qos,
+    Resources,
+    Wishes,
+)
 from policies.topology_aware import TopologyAware
 from tests.config.configs import read
 from tests.machines import ALL_MACHINES, EPYC_NPS1_1S, GIB, HYGON_7285_2S
@@ -49,8 +58,8 @@ def put(
 ) -> None:
     """A container that runs there, without a cpuset of the caller's."""
     made = container or make_container(key, limit=cpus, request=cpus)
-    run(engine, made, key, within=Fence(where))
-    engine.amend(replace(engine.grants[key], fence=Fence()))
+    run(engine, made, key, within=CpusetConstraint(where))
+    engine.amend(replace(engine.grants[key], fence=CpusetConstraint()))
 
 
 def ask(engine: Engine, traffic: Traffic = NOBODY, now_s: float = 100.0, **changes: Any) -> PlanningSnapshot:
@@ -87,7 +96,9 @@ def test_a_container_may_have_every_domain_of_its_level() -> None:
 def test_only_domains_that_hold_what_it_wants_are_offered() -> None:
     engine = engine_on(HYGON_7285_2S)
     put(engine, "a", CCX[3], cpus=8)
-    run(engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=Fence(frozenset([0])))
+    run(
+        engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=CpusetConstraint(frozenset([0]))
+    )
     assert 0 not in vertices(ask(engine))["a"].sites
 
 
@@ -104,9 +115,9 @@ def test_who_is_not_to_be_moved_is_not_offered_a_place(name: str) -> None:
         engine.release("a")
     elif name == "creating":
         engine = engine_on(HYGON_7285_2S)
-        engine.admit(make_container("a", limit=2), Fence(), 0.0)
+        engine.admit(make_container("a", limit=2), CpusetConstraint(), 0.0)
     elif name == "resized":
-        engine.resize("a", Resources(2000, 3000), Fence(), 0.0)
+        engine.resize("a", Resources(2000, 3000), CpusetConstraint(), 0.0)
     else:
         engine = engine_on(HYGON_7285_2S)
         run(engine, make_container("a", limit=24), "a")  # a node and a CCX
@@ -131,7 +142,7 @@ def test_one_that_is_not_moved_pulls_from_where_it_is() -> None:
 def test_behind_a_fence_only_whole_domains_inside_it_count(fence: str, sites: int) -> None:
     engine = engine_on(HYGON_7285_2S)
     put(engine, "x", CCX[0])
-    run(engine, make_container("a", limit=2), "a", within=Fence(parse_cpus(fence)))
+    run(engine, make_container("a", limit=2), "a", within=CpusetConstraint(parse_cpus(fence)))
     asked = vertices(ask(engine))
     assert len(asked["a"].sites if "a" in asked else ()) == sites
 
@@ -171,7 +182,9 @@ def test_capacities_are_what_the_others_leave() -> None:
     put(engine, "a", CCX[0])
     put(engine, "held", CCX[1])
     engine.exited("held", 1, 0.0)
-    run(engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=Fence(frozenset([8])))
+    run(
+        engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=CpusetConstraint(frozenset([8]))
+    )
     assert capacities(ask(engine))[:4] == [8000, 6000, 7000, 8000]
 
 

@@ -32,7 +32,7 @@ from cri_proxy.cri.messages import (
     write_update_delta,
 )
 from policies.machine.cpus import parse_cpus
-from policies.model import UNTOUCHED, Fence, Placement, Pod, PodSize, Qos, Resources
+from policies.model import UNTOUCHED, CpusetConstraint, Placement, Pod, PodSize, Qos, Resources
 
 GUARANTEED, BURSTABLE, BESTEFFORT = Qos.GUARANTEED, Qos.BURSTABLE, Qos.BESTEFFORT
 
@@ -247,19 +247,19 @@ def test_the_largest_shares_do_not_make_a_request_smaller_than_its_limit() -> No
 # ---------------------------------------------------------------------- fences
 
 FENCES = [
-    ("", "", Fence()),
-    ("0-3,8", "", Fence(parse_cpus("0-3,8"))),
-    ("", "1", Fence(None, parse_cpus("1"))),
-    ("0-3", "0-1", Fence(parse_cpus("0-3"), parse_cpus("0-1"))),
+    ("", "", CpusetConstraint()),
+    ("0-3,8", "", CpusetConstraint(parse_cpus("0-3,8"))),
+    ("", "1", CpusetConstraint(None, parse_cpus("1"))),
+    ("0-3", "0-1", CpusetConstraint(parse_cpus("0-3"), parse_cpus("0-1"))),
     # What cannot be read is the runtime's to refuse.
-    ("zero", "3-1", Fence()),
-    ("0-15:2/4", "", Fence()),
-    ("0-99999999", "", Fence()),
+    ("zero", "3-1", CpusetConstraint()),
+    ("0-15:2/4", "", CpusetConstraint()),
+    ("0-99999999", "", CpusetConstraint()),
 ]
 
 
 @pytest.mark.parametrize(("cpus", "mems", "fence"), FENCES)
-def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, fence: Fence) -> None:
+def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, fence: CpusetConstraint) -> None:
     assert read_fence(linux(cpuset_cpus=cpus, cpuset_mems=mems)) == fence
 
 
@@ -416,7 +416,7 @@ def test_a_create_request_is_a_container_and_a_fence() -> None:
     assert container.resources == Resources(1000, 2000)
     assert (dict(container.labels), dict(container.annotations)) == ({"l": "1"}, {"a": "2"})
     assert (container.pod.id, container.pod.uid) == ("sandbox-1", "uid")
-    assert request.fence == Fence(parse_cpus("0-3"))
+    assert request.fence == CpusetConstraint(parse_cpus("0-3"))
 
 
 def test_what_the_request_does_not_say_of_its_pod_is_known_from_before() -> None:
@@ -469,7 +469,7 @@ def test_an_update_request_is_an_id_resources_and_a_fence() -> None:
     ).SerializeToString()
     request = read_update(message)
     assert (request.container_id, request.linux.cpu_shares) == ("c1", 2048)
-    assert request.fence == Fence(None, frozenset([1]))
+    assert request.fence == CpusetConstraint(None, frozenset([1]))
 
 
 @pytest.mark.parametrize(

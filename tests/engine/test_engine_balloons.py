@@ -18,7 +18,16 @@ from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
-from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
+from policies.model import (
+    NO_FENCE,
+    Container,
+    CpusetConstraint,
+    Placement,
+    PlacementRefused,
+    Qos,
+    Resources,
+    Wishes,
+)
 from policies.settings import PlacementSettings
 from tests.machines import (
     GIB,
@@ -485,10 +494,10 @@ class Life:
         else:
             self.engine.cancel(admission.ticket, 0.0)
 
-    def _fence(self, first: int) -> Fence:
+    def _fence(self, first: int) -> CpusetConstraint:
         usable = sorted(self.engine.node.usable)
         start = first % len(usable)
-        return Fence(frozenset((usable + usable)[start : start + len(usable) // 2 + 1]))
+        return CpusetConstraint(frozenset((usable + usable)[start : start + len(usable) // 2 + 1]))
 
     def _resize(self, key: str, request: Number, accepted: bool) -> None:
         admission = self.engine.resize(key, Resources(round(request * 1000)), NO_FENCE, 0.0)

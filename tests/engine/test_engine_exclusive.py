@@ -16,7 +16,16 @@ from cri_proxy.engine.resync import Listing, resync
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import NO_FENCE, Container, Fence, Placement, PlacementRefused, Qos, Resources, Wishes
+from policies.model import (
+    NO_FENCE,
+    Container,
+    CpusetConstraint,
+    Placement,
+    PlacementRefused,
+    Qos,
+    Resources,
+    Wishes,
+)
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
@@ -458,7 +467,7 @@ def test_an_adopted_container_whose_resize_is_refused_is_told_what_it_has_lost_m
         Grant("app", own("app", 1), Placement(home=home), Stance.ADOPTED, life=Life.RUNNING, runs_on=home)
     )
     # Kubelet gives it the other's CPU; that one moves, and the CPU it gets is not the adopted one's any more.
-    admission = node.resize("app", Resources(1000, 1000), Fence(first), 1.0)
+    admission = node.resize("app", Resources(1000, 1000), CpusetConstraint(first), 1.0)
     assert admission is not None
     node.amend(replace(node.grants["x"], displaced=None))
     updates = node.cancel(admission.ticket, 2.0)

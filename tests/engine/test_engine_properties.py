@@ -31,7 +31,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, remember
-from policies.model import Container, Fence, PlacementRefused, Qos, Resources, Wishes
+from policies.model import Container, CpusetConstraint, PlacementRefused, Qos, Resources, Wishes
 from policies.node import Node
 from policies.registry import Policy
 from policies.reserved import Reservation, reserve
@@ -124,7 +124,7 @@ class Call:
 
     admission: Admission
     container: Container
-    fence: Fence
+    fence: CpusetConstraint
     target: str = ""
 
 
@@ -242,18 +242,24 @@ class Node_(RuleBasedStateMachine):
         """What a new container asks for."""
         return Resources(request, limit, 0, memory_bytes)
 
-    def _fence(self, kind: str, where: int, request: int, qos: Qos) -> Fence:
+    def _fence(self, kind: str, where: int, request: int, qos: Qos) -> CpusetConstraint:
         cpus = sorted(self._everything())
         start = where % len(cpus)
         around = cpus[start:] + cpus[:start]
         if kind in ("half", "few"):
             shared = frozenset(around[: len(cpus) // 2 + 1 if kind == "half" else 3])
             # As many CPUs as a Guaranteed container asks for would be its own.
-            return Fence() if qos is Qos.GUARANTEED and len(shared) * 1000 == request else Fence(shared)
+            return (
+                CpusetConstraint()
+                if qos is Qos.GUARANTEED and len(shared) * 1000 == request
+                else CpusetConstraint(shared)
+            )
         if kind == "mems":
-            return Fence(mems=frozenset([sorted(self.engine.node.mems)[where % len(self.engine.node.mems)]]))
+            return CpusetConstraint(
+                mems=frozenset([sorted(self.engine.node.mems)[where % len(self.engine.node.mems)]])
+            )
         if kind == "nowhere":
-            return Fence(frozenset(range(4000, 4007)))
+            return CpusetConstraint(frozenset(range(4000, 4007)))
         if kind == "kubelet" and qos is Qos.GUARANTEED and request % 1000 == 0:
             # Kubelet does not know of our exclusive CPUs, but never gives one of its own away twice.
             aside = [g for t in self.engine.tickets.values() for g in t.replaces]
@@ -261,8 +267,8 @@ class Node_(RuleBasedStateMachine):
             own = [g.runs_on for g in known if g.stance is Stance.KUBELET]
             free = [c for c in around if c not in frozenset().union(*own)]
             if 0 < request // 1000 < len(free):
-                return Fence(frozenset(free[: request // 1000]))
-        return Fence()
+                return CpusetConstraint(frozenset(free[: request // 1000]))
+        return CpusetConstraint()
 
     def _arrive(self, call: Call) -> str:
         self.count += 1

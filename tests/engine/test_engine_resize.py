@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, Grant, Life, Stance
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Fence, Placement, Qos, Resources, Wishes
+from policies.model import NO_FENCE, CpusetConstraint, Placement, Qos, Resources, Wishes
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Number,
@@ -32,7 +32,7 @@ def resize(
     limit: Optional[Number] = 2,
     request: Number = 0,
     memory: int = 0,
-    within: Fence = NO_FENCE,
+    within: CpusetConstraint = NO_FENCE,
     key: str = "app",
 ) -> Admission:
     resources = Resources(milli(request), None if limit is None else milli(limit), 0, memory * GIB)

@@ -21,8 +21,8 @@ from policies.model import (
     Affinity,
     BudgetSpent,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Placement,
     PlacementRefused,
     Qos,
@@ -186,7 +186,9 @@ NEWCOMERS = {
 
 
 @pytest.mark.parametrize(("container", "within", "enforce"), NEWCOMERS.values(), ids=NEWCOMERS)
-def test_rule_3_cancel_leaves_no_trace_of(container: Container, within: Fence, enforce: bool) -> None:
+def test_rule_3_cancel_leaves_no_trace_of(
+    container: Container, within: CpusetConstraint, enforce: bool
+) -> None:
     engine, shadow = busy_engine(), Shadow()
     shadow.follow(engine)
     before = dump(engine)
@@ -202,7 +204,7 @@ def test_rule_3_cancel_leaves_no_trace_of(container: Container, within: Fence, e
 
 @pytest.mark.parametrize(("container", "within", "enforce"), NEWCOMERS.values(), ids=NEWCOMERS)
 def test_rule_3_what_cancel_gives_back_is_what_admit_took_from_the_runtimes_view(
-    container: Container, within: Fence, enforce: bool
+    container: Container, within: CpusetConstraint, enforce: bool
 ) -> None:
     engine = busy_engine()
     cpusets = {key: g.placement.cpus for key, g in engine.grants.items() if g.life is Life.RUNNING}
@@ -420,7 +422,7 @@ class Failing:
         self,
         node: Node,
         container: Container,
-        fence: Fence = NO_FENCE,
+        fence: CpusetConstraint = NO_FENCE,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,

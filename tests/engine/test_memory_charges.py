@@ -17,7 +17,7 @@ from cri_proxy.engine.snapshot import everything, read_record, write_record
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge
-from policies.model import Container, Fence
+from policies.model import Container, CpusetConstraint
 from policies.settings import PlacementSettings
 from tests.machines import GIB, HYGON_7285_2S, machine
 from tests.scenes import engine_on, fence, host_of, make_container, make_pod, run
@@ -84,7 +84,7 @@ STANCES = ["released", "opted out", "kubelet-exclusive", "untouched", "foreign"]
 
 @pytest.mark.parametrize("stance", STANCES)
 def test_whatever_its_stance_it_is_charged(stance: str) -> None:
-    engine, container, within = engine_on(HYGON_7285_2S), BIG, Fence()
+    engine, container, within = engine_on(HYGON_7285_2S), BIG, CpusetConstraint()
     if stance == "opted out":
         container = replace(BIG, annotations={"cri-resmgr.io/manage": "false"})
     elif stance == "kubelet-exclusive":
@@ -134,7 +134,7 @@ def test_a_placed_container_is_charged_what_its_placement_says() -> None:
 def test_the_limit_of_a_resized_container_is_charged_anew() -> None:
     engine = engine_on(HYGON_7285_2S)
     look(engine, seen("big", BIG, "3"), big=BIG)
-    now = engine.resize("big", replace(BIG.resources, memory_limit_bytes=24 * GIB), Fence(), 101.0)
+    now = engine.resize("big", replace(BIG.resources, memory_limit_bytes=24 * GIB), CpusetConstraint(), 101.0)
     assert now is not None
     engine.commit(now.ticket, 101.0)
     assert charged(engine) == {3: 24}
@@ -294,7 +294,7 @@ def test_a_pods_new_limit_is_that_of_its_containers() -> None:
     engine.resize_pod(pod.id, None, 20 * GIB)
     for name in ("a", "b"):
         resources = replace(engine.grants[name].container.resources, memory_limit_bytes=20 * GIB)
-        admission = engine.resize(name, resources, Fence(), 5.0)
+        admission = engine.resize(name, resources, CpusetConstraint(), 5.0)
         assert admission is not None
         engine.commit(admission.ticket, 5.0)
     assert charged(engine) == {0: 20}

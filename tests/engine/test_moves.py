@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import CpusetUpdate, Move, Plan
 from policies.machine.cpus import format_cpus
-from policies.model import Fence, Qos, Resources
+from policies.model import CpusetConstraint, Qos, Resources
 from policies.topology_aware import TopologyAware
 from tests.machines import GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Number, Shadow, dump, engine_on, make_container, run, topology
@@ -23,19 +23,19 @@ def shared(*placed: tuple[str, int], cpus: Number = 4, memory: int = 1) -> Engin
     """Containers on the CCXs of these numbers."""
     engine = engine_on(HYGON_7285_2S)
     for key, ccx in placed:
-        within = Fence(CCX[ccx])
+        within = CpusetConstraint(CCX[ccx])
         run(engine, make_container(key, limit=cpus, request=cpus, memory=memory), key, within=within)
         grant = engine.grants[key]
-        engine.amend(replace(grant, fence=Fence()))
+        engine.amend(replace(grant, fence=CpusetConstraint()))
     return engine
 
 
 def owning(*placed: tuple[str, int], cpus: int = 2) -> Engine:
     engine = engine_on(HYGON_7285_2S, policy=TopologyAware(topology(HYGON_7285_2S), TOPOLOGY_AWARE))
     for key, ccx in placed:
-        within = Fence(CCX[ccx])
+        within = CpusetConstraint(CCX[ccx])
         run(engine, make_container(key, limit=cpus, qos=Qos.GUARANTEED), key, within=within)
-        engine.amend(replace(engine.grants[key], fence=Fence()))
+        engine.amend(replace(engine.grants[key], fence=CpusetConstraint()))
     return engine
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_move_is_not_in_the_history() -> None:
 def test_a_container_with_a_resize_on_its_way_is_not_moved() -> None:
     engine = shared(("a", 0))
     planned = move(engine, "a", 1)
-    admission = engine.resize("a", Resources(4000, 5000), Fence(), 5.0)
+    admission = engine.resize("a", Resources(4000, 5000), CpusetConstraint(), 5.0)
     assert admission is not None
     assert carry_out(engine, planned) == []
     engine.commit(admission.ticket, 6.0)
@@ -144,7 +144,7 @@ def test_a_memory_limit_is_charged_on_all_nodes_its_memory_may_be_on(
 def test_a_newcomer_is_not_promised_the_memory_of_those_that_were_moved_away() -> None:
     engine = shared(*((f"a{number}", 0) for number in range(8)), cpus=1, memory=7)
     carry_out(engine, *(move(engine, f"a{number}", 2) for number in range(8)))
-    new = run(engine, make_container("new", limit=4, memory=50), "new", within=Fence(CCX[0]))
+    new = run(engine, make_container("new", limit=4, memory=50), "new", within=CpusetConstraint(CCX[0]))
     assert format_cpus(new.placement.mems) != "0"
 
 
@@ -154,7 +154,7 @@ def test_a_new_memory_limit_is_charged_where_it_runs_and_bounds_what_it_left_beh
 ) -> None:
     engine = shared(("a", 0), memory=2)
     carry_out(engine, move(engine, "a", 2))
-    admission = engine.resize("a", Resources(4000, 4000, 0, memory * GIB), Fence(), 5.0)
+    admission = engine.resize("a", Resources(4000, 4000, 0, memory * GIB), CpusetConstraint(), 5.0)
     assert admission is not None
     engine.commit(admission.ticket, 6.0)
     assert charged_gib(engine) == charged
@@ -173,13 +173,13 @@ def test_who_owns_cpus_stays_unless_that_is_wanted() -> None:
 
 def test_those_who_share_the_domain_make_room_first() -> None:
     engine = owning(("a", 0))
-    run(engine, make_container("s", limit=4, request=4), "s", within=Fence(CCX[5]))
+    run(engine, make_container("s", limit=4, request=4), "s", within=CpusetConstraint(CCX[5]))
     assert carry_out(engine, move(engine, "a", 5), exclusive=True) == ["s", "a"]
 
 
 def test_nobody_comes_to_own_what_sharers_have_asked_for() -> None:
     engine = owning(("a", 0))
-    run(engine, make_container("s", limit=7, request=7), "s", within=Fence(CCX[5]))
+    run(engine, make_container("s", limit=7, request=7), "s", within=CpusetConstraint(CCX[5]))
     assert carry_out(engine, move(engine, "a", 5), exclusive=True) == []
 
 
@@ -242,7 +242,7 @@ def test_own_cpus_that_somebody_else_has_got_meanwhile_are_not_taken_back() -> N
     engine = owning(("a", 0), cpus=6)
     planned = move(engine, "a", 5)
     carry_out(engine, planned, exclusive=True)
-    run(engine, make_container("b", limit=6, qos=Qos.GUARANTEED), "b", within=Fence(CCX[0]))
+    run(engine, make_container("b", limit=6, qos=Qos.GUARANTEED), "b", within=CpusetConstraint(CCX[0]))
     assert taken_back(engine, planned) == ()
 
 

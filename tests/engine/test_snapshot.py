@@ -22,7 +22,7 @@ from cri_proxy.engine.snapshot import (
     write_record,
 )
 from policies.machine.cpus import parse_cpus
-from policies.model import Container, Fence, Placement, Pod, PodSize, Qos, Resources
+from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import engine_on, fence, make_container, run
 
@@ -44,7 +44,7 @@ GRANT = Grant(
     container=CONTAINER,
     placement=PLACEMENT,
     stance=Stance.KUBELET,
-    fence=Fence(SET("1-2"), None),
+    fence=CpusetConstraint(SET("1-2"), None),
     life=Life.HELD,
     runs_on=SET("4"),
     since_s=1.5,

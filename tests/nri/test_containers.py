@@ -25,7 +25,7 @@ from cri_proxy.nri.containers import (
     write_update,
 )
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_FENCE, Fence, Placement, Qos, Quota
+from policies.model import NO_FENCE, CpusetConstraint, Placement, Qos, Quota
 from tests.cri_client import Pod as ClientPod
 from tests.cri_client import container_config, create_request, pod_config
 from tests.scenes import make_container, make_pod
@@ -273,10 +273,10 @@ def test_a_lifted_quota_goes_with_it() -> None:
 
 
 def test_what_it_has_already_is_not_set_again() -> None:
-    adjust = write_adjustment(TWO, Fence(cpus=TWO.cpus))
+    adjust = write_adjustment(TWO, CpusetConstraint(cpus=TWO.cpus))
     assert adjust is not None
     assert (adjust.linux.resources.cpu.cpus, adjust.linux.resources.cpu.mems) == ("", "0")
-    assert write_adjustment(TWO, Fence(TWO.cpus, TWO.mems)) is None
+    assert write_adjustment(TWO, CpusetConstraint(TWO.cpus, TWO.mems)) is None
     assert write_adjustment(Placement(), NO_FENCE) is None
 
 

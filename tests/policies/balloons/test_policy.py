@@ -14,8 +14,8 @@ from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
     NO_FENCE,
     Container,
+    CpusetConstraint,
     Decision,
-    Fence,
     Placement,
     PlacementRefused,
     Wishes,
@@ -45,9 +45,9 @@ class Pools:
         self.node = node_of(where, reserved=reserved)
         settings = PlacementSettings(balloons=BalloonSettings(types), memory=memory)
         self.policy = Balloons(self.node.topology, settings)
-        self.fences: dict[str, Fence] = {}
+        self.fences: dict[str, CpusetConstraint] = {}
 
-    def put(self, container: Container, within: Fence = NO_FENCE) -> Decision:
+    def put(self, container: Container, within: CpusetConstraint = NO_FENCE) -> Decision:
         decision = self.policy.place(self.node, container, within)
         self.fences[container.name] = within
         self.book(container.name, container, decision)

@@ -17,10 +17,10 @@ from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
-from policies.model import Fence
+from policies.model import CpusetConstraint
 
 #: What an update says: cpuset and mems; quota, period, shares, memory.
-_Said = tuple[Fence, tuple[int, int, int, int]]
+_Said = tuple[CpusetConstraint, tuple[int, int, int, int]]
 
 
 class HostCaller(Protocol):
