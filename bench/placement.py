@@ -18,7 +18,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import NO_FENCE, Container, PlacementRefused, Pod, Qos, Resources, Wishes
+from policies.model import NO_CONSTRAINT, Container, PlacementRefused, Pod, Qos, Resources, Wishes
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
 from tests.policies.kubelet import Row, Rows, take
@@ -124,7 +124,7 @@ def run(tree: Topology, steps: Sequence[tuple[str, int]], smt: str, tally: Tally
         number, made = made, made + 1
         free = tree.online - engine.node.exclusive - tree.core_mates(0)
         try:
-            admission = engine.admit(container(number, value, smt), NO_FENCE, float(now))
+            admission = engine.admit(container(number, value, smt), NO_CONSTRAINT, float(now))
         except PlacementRefused:
             tally.shared += 1
             continue

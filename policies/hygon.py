@@ -19,7 +19,7 @@ from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     UNTOUCHED,
     Affinity,
     Container,
@@ -60,7 +60,7 @@ class Hygon:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,
@@ -95,7 +95,7 @@ class Hygon:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
     ) -> Decision:

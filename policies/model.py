@@ -193,7 +193,7 @@ def _both(one: Optional[frozenset[int]], other: Optional[frozenset[int]]) -> Opt
     return one & other
 
 
-NO_FENCE = CpusetConstraint()
+NO_CONSTRAINT = CpusetConstraint()
 
 
 @dataclass(frozen=True)

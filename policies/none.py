@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Optional
 
 from policies.machine.topology import Topology
-from policies.model import NO_FENCE, UNTOUCHED, Affinity, Container, CpusetConstraint, Decision, Placement
+from policies.model import (
+    NO_CONSTRAINT,
+    UNTOUCHED,
+    Affinity,
+    Container,
+    CpusetConstraint,
+    Decision,
+    Placement,
+)
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -26,7 +34,7 @@ class NoPolicy:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,

@@ -7,7 +7,7 @@ from typing import Optional
 
 from policies.hygon import Hygon
 from policies.machine.topology import Topology
-from policies.model import NO_FENCE, Affinity, Container, CpusetConstraint, Decision, Placement
+from policies.model import NO_CONSTRAINT, Affinity, Container, CpusetConstraint, Decision, Placement
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -28,7 +28,7 @@ class TopologyAware:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,

@@ -19,7 +19,7 @@ from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Affinity,
     Container,
     CpusetConstraint,
@@ -140,11 +140,14 @@ class Scene:
         self._count = 0
 
     def place(
-        self, container: Container, within: CpusetConstraint = NO_FENCE, affinity: Optional[Affinity] = None
+        self,
+        container: Container,
+        within: CpusetConstraint = NO_CONSTRAINT,
+        affinity: Optional[Affinity] = None,
     ) -> Decision:
         return self.policy.place(self.node, container, within, affinity)
 
-    def put(self, container: Container, within: CpusetConstraint = NO_FENCE, key: str = "") -> Decision:
+    def put(self, container: Container, within: CpusetConstraint = NO_CONSTRAINT, key: str = "") -> Decision:
         decision = self.place(container, within)
         self.book(container, decision.placement, key)
         return decision
@@ -205,7 +208,7 @@ class Owning:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,
@@ -256,7 +259,11 @@ def engine_on(
 
 
 def run(
-    engine: Engine, container: Container, key: str, now_s: float = 0.0, within: CpusetConstraint = NO_FENCE
+    engine: Engine,
+    container: Container,
+    key: str,
+    now_s: float = 0.0,
+    within: CpusetConstraint = NO_CONSTRAINT,
 ) -> Grant:
     """Create and start a container; returns its grant."""
     admission = engine.admit(container, within, now_s)

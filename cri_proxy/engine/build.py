@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
-from policies.model import NO_FENCE, CpusetConstraint
+from policies.model import NO_CONSTRAINT, CpusetConstraint
 from policies.registry import POLICIES, Policy
 from policies.reserved import reserve
 
@@ -90,7 +90,7 @@ def _bounds(
     found = {
         path: CpusetConstraint(bound(f.cpus, usable), bound(f.mems, mems)) for path, f in allowed.items()
     }
-    return {} if set(found.values()) == {NO_FENCE} else found
+    return {} if set(found.values()) == {NO_CONSTRAINT} else found
 
 
 def _available(

@@ -21,7 +21,7 @@ from cri_proxy.engine.records import Grant, Life, Stance
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     UNTOUCHED,
     BudgetSpent,
     Container,
@@ -68,7 +68,7 @@ def stance_of(
 
 
 def _unusable(books: Ledger, container: Container, fence: CpusetConstraint) -> str:
-    allowed = books.host.bounded(NO_FENCE, container.pod.cgroup_parent).cpus
+    allowed = books.host.bounded(NO_CONSTRAINT, container.pod.cgroup_parent).cpus
     if fence.caller is None or allowed is None:
         return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
     caller = fence.asked.cpus

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cri_proxy.engine.quota import pod_cgroup
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.model import NO_FENCE, CpusetConstraint
+from policies.model import NO_CONSTRAINT, CpusetConstraint
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,4 @@ class Host:
         path = pod_cgroup(cgroup_parent) if self.bounds else ""
         while path and path not in self.bounds:
             path = path.rpartition("/")[0]
-        return fence.within(self.bounds.get(path, NO_FENCE))
+        return fence.within(self.bounds.get(path, NO_CONSTRAINT))

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     UNTOUCHED,
     Container,
     CpusetConstraint,
@@ -63,7 +63,7 @@ class Grant:
     container: Container
     placement: Placement
     stance: Stance
-    fence: CpusetConstraint = NO_FENCE
+    fence: CpusetConstraint = NO_CONSTRAINT
     life: Life = Life.CREATING
     runs_on: frozenset[int] = NO_CPUS
     since_s: float = 0.0

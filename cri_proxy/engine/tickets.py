@@ -33,7 +33,7 @@ from cri_proxy.engine.records import (
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     UNTOUCHED,
     BudgetSpent,
     Container,
@@ -322,7 +322,7 @@ def follow(
         why = "its resources were changed past us; where it runs is left as it is"
         return _take_over(books, old, resources, now_s, why, is_outgrown)
     try:
-        admission = resize(books, container_id, resources, NO_FENCE, now_s)
+        admission = resize(books, container_id, resources, NO_CONSTRAINT, now_s)
     except (PlacementRefused, BudgetSpent) as refusal:
         why = f"its resources were changed past us, and it stays where it is: {refusal}"
         return _take_over(books, old, resources, now_s, why, is_outgrown=False)

@@ -14,7 +14,7 @@ from cri_proxy.cri.device_hints import Use
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from policies.machine.cpus import NO_CPUS
-from policies.model import NO_FENCE, Container, CpusetConstraint, Placement
+from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Placement
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Arrival:
 
     id: str
     container: Container
-    fence: CpusetConstraint = NO_FENCE
+    fence: CpusetConstraint = NO_CONSTRAINT
     uses: tuple[Use, ...] = ()
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None

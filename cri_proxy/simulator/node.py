@@ -29,7 +29,7 @@ from cri_proxy.cri.messages import (
 from cri_proxy.engine.records import CpusetUpdate, ListedContainer
 from cri_proxy.simulator.scenario import ScenarioStep
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import NO_FENCE, Container, CpusetConstraint, Qos
+from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Qos
 
 #: Kubelet asks for a millisecond a period at least (MilliCPUToQuota).
 MIN_QUOTA_US = 1000
@@ -179,7 +179,7 @@ class Process:
     exit_code: Optional[int] = None
     linux: cri.LinuxContainerResources = field(init=False)
     #: The cpuset and mems kubelet asked for, not what we made of it.
-    asked: CpusetConstraint = NO_FENCE
+    asked: CpusetConstraint = NO_CONSTRAINT
 
     def __post_init__(self) -> None:
         self.linux = self.request.config.linux.resources

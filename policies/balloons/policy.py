@@ -32,7 +32,7 @@ from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Affinity,
     Container,
     CpusetConstraint,
@@ -72,7 +72,7 @@ class Balloons:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,

@@ -12,7 +12,7 @@ from cri_proxy.config.options.table import OPTIONS
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology
-from policies.model import NO_FENCE
+from policies.model import NO_CONSTRAINT
 from policies.registry import POLICIES
 from tests.config.configs import AVAILABLE, RESERVED, read
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, machine
@@ -63,8 +63,8 @@ def test_a_parent_inside_of_kubelets_bounds_its_own_pods_alone() -> None:
     parents = {"kubepods": (HYGON.online, ALL_MEMS), "kubepods/system": (parse_cpus("0-3"), ALL_MEMS)}
     host, _ = make_host(config(reserved='""'), Machine(HYGON, HYGON.online, ALL_MEMS, parents=parents))
     assert host.usable == HYGON.online
-    assert format_cpus(host.bounded(NO_FENCE, "/kubepods/system/podx").cpus or ()) == "0-3"
-    assert host.bounded(NO_FENCE, "/kubepods/burstable/podx") == NO_FENCE
+    assert format_cpus(host.bounded(NO_CONSTRAINT, "/kubepods/system/podx").cpus or ()) == "0-3"
+    assert host.bounded(NO_CONSTRAINT, "/kubepods/burstable/podx") == NO_CONSTRAINT
 
 
 def test_a_parent_beside_kubelets_has_its_cpus_and_kubelets_pods_do_not_see_them() -> None:
@@ -76,8 +76,8 @@ def test_a_parent_beside_kubelets_has_its_cpus_and_kubelets_pods_do_not_see_them
     assert host.usable == HYGON.online
     assert (host.parent_cpus, host.reserved) == (alone.parent_cpus, alone.reserved)
     for path in ("/kubepods/podx", "", "/kubepods/burstable/podx"):
-        assert host.bounded(NO_FENCE, path).cpus == alone.usable
-    system = host.bounded(NO_FENCE, "/system.slice/pods/podx")
+        assert host.bounded(NO_CONSTRAINT, path).cpus == alone.usable
+    system = host.bounded(NO_CONSTRAINT, "/system.slice/pods/podx")
     assert (system.cpus, system.mems) == (parse_cpus("0-7"), parse_cpus("0"))
 
 

@@ -15,7 +15,7 @@ from cri_proxy.engine.snapshot import read_record, write_record
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
-from policies.model import NO_FENCE, Qos, Resources
+from policies.model import NO_CONSTRAINT, Qos, Resources
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S, machine, take_offline
 from tests.scenes import (
@@ -89,7 +89,7 @@ def test_a_container_that_is_shrunk_and_grows_again_says_for_whom() -> None:
 def test_a_refused_create_gives_back_what_it_took_and_both_are_told() -> None:
     node = engine()
     run(node, make_container("web", limit=16, request=1), "web")
-    admission = node.admit(own("db", 4), NO_FENCE, 10.0)
+    admission = node.admit(own("db", 4), NO_CONSTRAINT, 10.0)
     node.cancel(admission.ticket, 11.0)
     found = [(what, by, at_s) for what, _, _, by, at_s in entries(node, "web")]
     assert found == [("shrunk", "create", 10.0), ("grown", "refused request", 11.0)]
@@ -99,7 +99,7 @@ def test_a_resize_of_an_owner_is_told_to_those_who_make_room() -> None:
     node = engine()
     run(node, make_container("web", limit=16, request=1), "web")
     run(node, own("db", 2), "db", 1.0)
-    admission = node.resize("db", Resources(milli(4), milli(4)), NO_FENCE, 10.0)
+    admission = node.resize("db", Resources(milli(4), milli(4)), NO_CONSTRAINT, 10.0)
     assert admission is not None
     node.commit(admission.ticket, 11.0)
     assert entries(node, "web")[1:] == [("shrunk", "2-7,66-71", "default/pod-of-db/db", "resize", 10.0)]
@@ -117,7 +117,7 @@ def test_a_container_that_is_moved_has_the_reason_of_its_new_place() -> None:
     node = engine_on(host_of(HYGON_7285_2S, usable=NODE_0))
     for name, request in (("a", 5), ("b", 5), ("c", 1), ("d", 2)):
         run(node, make_container(name, limit=8, request=request), name)
-    node.admit(make_container("new", limit=8, request=3), NO_FENCE, 10.0)
+    node.admit(make_container("new", limit=8, request=3), NO_CONSTRAINT, 10.0)
     assert entries(node, "c") == [("moved", "4-7,68-71", "default/pod-of-new/new", "create", 10.0)]
     assert why(node, "c").startswith("makes room for default/pod-of-new/new: ")
 
@@ -128,8 +128,8 @@ def test_a_container_that_is_being_resized_does_not_make_room() -> None:
     for name, request in (("a", 5), ("b", 5), ("c", 1), ("d", 2)):
         run(node, make_container(name, limit=8, request=request), name)
     before = node.grants["c"].cpus
-    resize = node.resize("c", Resources(milli(1), milli(6)), NO_FENCE, 9.0)
-    node.admit(make_container("new", limit=8, request=3), NO_FENCE, 10.0)
+    resize = node.resize("c", Resources(milli(1), milli(6)), NO_CONSTRAINT, 9.0)
+    node.admit(make_container("new", limit=8, request=3), NO_CONSTRAINT, 10.0)
     assert resize is not None
     node.commit(resize.ticket, 11.0)
     assert node.grants["c"].cpus == before and entries(node, "c") == []
@@ -140,7 +140,7 @@ def test_a_resize_that_changes_nothing_keeps_the_reason_of_the_place() -> None:
     run(node, make_container("app", limit=2, request=1), "app")
     first = why(node, "app")
     for number, limit in enumerate((4, 8)):
-        admission = node.resize("app", Resources(milli(1), milli(limit)), NO_FENCE, float(number))
+        admission = node.resize("app", Resources(milli(1), milli(limit)), NO_CONSTRAINT, float(number))
         assert admission is not None
         node.commit(admission.ticket, float(number))
         assert why(node, "app") == f"{first}; stays with {limit} CPUs, on the same rung"
@@ -174,7 +174,7 @@ def test_a_repair_and_a_release_are_entries_of_the_container_itself() -> None:
 
 def test_what_happens_to_a_container_on_its_way_is_found_by_its_id() -> None:
     node = engine()
-    admission = node.admit(make_container("web", limit=16, request=1), NO_FENCE, 1.0)
+    admission = node.admit(make_container("web", limit=16, request=1), NO_CONSTRAINT, 1.0)
     run(node, own("db", 4), "db", 2.0)
     node.bind(admission.ticket, "web", 3.0)
     assert [row[0] for row in entries(node, "web")] == ["shrunk"]

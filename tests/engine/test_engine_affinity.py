@@ -14,7 +14,7 @@ from cri_proxy.engine.report import explain
 from cri_proxy.simulator.preview import records_of, what_would_move
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import format_cpus
-from policies.model import NO_FENCE, Container, CpusetConstraint, Resources
+from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Resources
 from tests.config.configs import read
 from tests.machines import HYGON_7285_2S
 from tests.scenes import Number, Shadow, again, engine_on, make_container, make_pod, run, topology
@@ -70,12 +70,12 @@ def test_a_new_replica_comes_near_its_owners_peers_before_any_traffic(engine: En
 
 def test_without_edges_of_its_own_it_goes_where_it_would_without_traffic(engine: Engine) -> None:
     engine.set_traffic(traffic(("db", "o1", 5e5), owners=(WEB_DB,)))
-    decision = engine.admit(make_container("x", limit=2), NO_FENCE, 1.0).decision
+    decision = engine.admit(make_container("x", limit=2), NO_CONSTRAINT, 1.0).decision
     other = engine_on(HYGON_7285_2S)
     for grant in engine.grants.values():
         if grant.key != "ticket-5":
             run(other, grant.container, grant.key)
-    assert other.admit(make_container("x", limit=2), NO_FENCE, 1.0).decision == decision
+    assert other.admit(make_container("x", limit=2), NO_CONSTRAINT, 1.0).decision == decision
 
 
 def test_room_comes_before_peers_and_people_are_told(engine: Engine) -> None:
@@ -127,7 +127,7 @@ def test_a_resize_keeps_to_its_old_home_before_it_follows_its_peers() -> None:
     run(engine, replica("web", "bbbbb"), "web")
     run(engine, make_container("big", limit=6, request=6), "big", within=CpusetConstraint(CCX[0]))
     engine.set_traffic(traffic(("db", "web", 2e5)))
-    admission = engine.resize("web", Resources(9000, 9000), NO_FENCE, 1.0)
+    admission = engine.resize("web", Resources(9000, 9000), NO_CONSTRAINT, 1.0)
     assert admission is not None
     assert CCX[0] <= admission.placement.cpus  # around its old home, as without traffic
     engine.cancel(admission.ticket, 1.0)
@@ -165,7 +165,7 @@ def test_replicas_are_counted_through_restarts_resizes_and_ends(engine: Engine) 
     engine.exited("w0", 1, 1.0)
     run(engine, again(web, 1), "w1", 2.0)
     assert books.replicas["default/web/app"] == {"w1"}
-    admission = engine.resize("w1", Resources(3000, 3000), NO_FENCE, 3.0)
+    admission = engine.resize("w1", Resources(3000, 3000), NO_CONSTRAINT, 3.0)
     assert admission is not None
     engine.commit(admission.ticket, 4.0)
     assert books.replicas["default/web/app"] == {"w1"}
@@ -174,7 +174,7 @@ def test_replicas_are_counted_through_restarts_resizes_and_ends(engine: Engine) 
 
 
 def test_a_create_that_fails_leaves_no_replica(engine: Engine) -> None:
-    engine.cancel(engine.admit(replica("web", "bbbbb"), NO_FENCE, 1.0).ticket, 1.0)
+    engine.cancel(engine.admit(replica("web", "bbbbb"), NO_CONSTRAINT, 1.0).ticket, 1.0)
     assert "default/web/app" not in engine.books.replicas
 
 

@@ -19,7 +19,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Container,
     CpusetConstraint,
     Placement,
@@ -85,7 +85,7 @@ def cpus_of(engine: Engine) -> dict[str, str]:
 def test_a_balloon_that_grows_for_a_container_takes_the_others_along() -> None:
     engine = balloons_on(HYGON_7285_2S, DB)
     run(engine, asks("a", 2), "a")
-    admission = engine.admit(asks("b", 2), NO_FENCE, 0.0)
+    admission = engine.admit(asks("b", 2), NO_CONSTRAINT, 0.0)
     assert format_cpus(admission.placement.cpus) == "0-1,64-65"
     assert (told(admission.before), told(admission.after)) == ({}, {"a": "0-1,64-65"})
     assert told(engine.bind(admission.ticket, "b", 0.0)) == {"a": "0-1,64-65"}
@@ -95,7 +95,7 @@ def test_a_balloon_that_grows_for_a_container_takes_the_others_along() -> None:
 def test_those_who_used_the_idle_cpus_lose_them_before_the_create() -> None:
     engine = balloons_on(HYGON_7285_2S, DB, WEB)
     run(engine, asks("w", 2, "web"), "w")
-    admission = engine.admit(asks("a", 2), NO_FENCE, 0.0)
+    admission = engine.admit(asks("a", 2), NO_CONSTRAINT, 0.0)
     assert told(admission.before) == {"w": "0,2-3,64,66-67"}
     assert told(admission.after) == {}
 
@@ -105,7 +105,7 @@ def test_a_create_that_fails_gives_the_others_their_cpus_back() -> None:
     run(engine, asks("w", 2, "web"), "w")
     run(engine, asks("a", 2), "a")
     before = cpus_of(engine)
-    admission = engine.admit(asks("b", 4), NO_FENCE, 0.0)
+    admission = engine.admit(asks("b", 4), NO_CONSTRAINT, 0.0)
     assert cpus_of(engine)["a"] != before["a"]
     updates = engine.cancel(admission.ticket, 0.0)
     assert cpus_of(engine) == before
@@ -115,8 +115,8 @@ def test_a_create_that_fails_gives_the_others_their_cpus_back() -> None:
 def test_of_two_creates_on_their_way_the_one_that_fails_takes_only_its_own_share_back() -> None:
     engine = balloons_on(HYGON_7285_2S, DB)
     run(engine, asks("a", 2), "a")
-    first = engine.admit(asks("b", 2), NO_FENCE, 0.0)
-    second = engine.admit(asks("c", 3), NO_FENCE, 0.0)
+    first = engine.admit(asks("b", 2), NO_CONSTRAINT, 0.0)
+    second = engine.admit(asks("c", 3), NO_CONSTRAINT, 0.0)
     engine.cancel(first.ticket, 0.0)
     engine.bind(second.ticket, "c", 0.0)
     assert len(engine.grants["a"].cpus) == 5
@@ -160,7 +160,7 @@ def test_a_next_attempt_that_fails_leaves_the_hold_of_the_one_before() -> None:
     run(engine, asks("b", 2), "b")
     engine.exited("b", 1, 0.0)
     before = cpus_of(engine)
-    admission = engine.admit(again(asks("b", 2), 1), NO_FENCE, 0.0)
+    admission = engine.admit(again(asks("b", 2), 1), NO_CONSTRAINT, 0.0)
     engine.cancel(admission.ticket, 0.0)
     assert cpus_of(engine) == before
     assert broken_invariants(engine) == []
@@ -181,7 +181,7 @@ def test_a_resize_inflates_or_deflates_the_balloon(request_milli: int, size: int
     engine = balloons_on(HYGON_7285_2S, DB)
     run(engine, asks("a", 2), "a")
     run(engine, asks("b", 2), "b")
-    admission = engine.resize("b", Resources(request_milli), NO_FENCE, 0.0)
+    admission = engine.resize("b", Resources(request_milli), NO_CONSTRAINT, 0.0)
     assert admission is not None
     assert "b" not in told((*admission.before, *admission.after))
     assert broken_invariants(engine) == []
@@ -195,7 +195,7 @@ def test_a_resize_that_is_refused_changes_nothing() -> None:
     run(engine, asks("a", 2), "a")
     run(engine, asks("b", 2), "b")
     before = cpus_of(engine)
-    admission = engine.resize("b", Resources(8000), NO_FENCE, 0.0)
+    admission = engine.resize("b", Resources(8000), NO_CONSTRAINT, 0.0)
     assert admission is not None
     engine.cancel(admission.ticket, 0.0)
     assert cpus_of(engine) == before
@@ -205,7 +205,7 @@ def test_a_lone_container_is_resized_with_one_request() -> None:
     engine = balloons_on(HYGON_7285_2S, DB)
     run(engine, asks("a", 6), "a")
     was = engine.grants["a"].cpus
-    admission = engine.resize("a", Resources(2000), NO_FENCE, 0.0)
+    admission = engine.resize("a", Resources(2000), NO_CONSTRAINT, 0.0)
     assert admission is not None
     assert len(admission.placement.cpus) == 2
     assert admission.placement.cpus < was
@@ -303,7 +303,7 @@ def test_a_fenced_container_that_made_room_goes_back_with_its_memory_when_the_cr
     engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
     fenced = replace(asks("fenced", 1), resources=Resources(1000, None, 0, GIB))
     before = run(engine, fenced, "fenced", within=fence("0-1")).placement
-    admission = engine.admit(asks("b", 30), NO_FENCE, 0.0)
+    admission = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert engine.grants["fenced"].placement.mems > before.mems
     updates = engine.cancel(admission.ticket, 0.0)
     assert engine.grants["fenced"].placement == before
@@ -314,10 +314,10 @@ def test_who_waits_for_a_create_that_fails_is_told_of_memory_nodes_too() -> None
     engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
     fenced = replace(asks("fenced", 1), resources=Resources(1000, None, 0, GIB))
     run(engine, fenced, "fenced", within=fence("0"))
-    first = engine.admit(asks("b", 30), NO_FENCE, 0.0)
+    first = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert "fenced" in told(first.after)
     # That changes nothing for the fenced one, but it is where it is for it, too.
-    second = engine.admit(asks("c", 1), NO_FENCE, 0.0)
+    second = engine.admit(asks("c", 1), NO_CONSTRAINT, 0.0)
     assert "fenced" not in told(second.before + second.after)
     updates = engine.cancel(first.ticket, 0.0)
     now = engine.grants["fenced"].placement
@@ -327,7 +327,7 @@ def test_who_waits_for_a_create_that_fails_is_told_of_memory_nodes_too() -> None
 def test_a_refused_container_leaves_no_trace() -> None:
     engine = balloons_on(HYGON_7285_2S, replace(DB, max_cpus=-1))
     with pytest.raises(PlacementRefused):
-        engine.admit(asks("a", 1), NO_FENCE, 0.0)
+        engine.admit(asks("a", 1), NO_CONSTRAINT, 0.0)
     assert not engine.grants
     assert not engine.tickets
 
@@ -346,7 +346,7 @@ def test_a_fenced_container_whose_balloon_has_no_cpu_inside_any_more_is_not_left
 
 def test_what_a_container_would_own_in_mode_observe_is_not_its_next_attempts_if_others_own_it() -> None:
     engine = balloons_on(HYGON_7285_2S, DB, replace(WEB, prefer_new_balloons=True))
-    seen = engine.admit(asks("observed", 1), NO_FENCE, 0.0, enforce=False)
+    seen = engine.admit(asks("observed", 1), NO_CONSTRAINT, 0.0, enforce=False)
     engine.bind(seen.ticket, "observed", 0.0)
     run(engine, asks("w", 1, "web"), "w")
     before = engine.grants["w"].exclusive
@@ -369,7 +369,7 @@ def test_kubelets_container_takes_the_cpu_of_the_attempt_before_and_the_others_t
 def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -> None:
     engine = balloons_on(ONE_CPU, DB)
     run(engine, replace(asks("a", 0.25), qos=Qos.GUARANTEED), "a", within=fence("0"))
-    admission = engine.resize("a", Resources(1000, 1000), NO_FENCE, 0.0)
+    admission = engine.resize("a", Resources(1000, 1000), NO_CONSTRAINT, 0.0)
     assert admission is not None and admission.stance is Stance.KUBELET
     assert broken_invariants(engine) == []
 
@@ -486,7 +486,7 @@ class Life:
         self.count += 1
         namespace = NAMESPACES[first % len(NAMESPACES)]
         name, request = f"c{self.count}", REQUESTS[second % len(REQUESTS)]
-        within = self._fence(first) if second % 5 == 0 else NO_FENCE
+        within = self._fence(first) if second % 5 == 0 else NO_CONSTRAINT
         admission = self.engine.admit(asks(name, request, namespace, f"pod-{first % 4}"), within, 0.0)
         self.check()
         if accepted or second % 2:
@@ -500,7 +500,7 @@ class Life:
         return CpusetConstraint(frozenset((usable + usable)[start : start + len(usable) // 2 + 1]))
 
     def _resize(self, key: str, request: Number, accepted: bool) -> None:
-        admission = self.engine.resize(key, Resources(round(request * 1000)), NO_FENCE, 0.0)
+        admission = self.engine.resize(key, Resources(round(request * 1000)), NO_CONSTRAINT, 0.0)
         self.check()
         if admission is not None and accepted:
             self.engine.commit(admission.ticket, 0.0)

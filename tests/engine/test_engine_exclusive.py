@@ -17,7 +17,7 @@ from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Container,
     CpusetConstraint,
     Placement,
@@ -79,7 +79,7 @@ def test_the_shared_containers_of_the_domain_lose_them_before_and_get_them_back_
     node = engine(usable=NODE_0)
     run(node, make_container("web", limit=8, request=1), "web")
     run(node, make_container("elsewhere", limit=8, request=1), "elsewhere")
-    admission = node.admit(own("db", 4), NO_FENCE, 1.0)
+    admission = node.admit(own("db", 4), NO_CONSTRAINT, 1.0)
     (shrunk,) = admission.before
     taken = admission.placement.cpus
     assert shrunk.shrink and not shrunk.placement.cpus & taken
@@ -95,7 +95,7 @@ def test_a_shared_set_in_use_is_never_emptied() -> None:
     run(node, make_container("web", limit=8, request=1), "web")
     here = node.grants["web"].cpus
     for name in ("db", "cache"):
-        admission = node.admit(own(name, 8), NO_FENCE, 1.0)
+        admission = node.admit(own(name, 8), NO_CONSTRAINT, 1.0)
         node.bind(admission.ticket, name, 2.0)
         assert broken_invariants(node) == []
         assert node.grants["web"].cpus and not node.grants["web"].cpus & node.node.exclusive
@@ -121,7 +121,7 @@ def test_a_shared_container_that_is_left_with_too_little_moves_to_where_there_is
     # Six CPUs of the other CCX leave 2,000m for 1,000m; the next two leave nothing there.
     run(node, own("db", 6), "db")
     assert not node.grants["db"].cpus & node.grants["web"].cpus
-    admission = node.admit(own("more", 2), NO_FENCE, 5.0)
+    admission = node.admit(own("more", 2), NO_CONSTRAINT, 5.0)
     assert broken_invariants(node) == []
     assert all(g.cpus for g in node.grants.values())
     node.cancel(admission.ticket, 6.0)
@@ -210,7 +210,7 @@ def test_isolated_cpus_go_to_those_who_own_them_only() -> None:
     assert not run(node, own("two", 2), "two").cpus & isolated
     assert run(node, own("asks", 1, Wishes(isolated="require")), "asks").cpus <= isolated
     with pytest.raises(PlacementRefused, match="demands 64 isolated CPUs"):
-        node.admit(own("many", 64, Wishes(isolated="require")), NO_FENCE, 1.0)
+        node.admit(own("many", 64, Wishes(isolated="require")), NO_CONSTRAINT, 1.0)
 
 
 # ---------------------------------------------------------------------- what annotations ask
@@ -221,10 +221,10 @@ def test_require_fails_with_what_there_is() -> None:
     with pytest.raises(
         PlacementRefused, match=r"default/.*/app wants 12 CPUs in one L3; the largest free L3 has 8"
     ):
-        node.admit(own("app", 12, Wishes(l3="require")), NO_FENCE, 1.0)
+        node.admit(own("app", 12, Wishes(l3="require")), NO_CONSTRAINT, 1.0)
     before = dump(node)
     with pytest.raises(PlacementRefused, match="in one L3"):
-        node.admit(make_container("web", limit=12, wishes=Wishes(l3="require")), NO_FENCE, 1.0)
+        node.admit(make_container("web", limit=12, wishes=Wishes(l3="require")), NO_CONSTRAINT, 1.0)
     assert dump(node) == before
 
 
@@ -274,7 +274,7 @@ def test_the_quota_is_lifted_of_who_owns_all_its_cpus(quota: str, request_cpus: 
 def test_growing_stays_in_the_ccx_and_keeps_every_cpu() -> None:
     node = engine(usable=NODE_0)
     first = run(node, own("app", 2), "app").cpus
-    admission = node.resize("app", Resources(milli(6), milli(6)), NO_FENCE, 1.0)
+    admission = node.resize("app", Resources(milli(6), milli(6)), NO_CONSTRAINT, 1.0)
     assert admission is not None
     node.commit(admission.ticket, 2.0)
     grown = node.grants["app"].cpus
@@ -287,7 +287,7 @@ def test_shrinking_gives_the_newest_back() -> None:
     first = run(node, own("app", 2), "app").cpus
     sizes = []
     for count in (4, 6, 4, 2):
-        admission = node.resize("app", Resources(milli(count), milli(count)), NO_FENCE, 1.0)
+        admission = node.resize("app", Resources(milli(count), milli(count)), NO_CONSTRAINT, 1.0)
         assert admission is not None
         node.commit(admission.ticket, 2.0)
         sizes.append(node.grants["app"].cpus)
@@ -299,7 +299,7 @@ def test_a_refused_resize_is_undone() -> None:
     run(node, make_container("web", limit=8, request=1), "web")
     run(node, own("app", 2), "app")
     before = node.grants["app"].cpus, node.grants["web"].cpus
-    admission = node.resize("app", Resources(milli(6), milli(6)), NO_FENCE, 1.0)
+    admission = node.resize("app", Resources(milli(6), milli(6)), NO_CONSTRAINT, 1.0)
     assert admission is not None
     node.cancel(admission.ticket, 2.0)
     assert (node.grants["app"].cpus, node.grants["web"].cpus) == before
@@ -358,7 +358,7 @@ def test_those_that_own_cpus_are_moved_only_where_that_is_allowed() -> None:
 
     for allowed in (False, True):
         node = scattered(EngineOptions(move_exclusive=allowed))
-        admission = node.admit(own("new", 6), NO_FENCE, 5.0)
+        admission = node.admit(own("new", 6), NO_CONSTRAINT, 5.0)
         assert len(admission.placement.exclusive) == 6
         assert broken_invariants(node) == []
         if not allowed:
@@ -400,7 +400,7 @@ def test_a_resize_that_takes_cpus_moves_who_is_left_with_too_little() -> None:
     run(node, own("db", 4), "db")
     run(node, make_container("log", limit=4, request=2), "log")
     assert node.grants["log"].placement.home > node.grants["db"].cpus
-    admission = node.resize("db", Resources(milli(7), milli(7)), NO_FENCE, 1.0)
+    admission = node.resize("db", Resources(milli(7), milli(7)), NO_CONSTRAINT, 1.0)
     assert admission is not None
     assert told(admission.before) == {"log": cpus(node, "web")}
     assert broken_invariants(node) == []
@@ -413,7 +413,7 @@ def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it
     run(node, app, "first")
     # A next attempt that shares: its CPUs are to go back to the others, which are told after the reply.
     shares = replace(again(app, 1), wishes=Wishes(ownership="shared"))
-    admission = node.admit(shares, NO_FENCE, 1.0)
+    admission = node.admit(shares, NO_CONSTRAINT, 1.0)
     node.remove("first")
     told_now = told(node.cancel(admission.ticket, 2.0))
     assert all(format_cpus(node.grants[key].cpus) == cpus for key, cpus in told_now.items())
@@ -426,7 +426,7 @@ def test_a_container_taken_under_management_during_its_resize_stays_so() -> None
     node = engine(usable=NODE_0)
     run(node, own("app", 2), "app")
     node.release("app")
-    admission = node.resize("app", Resources(milli(2), milli(2)), NO_FENCE, 1.0)
+    admission = node.resize("app", Resources(milli(2), milli(2)), NO_CONSTRAINT, 1.0)
     assert admission is not None and not admission.placement.cpus
     node.manage("app")
     mine = node.grants["app"].exclusive
@@ -441,7 +441,7 @@ def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized(w
     node = engine(VM_NO_CACHE_INFO)
     run(node, own("app", 1), "app")
     mine = format_cpus(node.grants["app"].exclusive)
-    node.resize("app", wanted, NO_FENCE, 1.0)
+    node.resize("app", wanted, NO_CONSTRAINT, 1.0)
     node.admit(own("static", 1), fence(mine), 2.0)
     assert format_cpus(node.grants["app"].cpus) != mine
     assert broken_invariants(node) == []
@@ -453,7 +453,7 @@ def test_the_way_back_must_be_there_without_what_the_container_owns_meanwhile() 
     run(node, own("large", 2), "large")
     run(node, own("small", 1), "small")
     assert cpus(node, "small") == "0-1"
-    admission = node.admit(make_container("large", limit=1, attempt=1), NO_FENCE, 1.0)
+    admission = node.admit(make_container("large", limit=1, attempt=1), NO_CONSTRAINT, 1.0)
     assert node.grants["small"].exclusive
     node.cancel(admission.ticket, 2.0)
     assert broken_invariants(node) == []
@@ -505,7 +505,9 @@ def bystander(node: Engine, stance: Stance, here: str) -> None:
     if stance is not Stance.PLACED:
         within = parse_cpus(here)
         home = Placement(home=within) if stance is Stance.ADOPTED else Placement()
-        found = replace(node.grants["web"], placement=home, stance=stance, runs_on=within, fence=NO_FENCE)
+        found = replace(
+            node.grants["web"], placement=home, stance=stance, runs_on=within, fence=NO_CONSTRAINT
+        )
         node.amend(found)
 
 
@@ -529,7 +531,7 @@ def test_nor_by_a_container_that_grows() -> None:
     bystander(node, Stance.PLACED, "0-2")
     run(node, own("four", 4), "four")
     run(node, own("two", 2), "two")
-    admission = node.resize("two", Resources(3000, 3000), NO_FENCE, 5.0)
+    admission = node.resize("two", Resources(3000, 3000), NO_CONSTRAINT, 5.0)
     assert admission is not None
     node.commit(admission.ticket, 6.0)
     assert len(node.grants["two"].exclusive) == 3
@@ -542,14 +544,14 @@ def test_where_no_other_is_free_it_is_given_and_said() -> None:
     bystander(node, Stance.PLACED, "0")
     run(node, own("four", 4), "four")
     run(node, own("two", 2), "two")
-    admission = node.admit(own("one", 1), NO_FENCE, 1.0)
+    admission = node.admit(own("one", 1), NO_CONSTRAINT, 1.0)
     assert format_cpus(admission.placement.cpus) == "3"
     node.bind(admission.ticket, "one", 1.0)
     tight = engine(machine=VM_NO_CACHE_INFO, usable="0-3")
     run(tight, make_container("web", request=0.1), "web", within=fence("0"))
     run(tight, make_container("log", request=0.1), "log", within=fence("1"))
     run(tight, make_container("any", request=0.1), "any")
-    admission = tight.admit(own("three", 3), NO_FENCE, 1.0)
+    admission = tight.admit(own("three", 3), NO_CONSTRAINT, 1.0)
     assert "CPUs 0 are the last ones that default/pod-of-web/web may run on" in admission.decision.why
     tight.bind(admission.ticket, "three", 1.0)
     assert broken_invariants(tight) == []

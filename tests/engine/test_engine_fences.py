@@ -15,7 +15,7 @@ from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, Grant, Stance
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, UNTOUCHED, Container, Qos, Resources
+from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import Number, engine_on, fence, host_of, make_container, make_pod, run
 
@@ -195,7 +195,7 @@ SYSTEM = "/kubepods/system/podx"
 def bounding(where: str = VM_NO_CACHE_INFO, **bounds: str) -> Host:
     """A machine on which the cgroups of some pods allow less; "_" in a path stands for "/"."""
     sets = {path.replace("_", "/"): fence(cpus) for path, cpus in bounds.items()}
-    return replace(host_of(where), bounds={"": NO_FENCE, **sets})
+    return replace(host_of(where), bounds={"": NO_CONSTRAINT, **sets})
 
 
 def in_pod(cgroup_parent: str, name: str = "app", **asks: Any) -> Container:
@@ -209,7 +209,7 @@ def test_a_pod_is_fenced_by_its_own_parents_cpus_and_others_are_not() -> None:
     free = engine_on(VM_NO_CACHE_INFO)
     other = in_pod("/kubepods/burstable/pody", "other", limit=4)
     assert admit(engine, other).placement.cpus == admit(free, other).placement.cpus
-    assert engine.grants["ticket-2"].fence == NO_FENCE
+    assert engine.grants["ticket-2"].fence == NO_CONSTRAINT
 
 
 def test_the_nearest_cgroup_that_is_known_counts_and_for_pods_elsewhere_kubelets() -> None:
@@ -223,7 +223,7 @@ def test_the_nearest_cgroup_that_is_known_counts_and_for_pods_elsewhere_kubelets
         "/elsewhere/podx": "0-3",
         "": "0-3",
     }
-    found = {parent: format_cpus(host.bounded(NO_FENCE, parent).cpus or ()) for parent in parents}
+    found = {parent: format_cpus(host.bounded(NO_CONSTRAINT, parent).cpus or ()) for parent in parents}
     assert found == parents
 
 
@@ -254,7 +254,7 @@ def test_callers_and_cgroups_fences_hold_together(caller: str, sent: str, why: s
     grant = engine.grants["app"]
     assert grant.fence.asked == fence(caller)
     assert read_record("grant", write_record(grant)).fence == fence(caller)
-    resized = engine.resize("app", Resources(milli_limit=3000), NO_FENCE, 2.0)
+    resized = engine.resize("app", Resources(milli_limit=3000), NO_CONSTRAINT, 2.0)
     assert resized is not None
     engine.commit(resized.ticket, 3.0)
     assert format_cpus(engine.grants["app"].placement.cpus) == sent
@@ -282,7 +282,7 @@ def test_containers_follow_what_their_pods_cgroup_allows() -> None:
         assert broken_invariants(engine) == []
     assert engine.grants["other"].placement == place
     engine.rehost(host_of(VM_NO_CACHE_INFO))
-    assert engine.grants["app"].fence == NO_FENCE
+    assert engine.grants["app"].fence == NO_CONSTRAINT
 
 
 def test_adopted_and_restored_containers_are_fenced_as_well() -> None:
@@ -395,6 +395,6 @@ def test_release_is_for_the_attempts_after_too() -> None:
     run(engine, app, "app-0")
     engine.release("app-0")
     engine.exited("app-0", 1, 1.0)
-    admission = engine.admit(replace(app, attempt=1), NO_FENCE, 2.0)
+    admission = engine.admit(replace(app, attempt=1), NO_CONSTRAINT, 2.0)
     assert admission.stance is Stance.RELEASED
     assert not admission.placement.cpus

@@ -12,7 +12,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, Life, Stance
 from policies.machine.cpus import format_cpus
-from policies.model import NO_FENCE, Container, Qos, Resources
+from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,
@@ -59,7 +59,7 @@ def test_rule_4_removing_an_attempt_that_was_set_aside_does_nothing() -> None:
     engine = engine_on(HYGON_7285_2S)
     app = make_container("app", limit=3)
     crash(engine, app, "attempt-0")
-    admission = engine.admit(again(app, 1), NO_FENCE, 1.0)
+    admission = engine.admit(again(app, 1), NO_CONSTRAINT, 1.0)
     engine.remove("attempt-0")
     engine.bind(admission.ticket, "attempt-1", 2.0)
     assert list(engine.grants) == ["attempt-1"]
@@ -79,7 +79,7 @@ def test_rule_4_the_exit_of_an_old_attempt_says_nothing_about_the_new_one() -> N
 
 def test_rule_4_the_life_of_a_grant() -> None:
     engine = engine_on(HYGON_7285_2S)
-    admission = engine.admit(make_container("app", limit=3), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("app", limit=3), NO_CONSTRAINT, 0.0)
     lives = [engine.grants[admission.ticket].life]
     engine.bind(admission.ticket, "app-0", 1.0)
     lives.append(engine.grants["app-0"].life)
@@ -170,7 +170,7 @@ def test_rule_4_holds_survive_a_restart_of_the_daemon() -> None:
     heir = engine_on(VM_NO_CACHE_INFO, policy=engine.policy)
     assert heir.restore(engine.grants.values(), [], [], engine.history, {}) == ()
     assert dump(heir) == dump(engine)
-    admission = heir.admit(again(app, 1), NO_FENCE, 150.0)
+    admission = heir.admit(again(app, 1), NO_CONSTRAINT, 150.0)
     assert admission.decision.why == "the place of attempt 0 was held for it"
 
 
@@ -178,7 +178,7 @@ def test_rule_4_holds_survive_a_restart_of_the_daemon() -> None:
 
 
 def restart(engine: Engine, container: Container, now_s: float = 50.0) -> Admission:
-    return engine.admit(again(container, container.attempt + 1), NO_FENCE, now_s)
+    return engine.admit(again(container, container.attempt + 1), NO_CONSTRAINT, now_s)
 
 
 def test_rule_4_the_next_attempt_gets_the_same_cpus_whatever_is_better_by_now() -> None:
@@ -197,7 +197,7 @@ def test_rule_4_attempts_that_were_skipped_do_not_matter() -> None:
     engine = engine_on(HYGON_7285_2S)
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
-    admission = engine.admit(again(app, 7), NO_FENCE, 1.0)
+    admission = engine.admit(again(app, 7), NO_CONSTRAINT, 1.0)
     assert "attempt 0" in admission.decision.why
 
 
@@ -212,7 +212,7 @@ def test_rule_4_the_latest_of_several_attempts_counts() -> None:
             engine.grants["other"], key="app-1", container=again(app, 1), life=Life.HELD, hold_until_s=300.0
         )
     )
-    admission = engine.admit(again(app, 2), NO_FENCE, 10.0)
+    admission = engine.admit(again(app, 2), NO_CONSTRAINT, 10.0)
     assert admission.placement.cpus == engine.grants["other"].placement.cpus
     assert set(engine.grants) == {"other", admission.ticket}
 
@@ -238,7 +238,7 @@ def test_rule_4_a_larger_memory_limit_widens_the_nodes_of_the_same_place() -> No
     app = make_container("app", limit=3, memory=1)
     crash(engine, app, "app-0")
     hungry = replace(again(app, 1), resources=replace(app.resources, memory_limit_bytes=70 << 30))
-    admission = engine.admit(hungry, NO_FENCE, 10.0)
+    admission = engine.admit(hungry, NO_CONSTRAINT, 10.0)
     assert (format_cpus(admission.placement.cpus), format_cpus(admission.placement.mems)) == (
         "0-3,64-67",
         "0-1",
@@ -284,7 +284,7 @@ def test_rule_4_init_containers_that_failed_or_belong_to_others_do_not() -> None
     engine = engine_on(UNEVEN_CCX)
     crash(engine, make_container("failed", pod=make_pod("web")), "failed", 0.0, 1)
     crash(engine, make_container("init", pod=make_pod("other")), "init", 0.0, 0)
-    engine.admit(make_container("app", pod=make_pod("web")), NO_FENCE, 1.0)
+    engine.admit(make_container("app", pod=make_pod("web")), NO_CONSTRAINT, 1.0)
     assert {"failed", "init"} <= set(engine.grants)
 
 
@@ -303,7 +303,7 @@ def full_of_holds() -> Engine:
 
 def test_rule_4_the_oldest_hold_is_given_up_first_and_why_says_so() -> None:
     engine = full_of_holds()
-    admission = engine.admit(make_container("new", limit=2, request=2), NO_FENCE, 30.0)
+    admission = engine.admit(make_container("new", limit=2, request=2), NO_CONSTRAINT, 30.0)
     assert format_cpus(admission.placement.cpus) == "0-3"
     assert admission.decision.why.endswith("; the place held for default/pod-of-older/older was given up")
     assert set(engine.grants) == {"younger", admission.ticket}
@@ -311,14 +311,14 @@ def test_rule_4_the_oldest_hold_is_given_up_first_and_why_says_so() -> None:
 
 def test_rule_4_no_hold_is_given_up_where_there_is_room() -> None:
     engine = full_of_holds()
-    admission = engine.admit(make_container("new", limit=1, request=1), NO_FENCE, 30.0)
+    admission = engine.admit(make_container("new", limit=1, request=1), NO_CONSTRAINT, 30.0)
     assert {"older", "younger"} <= set(engine.grants)
     assert "given up" not in admission.decision.why
 
 
 def test_rule_4_no_more_holds_are_given_up_than_it_takes() -> None:
     engine = full_of_holds()
-    admission = engine.admit(make_container("new", limit=8, request=8), NO_FENCE, 30.0)
+    admission = engine.admit(make_container("new", limit=8, request=8), NO_CONSTRAINT, 30.0)
     assert list(engine.grants) == [admission.ticket]
     names = "default/pod-of-older/older, default/pod-of-younger/younger"
     assert f"the place held for {names} was given up" in admission.decision.why
@@ -337,14 +337,14 @@ def test_rule_4_a_hold_is_given_up_rather_than_a_higher_rung_taken() -> None:
     for index in range(1, 16):
         cpus = format_cpus(engine.host.topology.leaves[index].cpus)
         run(engine, make_container(f"c{index}", limit=8, request=6), f"c{index}", within=fence(cpus))
-    admission = engine.admit(make_container("new", limit=8, request=5), NO_FENCE, 10.0)
+    admission = engine.admit(make_container("new", limit=8, request=5), NO_CONSTRAINT, 10.0)
     assert admission.placement.level == "ccx"
     assert "held" not in engine.grants
 
 
 def test_rule_4_where_giving_up_every_hold_does_not_help_none_is() -> None:
     engine = full_of_holds()
-    admission = engine.admit(make_container("new", limit=8, request=9), NO_FENCE, 30.0)
+    admission = engine.admit(make_container("new", limit=8, request=9), NO_CONSTRAINT, 30.0)
     assert {"older", "younger"} <= set(engine.grants)
     assert not admission.decision.fits
 
@@ -352,7 +352,7 @@ def test_rule_4_where_giving_up_every_hold_does_not_help_none_is() -> None:
 def test_rule_4_what_was_given_up_comes_back_if_the_create_fails() -> None:
     engine = full_of_holds()
     before = dump(engine)
-    admission = engine.admit(make_container("new", limit=8, request=8), NO_FENCE, 30.0)
+    admission = engine.admit(make_container("new", limit=8, request=8), NO_CONSTRAINT, 30.0)
     engine.cancel(admission.ticket, 31.0)
     assert dump(engine) == before
 
@@ -370,7 +370,7 @@ def test_rule_4_holds_are_bisected_not_tried_one_by_one() -> None:
         return place(*args)  # type: ignore[arg-type]
 
     engine.policy.place = counting  # type: ignore[assignment, method-assign]
-    admission = engine.admit(make_container("new", limit=8, request=8), NO_FENCE, 100.0)
+    admission = engine.admit(make_container("new", limit=8, request=8), NO_CONSTRAINT, 100.0)
     assert "given up" in admission.decision.why
     assert asked <= 8
 
@@ -380,7 +380,7 @@ def test_rule_4_holds_are_bisected_not_tried_one_by_one() -> None:
 
 def created(engine: Engine, key: str = "app-0", attempt: int = 0) -> Container:
     container = make_container("app", limit=3, attempt=attempt)
-    admission = engine.admit(container, NO_FENCE, 0.0)
+    admission = engine.admit(container, NO_CONSTRAINT, 0.0)
     engine.bind(admission.ticket, key, 0.0)
     return container
 
@@ -398,7 +398,7 @@ def test_a_start_that_fails_for_its_cpuset_makes_the_next_create_go_untouched(me
     app = created(engine)
     assert engine.start_failed("app-0", message, 10.0)
     engine.exited("app-0", 128, 10.0)
-    admission = engine.admit(again(app, 1), NO_FENCE, 20.0)
+    admission = engine.admit(again(app, 1), NO_CONSTRAINT, 20.0)
     assert (admission.stance, admission.placement.cpus) == (Stance.UNTOUCHED, frozenset())
     assert "failed to start" in admission.decision.why
 
@@ -426,8 +426,8 @@ def test_distrust_ends_after_ten_minutes() -> None:
     app = created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     assert engine.distrusted == {("uid-pod-of-app", "app"): 610.0}
-    assert engine.admit(again(app, 1), NO_FENCE, 609.0).stance is Stance.UNTOUCHED
-    assert engine.admit(again(app, 2), NO_FENCE, 610.0).stance is Stance.PLACED
+    assert engine.admit(again(app, 1), NO_CONSTRAINT, 609.0).stance is Stance.UNTOUCHED
+    assert engine.admit(again(app, 2), NO_CONSTRAINT, 610.0).stance is Stance.PLACED
     engine.tick(610.0)
     assert not engine.distrusted
 
@@ -437,7 +437,7 @@ def test_distrust_is_of_one_pods_container_only() -> None:
     created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     for other in (make_container("app", pod=make_pod("another")), make_container("sidecar")):
-        assert engine.admit(other, NO_FENCE, 20.0).stance is Stance.PLACED
+        assert engine.admit(other, NO_CONSTRAINT, 20.0).stance is Stance.PLACED
 
 
 def test_distrust_survives_a_restart() -> None:
@@ -446,12 +446,12 @@ def test_distrust_survives_a_restart() -> None:
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     heir = engine_on(HYGON_7285_2S)
     heir.restore([], [], [], [], dict(engine.distrusted))
-    assert heir.admit(again(app, 1), NO_FENCE, 20.0).stance is Stance.UNTOUCHED
+    assert heir.admit(again(app, 1), NO_CONSTRAINT, 20.0).stance is Stance.UNTOUCHED
 
 
 def test_failures_of_containers_we_have_not_placed_are_not_ours() -> None:
     engine = engine_on(HYGON_7285_2S)
-    admission = engine.admit(make_container("app"), NO_FENCE, 0.0, enforce=False)
+    admission = engine.admit(make_container("app"), NO_CONSTRAINT, 0.0, enforce=False)
     engine.bind(admission.ticket, "app-0", 0.0)
     assert not engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     assert not engine.start_failed("nobody", CPUSET_ERRORS[0], 10.0)
@@ -462,7 +462,7 @@ def test_failures_are_forgotten_with_the_pod() -> None:
     engine = engine_on(HYGON_7285_2S)
     pod = make_pod("web")
     engine.add_pod(pod)
-    admission = engine.admit(make_container("app", pod=pod), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("app", pod=pod), NO_CONSTRAINT, 0.0)
     engine.bind(admission.ticket, "app-0", 0.0)
     engine.start_failed("app-0", "exec: no such file", 10.0)
     engine.end_pod(pod.id)

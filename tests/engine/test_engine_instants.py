@@ -16,7 +16,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import CpusetUpdate, ListedContainer
 from cri_proxy.engine.resync import Listing, resync, unknown_ids
-from policies.model import NO_FENCE, Container, Placement, Qos
+from policies.model import NO_CONSTRAINT, Container, Placement, Qos
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Shadow, again, engine_on, make_container, make_pod, topology
@@ -36,7 +36,7 @@ class World:
     now_s: float = 100.0
 
     def create(self, key: str, container: Container) -> Iterator[str]:
-        admission = self.engine.admit(container, NO_FENCE, self.now_s)
+        admission = self.engine.admit(container, NO_CONSTRAINT, self.now_s)
         yield "decided"
         self.store.follow(self.engine)
         yield "written"
@@ -56,7 +56,7 @@ class World:
         yield "known to run"
 
     def refused(self, container: Container) -> Iterator[str]:
-        admission = self.engine.admit(container, NO_FENCE, self.now_s)
+        admission = self.engine.admit(container, NO_CONSTRAINT, self.now_s)
         self.store.follow(self.engine)
         yield "written"
         self.tell(admission.before)
@@ -318,7 +318,9 @@ def _stays_exclusive(world: World, engine: Engine, at: str) -> None:
         for key, grant in world.engine.grants.items()
         if grant.exclusive and world.runtime.get(key, ("", "", ""))[2] == "running"
     }
-    new = engine.admit(make_container("new", limit=90, request=1, pod=make_pod("new")), NO_FENCE, world.now_s)
+    new = engine.admit(
+        make_container("new", limit=90, request=1, pod=make_pod("new")), NO_CONSTRAINT, world.now_s
+    )
     later = looked(world, engine)
     for key, cpus in owned.items():
         assert engine.grants[key].exclusive == cpus, (at, key)

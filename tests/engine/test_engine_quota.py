@@ -15,7 +15,7 @@ from cri_proxy.engine.records import Grant, Stance
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Container,
     Decision,
     Placement,
@@ -87,7 +87,7 @@ RESIZES = [
 def test_the_quota_that_goes_with_a_resize(now: Resources, quota: int, period: int) -> None:
     node = engine()
     lifted(node)
-    admission = node.resize("c1", now, NO_FENCE, 1.0)
+    admission = node.resize("c1", now, NO_CONSTRAINT, 1.0)
     assert admission is not None
     linux = linux_delta(admission.placement, admission.give_back)
     assert (linux.cpu_quota, linux.cpu_period) == (quota, period)
@@ -100,7 +100,7 @@ def test_the_delta_is_merged_behind_kubelets_own_quota() -> None:
     asked = cri.UpdateContainerResourcesRequest(
         container_id="c1", linux=cri.LinuxContainerResources(cpu_quota=400_000, cpu_shares=4096)
     )
-    admission = node.resize("c1", resources(4000), NO_FENCE, 1.0)
+    admission = node.resize("c1", resources(4000), NO_CONSTRAINT, 1.0)
     assert admission is not None
     merged = asked.SerializeToString() + write_update_delta(admission.placement, admission.give_back)
     linux = cri.UpdateContainerResourcesRequest.FromString(merged).linux
@@ -110,7 +110,7 @@ def test_the_delta_is_merged_behind_kubelets_own_quota() -> None:
 def test_a_resize_that_is_refused_leaves_it_lifted() -> None:
     node = engine()
     lifted(node)
-    admission = node.resize("c1", resources(1500), NO_FENCE, 1.0)
+    admission = node.resize("c1", resources(1500), NO_CONSTRAINT, 1.0)
     assert admission is not None
     assert not node.cancel(admission.ticket, 1.0)
     assert node.grants["c1"].lifted
@@ -162,7 +162,7 @@ def test_what_a_release_gives_back(container: Container, quota: Quota) -> None:
 
 def test_released_while_it_was_being_created_it_gets_its_quota_back_with_its_cpus() -> None:
     node = engine()
-    admission = node.admit(owner(), NO_FENCE, 0.0)
+    admission = node.admit(owner(), NO_CONSTRAINT, 0.0)
     pending = node.grants[admission.ticket]
     node.amend(replace(pending, stance=Stance.RELEASED, runs_on=node.host.usable))
     [update] = node.bind(admission.ticket, "c1", 1.0)

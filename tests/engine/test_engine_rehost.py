@@ -16,7 +16,7 @@ from cri_proxy.engine.records import CpusetUpdate, Life, Stance
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData, remember
-from policies.model import NO_FENCE, Placement, Qos, Wishes
+from policies.model import NO_CONSTRAINT, Placement, Qos, Wishes
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from tests.machines import (
@@ -152,7 +152,7 @@ def test_rule_11_an_offline_cpu_leaves_every_set_and_nothing_else_moves() -> Non
 
 def test_rule_11_a_container_left_with_no_cpu_is_placed_anew_near_its_memory() -> None:
     node = Machine(HYGON_7285_2S)
-    run(node.engine, make_container("app", limit=2, memory=1), "app", within=NO_FENCE)
+    run(node.engine, make_container("app", limit=2, memory=1), "app", within=NO_CONSTRAINT)
     # Its CCX goes; the other one of its node is the busiest by far.
     run(node.engine, make_container("busy", limit=8, request=5), "busy", within=fence("4-7,68-71"))
     assert node.offline(parse_cpus("0-3,64-67")) == {"app": "4-7,68-71"}
@@ -176,7 +176,7 @@ def test_rule_11_held_places_and_containers_on_their_way_follow_silently() -> No
     node = Machine(VM_NO_CACHE_INFO)
     run(node.engine, make_container("held", limit=1), "held")
     node.engine.exited("held", 1, 0.0)
-    flying = node.engine.admit(make_container("flying", limit=1), NO_FENCE, 0.0)
+    flying = node.engine.admit(make_container("flying", limit=1), NO_CONSTRAINT, 0.0)
     assert node.offline([1, 5]) == {}
     assert format_cpus(node.engine.grants["held"].placement.cpus) == "0,2-3"
     assert told(node.engine.bind(flying.ticket, "flying", 1.0)) == {"flying": "4,6-7"}
@@ -230,7 +230,7 @@ def test_rule_11_exclusive_cpus_that_are_reserved_from_now_on_are_left_also_duri
     tree = topology(VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree), policy=Owning(tree))
     run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
-    engine.resize("app", engine.grants["app"].container.resources, NO_FENCE, 1.0)
+    engine.resize("app", engine.grants["app"].container.resources, NO_CONSTRAINT, 1.0)
     engine.rehost(host_of(tree, reserved="0"))
     assert all(g.exclusive and 0 not in g.exclusive for g in engine.grants.values())
     assert broken_invariants(engine) == []
@@ -250,7 +250,7 @@ def test_rule_11_a_cpu_that_joins_its_domain_joins_the_homes_that_hold_it(cpu: i
     tree = Topology(without(full, [cpu]))
     engine = engine_on(host_of(tree), policy=Hygon(tree, HYGON))
     for index, leaf in enumerate(tree.leaves):
-        run(engine, make_container(f"c{index}", limit=7), f"c{index}", within=NO_FENCE)
+        run(engine, make_container(f"c{index}", limit=7), f"c{index}", within=NO_CONSTRAINT)
         assert len(leaf.cpus) in (7, 8)
     run(engine, make_container("node", limit=15), "node")
     run(engine, make_container("machine", limit=120), "machine")
@@ -408,7 +408,7 @@ def test_a_restart_with_cpus_gone_shrinks_and_places_anew() -> None:
 def test_a_restart_on_another_machine_places_anew_what_names_unknown_cpus() -> None:
     before = engine_on(HYGON_7285_2S)
     run(before, make_container("stays", limit=2), "stays", within=fence("0-3"))
-    run(before, make_container("goes", limit=2), "goes", within=NO_FENCE)
+    run(before, make_container("goes", limit=2), "goes", within=NO_CONSTRAINT)
     assert format_cpus(before.grants["goes"].placement.cpus) == "4-7,68-71"
     after = engine_on(VM_NO_CACHE_INFO)
     updates = after.restore(before.grants.values(), [], [], [], {})

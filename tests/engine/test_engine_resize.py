@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, Grant, Life, Stance
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, CpusetConstraint, Placement, Qos, Resources, Wishes
+from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, Qos, Resources, Wishes
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Number,
@@ -32,7 +32,7 @@ def resize(
     limit: Optional[Number] = 2,
     request: Number = 0,
     memory: int = 0,
-    within: CpusetConstraint = NO_FENCE,
+    within: CpusetConstraint = NO_CONSTRAINT,
     key: str = "app",
 ) -> Admission:
     resources = Resources(milli(request), None if limit is None else milli(limit), 0, memory * GIB)
@@ -138,7 +138,7 @@ def test_the_next_attempt_puts_an_end_to_a_resize_on_its_way() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     app = make_container("app", limit=1, qos=Qos.GUARANTEED)
     run(engine, app, "app")
-    admission = engine.resize("app", app.resources, NO_FENCE, 50.0)
+    admission = engine.resize("app", app.resources, NO_CONSTRAINT, 50.0)
     assert admission is not None
     run(engine, replace(app, attempt=1), "app-1", 51.0)
     assert engine.commit(admission.ticket, 52.0) == ()
@@ -149,8 +149,8 @@ def test_the_next_attempt_puts_an_end_to_a_resize_on_its_way() -> None:
 @pytest.mark.parametrize("key", ["nobody", "ticket-1"])
 def test_what_is_not_known_or_not_there_yet_is_not_resized(key: str) -> None:
     engine = engine_on(HYGON_7285_2S)
-    engine.admit(make_container("app", limit=2), NO_FENCE, 0.0)
-    assert engine.resize(key, Resources(), NO_FENCE, 50.0) is None
+    engine.admit(make_container("app", limit=2), NO_CONSTRAINT, 0.0)
+    assert engine.resize(key, Resources(), NO_CONSTRAINT, 50.0) is None
 
 
 # ---------------------------------------------------------------------- where it goes
@@ -186,7 +186,7 @@ def test_without_room_on_its_rung_any_more_it_moves() -> None:
 
 def test_a_larger_n_climbs_to_the_domain_around_its_place() -> None:
     engine = engine_on(HYGON_7285_2S)
-    run(engine, make_container("app", limit=2, request=1), "app", within=NO_FENCE)
+    run(engine, make_container("app", limit=2, request=1), "app", within=NO_CONSTRAINT)
     run(engine, make_container("busy", limit=9, request=9), "busy", within=fence("0-7,64-71"))
     # Node 0 is the busiest by far, but it has room and its memory and caches are there.
     assert format_cpus(resize(engine, 9, request=2).placement.cpus) == "0-7,64-71"
@@ -217,7 +217,7 @@ def test_other_containers_lose_what_it_owns_before_it_runs_there() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app", within=fence("0-3"))
     run(engine, make_container("other", limit=2), "other", within=fence("0-3"))
-    admission = engine.resize("app", Resources(2000, 2000), NO_FENCE, 50.0)
+    admission = engine.resize("app", Resources(2000, 2000), NO_CONSTRAINT, 50.0)
     assert admission is not None
     assert broken_invariants(engine) == []
     assert [u.id for u in admission.before] == ["other"]
@@ -231,7 +231,7 @@ def test_a_container_that_owns_cpus_owns_as_many_as_it_asks_for_afterwards(
 ) -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     run(engine, make_container("app", limit=before, qos=Qos.GUARANTEED), "app")
-    admission = engine.resize("app", Resources(milli(after), milli(after)), NO_FENCE, 50.0)
+    admission = engine.resize("app", Resources(milli(after), milli(after)), NO_CONSTRAINT, 50.0)
     assert admission is not None
     engine.commit(admission.ticket, 51.0)
     assert len(engine.node.exclusive) == int(after)
@@ -416,7 +416,7 @@ def test_an_adopted_container_that_the_caller_gives_a_cpuset_is_placed_in_it() -
 
 def test_an_observed_container_is_not_touched() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    observed = engine.admit(make_container("app", limit=2), NO_FENCE, 0.0, enforce=False)
+    observed = engine.admit(make_container("app", limit=2), NO_CONSTRAINT, 0.0, enforce=False)
     engine.bind(observed.ticket, "app", 0.0)
     assert not resize(engine, 8).placement.cpus
 

@@ -17,7 +17,7 @@ from cri_proxy.engine.resync import Listing, Resync, resync
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Affinity,
     BudgetSpent,
     Container,
@@ -63,7 +63,7 @@ def listed(engine: Engine, now_s: float, *items: ListedContainer) -> Resync:
 
 def test_rule_3_the_place_is_taken_before_the_request_is_sent() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("a", limit=2, request=2), NO_FENCE, 5.0)
+    admission = engine.admit(make_container("a", limit=2, request=2), NO_CONSTRAINT, 5.0)
     assert format_cpus(admission.placement.cpus) == "0-3"
     assert admission.placement == admission.decision.placement
     assert engine.node.charge_milli(range(4)) == 2000
@@ -73,14 +73,14 @@ def test_rule_3_the_place_is_taken_before_the_request_is_sent() -> None:
 
 def test_rule_3_two_creates_at_once_do_not_get_the_same_room() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    one = engine.admit(make_container("a", limit=3, request=3), NO_FENCE, 0.0)
-    two = engine.admit(make_container("b", limit=3, request=3), NO_FENCE, 0.0)
+    one = engine.admit(make_container("a", limit=3, request=3), NO_CONSTRAINT, 0.0)
+    two = engine.admit(make_container("b", limit=3, request=3), NO_CONSTRAINT, 0.0)
     assert one.placement.cpus.isdisjoint(two.placement.cpus)
 
 
 def test_rule_3_a_reply_gives_the_place_its_containers_id() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("a", limit=2), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     assert engine.bind(admission.ticket, "id-1", 1.0) == ()
     assert list(engine.grants) == ["id-1"]
     assert not engine.tickets
@@ -90,7 +90,7 @@ def test_rule_3_a_reply_gives_the_place_its_containers_id() -> None:
 
 def test_rule_3_bind_returns_what_the_container_missed_on_its_way() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("a", limit=2), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     own = make_container("k", limit=1, qos=Qos.GUARANTEED)
     assert engine.admit(own, fence("1"), 0.0).before == ()  # the runtime does not know it yet
     [update] = engine.bind(admission.ticket, "id-1", 1.0)
@@ -99,7 +99,7 @@ def test_rule_3_bind_returns_what_the_container_missed_on_its_way() -> None:
 
 def test_rule_3_a_container_that_missed_nothing_gets_nothing() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("a", limit=2), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     passing = engine.admit(make_container("k", limit=1, qos=Qos.GUARANTEED), fence("1"), 0.0)
     engine.cancel(passing.ticket, 0.5)
     assert engine.bind(admission.ticket, "id-1", 1.0) == ()
@@ -138,37 +138,37 @@ def busy_engine() -> Engine:
     run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own-0", within=fence("13"))
     engine.exited("crashed-0", 1, 10.0)
     engine.exited("init-0", 0, 10.0)
-    lost = engine.admit(make_container("lost", limit=2, pod=pod), NO_FENCE, 10.0)
+    lost = engine.admit(make_container("lost", limit=2, pod=pod), NO_CONSTRAINT, 10.0)
     engine.doubt(lost.ticket)
-    engine.admit(make_container("flying", limit=2, pod=pod), NO_FENCE, 10.0)
+    engine.admit(make_container("flying", limit=2, pod=pod), NO_CONSTRAINT, 10.0)
     return engine
 
 
 NEWCOMERS = {
-    "a plain one": (make_container("new", limit=2), NO_FENCE, True),
-    "one without anything": (make_container("new"), NO_FENCE, True),
+    "a plain one": (make_container("new", limit=2), NO_CONSTRAINT, True),
+    "one without anything": (make_container("new"), NO_CONSTRAINT, True),
     "the next attempt of a crashed one": (
         make_container("crashed", limit=2, request=1, pod=make_pod("web"), attempt=1),
-        NO_FENCE,
+        NO_CONSTRAINT,
         True,
     ),
     "the next attempt, of another size": (
         make_container("crashed", limit=9, request=1, pod=make_pod("web"), attempt=1),
-        NO_FENCE,
+        NO_CONSTRAINT,
         True,
     ),
-    "the app after its init": (make_container("second", limit=2, pod=make_pod("web")), NO_FENCE, True),
+    "the app after its init": (make_container("second", limit=2, pod=make_pod("web")), NO_CONSTRAINT, True),
     "the next attempt of one in doubt": (
         make_container("lost", limit=2, pod=make_pod("web"), attempt=1),
-        NO_FENCE,
+        NO_CONSTRAINT,
         True,
     ),
     "the next attempt of one that runs": (
         make_container("app", limit=4, request=1, pod=make_pod("web"), attempt=1, memory=1),
-        NO_FENCE,
+        NO_CONSTRAINT,
         True,
     ),
-    "one that needs a held place": (make_container("new", limit=28, request=22), NO_FENCE, True),
+    "one that needs a held place": (make_container("new", limit=28, request=22), NO_CONSTRAINT, True),
     "kubelet's, of whom others must leave": (
         make_container("new", limit=4, qos=Qos.GUARANTEED),
         fence("0-1,14-15"),
@@ -176,10 +176,10 @@ NEWCOMERS = {
     ),
     "one behind a fence": (make_container("new", limit=2), fence("3-9"), True),
     "one behind an empty fence": (make_container("new", limit=2), fence("100"), True),
-    "one that is observed only": (make_container("new", limit=2), NO_FENCE, False),
+    "one that is observed only": (make_container("new", limit=2), NO_CONSTRAINT, False),
     "one that opted out": (
         make_container("new", pod=make_pod("quiet", annotations={"cri-resmgr.io/manage": "false"})),
-        NO_FENCE,
+        NO_CONSTRAINT,
         True,
     ),
 }
@@ -221,10 +221,10 @@ def test_rule_3_a_cancelled_attempt_leaves_the_place_held_for_the_next() -> None
     app = make_container("app", limit=2)
     first = run(engine, app, "app-0")
     engine.exited("app-0", 1, 10.0)
-    failed = engine.admit(again(app, 1), NO_FENCE, 20.0)
+    failed = engine.admit(again(app, 1), NO_CONSTRAINT, 20.0)
     engine.cancel(failed.ticket, 21.0)
     assert engine.grants["app-0"].hold_until_s == 310.0
-    retried = engine.admit(again(app, 1), NO_FENCE, 30.0)
+    retried = engine.admit(again(app, 1), NO_CONSTRAINT, 30.0)
     assert retried.placement == first.placement
 
 
@@ -233,7 +233,7 @@ def test_rule_3_an_attempt_that_was_removed_meanwhile_does_not_come_back() -> No
     app = make_container("app", limit=2)
     run(engine, app, "app-0")
     engine.exited("app-0", 1, 10.0)
-    failed = engine.admit(again(app, 1), NO_FENCE, 20.0)
+    failed = engine.admit(again(app, 1), NO_CONSTRAINT, 20.0)
     engine.remove("app-0")
     engine.cancel(failed.ticket, 21.0)
     assert not engine.grants
@@ -244,7 +244,7 @@ def test_rule_3_a_sandbox_that_ended_meanwhile_does_not_come_back() -> None:
     app = make_container("app", limit=2)
     run(engine, app, "app-0")
     engine.exited("app-0", 1, 10.0)
-    failed = engine.admit(again(app, 1), NO_FENCE, 20.0)
+    failed = engine.admit(again(app, 1), NO_CONSTRAINT, 20.0)
     engine.end_pod(app.pod.id)
     engine.cancel(failed.ticket, 21.0)
     assert not engine.grants
@@ -257,7 +257,7 @@ def test_rule_3_a_held_place_that_others_own_by_now_does_not_come_back() -> None
     engine.exited("app-0", 1, 10.0)
     # The next attempt is smaller, so its place is another one, and the old CPUs are anybody's.
     failed = engine.admit(
-        replace(again(app, 1), resources=Resources(milli_request=1000, milli_limit=1000)), NO_FENCE, 20.0
+        replace(again(app, 1), resources=Resources(milli_request=1000, milli_limit=1000)), NO_CONSTRAINT, 20.0
     )
     for name in ("x", "y"):
         run(engine, make_container(name, limit=2, qos=Qos.GUARANTEED), name)
@@ -271,7 +271,7 @@ def test_rule_3_cpus_that_went_offline_meanwhile_do_not_come_back() -> None:
     app = make_container("app", limit=4)
     run(engine, app, "app-0")
     engine.exited("app-0", 1, 10.0)
-    failed = engine.admit(again(app, 1), NO_FENCE, 20.0)
+    failed = engine.admit(again(app, 1), NO_CONSTRAINT, 20.0)
     engine.rehost(host_of(VM_NO_CACHE_INFO, usable="1-7"))
     engine.cancel(failed.ticket, 21.0)
     assert format_cpus(engine.grants["app-0"].placement.cpus) == "1-3"
@@ -284,7 +284,7 @@ def test_rule_3_cpus_that_went_offline_meanwhile_do_not_come_back() -> None:
 def doubtful(options: Optional[EngineOptions] = None) -> tuple[Engine, Container, Admission]:
     engine = engine_on(VM_NO_CACHE_INFO, options=options)
     container = make_container("a", limit=2, request=2)
-    admission = engine.admit(container, NO_FENCE, 100.0)
+    admission = engine.admit(container, NO_CONSTRAINT, 100.0)
     engine.doubt(admission.ticket)
     return engine, container, admission
 
@@ -293,7 +293,7 @@ def test_rule_3_a_ticket_in_doubt_keeps_its_cpus() -> None:
     engine, _, admission = doubtful()
     assert engine.tickets[admission.ticket].in_doubt
     assert engine.node.charge_milli(range(4)) == 2000
-    other = engine.admit(make_container("b", limit=3, request=3), NO_FENCE, 101.0)
+    other = engine.admit(make_container("b", limit=3, request=3), NO_CONSTRAINT, 101.0)
     assert format_cpus(other.placement.cpus) == "4-7"
 
 
@@ -335,10 +335,10 @@ def test_rule_3_without_being_listed_it_is_cancelled_after_two_minutes(
 
 def test_rule_3_patience_is_twice_the_longest_create_where_that_is_more() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    slow = engine.admit(make_container("slow"), NO_FENCE, 0.0)
+    slow = engine.admit(make_container("slow"), NO_CONSTRAINT, 0.0)
     engine.bind(slow.ticket, "slow", 90.0)
     engine.started("slow")
-    lost = engine.admit(make_container("lost"), NO_FENCE, 100.0)
+    lost = engine.admit(make_container("lost"), NO_CONSTRAINT, 100.0)
     engine.doubt(lost.ticket)
     here = seen("slow", make_container("slow"), "0-3")
     assert listed(engine, 279.0, here).cancelled == ()
@@ -361,7 +361,7 @@ def test_rule_3_a_list_older_than_the_request_says_nothing_about_it() -> None:
 def test_rule_3_a_request_on_its_way_is_not_judged_by_a_list() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     container = make_container("a", limit=2)
-    admission = engine.admit(container, NO_FENCE, 0.0)
+    admission = engine.admit(container, NO_CONSTRAINT, 0.0)
     result = listed(engine, 1000.0, seen("id-1", container, "0-3"))
     assert (result.bound, result.cancelled, result.adopted) == ((), (), ())
     assert admission.ticket in engine.tickets
@@ -369,7 +369,7 @@ def test_rule_3_a_request_on_its_way_is_not_judged_by_a_list() -> None:
 
 def test_rule_3_the_next_attempt_takes_over_from_a_ticket_in_doubt() -> None:
     engine, container, admission = doubtful()
-    next_one = engine.admit(again(container, 1), NO_FENCE, 130.0)
+    next_one = engine.admit(again(container, 1), NO_CONSTRAINT, 130.0)
     assert next_one.placement.cpus == admission.placement.cpus
     assert list(engine.tickets) == [next_one.ticket]
     assert engine.node.charge_milli(range(8)) == 2000
@@ -380,20 +380,20 @@ def test_rule_3_the_next_attempt_takes_over_from_a_ticket_in_doubt() -> None:
 
 def test_rule_3_after_a_restart_every_ticket_is_in_doubt() -> None:
     engine, shadow = engine_on(VM_NO_CACHE_INFO), Shadow()
-    admission = engine.admit(make_container("a", limit=2), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     shadow.follow(engine)
     heir = engine_on(VM_NO_CACHE_INFO)
     heir.restore(
         [engine.grants[admission.ticket]], [engine.tickets[admission.ticket]], [], engine.history, {}
     )
     assert heir.tickets[admission.ticket].in_doubt
-    assert heir.admit(make_container("b"), NO_FENCE, 1.0).ticket != admission.ticket
+    assert heir.admit(make_container("b"), NO_CONSTRAINT, 1.0).ticket != admission.ticket
 
 
 def test_rule_3_half_of_a_pair_is_not_restored() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    one = engine.admit(make_container("a", limit=2), NO_FENCE, 0.0)
-    two = engine.admit(make_container("b", limit=2), NO_FENCE, 0.0)
+    one = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
+    two = engine.admit(make_container("b", limit=2), NO_CONSTRAINT, 0.0)
     heir = engine_on(VM_NO_CACHE_INFO)
     heir.restore([engine.grants[one.ticket]], [engine.tickets[two.ticket]], [], [], {})
     assert not heir.grants and not heir.tickets
@@ -422,7 +422,7 @@ class Failing:
         self,
         node: Node,
         container: Container,
-        fence: CpusetConstraint = NO_FENCE,
+        fence: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
         near: Optional[frozenset[int]] = None,
         keep: Optional[Placement] = None,
@@ -449,13 +449,15 @@ def failing_engine(error: Exception) -> tuple[Engine, Failing]:
 
 
 CALLS: dict[str, Callable[[Engine], object]] = {
-    "admit": lambda e: e.admit(make_container("new", limit=1), NO_FENCE, 2.0),
-    "admit, giving up holds": lambda e: e.admit(make_container("new", limit=4, request=8), NO_FENCE, 2.0),
+    "admit": lambda e: e.admit(make_container("new", limit=1), NO_CONSTRAINT, 2.0),
+    "admit, giving up holds": lambda e: e.admit(
+        make_container("new", limit=4, request=8), NO_CONSTRAINT, 2.0
+    ),
     # Takes the only CPU of "narrow" (behind the fence "1"), which then has to be placed anew.
     "admit, displacing others": lambda e: e.admit(
         make_container("own", limit=1, qos=Qos.GUARANTEED), fence("1"), 2.0
     ),
-    "resize": lambda e: e.resize("job", Resources(500, 6000), NO_FENCE, 2.0),
+    "resize": lambda e: e.resize("job", Resources(500, 6000), NO_CONSTRAINT, 2.0),
     "manage": lambda e: e.manage("adopted"),
     "rehost": lambda e: e.rehost(host_of(VM_NO_CACHE_INFO, usable="2-7")),
 }
@@ -486,7 +488,7 @@ def test_rule_3_a_refusal_leaves_no_trace_and_says_why(error: Exception) -> None
     before = dump(engine)
     policy.countdown = 1
     with pytest.raises(type(error), match=str(error)):
-        engine.admit(make_container("new", limit=1), NO_FENCE, 2.0)
+        engine.admit(make_container("new", limit=1), NO_CONSTRAINT, 2.0)
     assert dump(engine) == before
 
 
@@ -516,7 +518,7 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(
     before = dump(engine)
     monkeypatch.setattr(type(engine.books), "_note", cut_short)
     with pytest.raises(ZeroDivisionError):
-        engine.admit(make_container("app", limit=2, request=2, attempt=1), NO_FENCE, 2.0)
+        engine.admit(make_container("app", limit=2, request=2, attempt=1), NO_CONSTRAINT, 2.0)
     assert dump(engine) == before
 
 
@@ -533,7 +535,7 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(
 )
 def test_the_history_tells_how_a_create_ended(end: Callable[[Engine, str], object], outcome: str) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("a", limit=2), NO_FENCE, 3.0)
+    admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 3.0)
     end(engine, admission.ticket)
     [record] = engine.history
     assert (record.operation, record.path, record.at_s) == ("create", "default/pod-of-a/a", 3.0)
@@ -552,7 +554,7 @@ def test_the_history_tells_how_a_create_ended(end: Callable[[Engine, str], objec
 def test_the_history_tells_how_a_resize_ended(end: Callable[[Engine, str], object], outcome: str) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("a", limit=2), "id-1")
-    admission = engine.resize("id-1", Resources(0, 3000), NO_FENCE, 4.0)
+    admission = engine.resize("id-1", Resources(0, 3000), NO_CONSTRAINT, 4.0)
     assert admission is not None
     end(engine, admission.ticket)
     assert (engine.history[-1].operation, engine.history[-1].outcome) == ("resize", outcome)

@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, CpusetUpdate, Life, Move, Plan, Stance
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
-from policies.model import NO_FENCE, Container, Qos, Resources
+from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology
 
@@ -38,7 +38,7 @@ def test_rule_5_a_create_in_an_unchanged_pool_updates_nobody(count: int) -> None
     engine = engine_on(HYGON_7285_2S)
     for i in range(count):
         run(engine, make_container(f"c{i}", limit=2, request=0.1), f"c{i}")
-    admission = engine.admit(make_container("new", limit=2, request=0.1), NO_FENCE, 1.0)
+    admission = engine.admit(make_container("new", limit=2, request=0.1), NO_CONSTRAINT, 1.0)
     assert admission.before == admission.after == ()
     assert engine.bind(admission.ticket, "new", 2.0) == ()
     assert engine.exited("new", 1, 3.0) == ()
@@ -51,7 +51,7 @@ def test_rule_5_an_exclusive_grant_touches_its_domains_containers_only() -> None
     for i in range(16):
         run(engine, make_container(f"c{i}", limit=8, request=1), f"c{i}")
     run(engine, make_container("wide", limit=100), "wide")
-    admission = engine.admit(own("new", 2), NO_FENCE, 1.0)
+    admission = engine.admit(own("new", 2), NO_CONSTRAINT, 1.0)
     [there] = [
         k for k, g in engine.grants.items() if g.placement.level == "ccx" and len(g.placement.cpus) == 6
     ]
@@ -122,7 +122,7 @@ def test_rule_5_containers_that_do_not_run_are_told_nothing() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("held", limit=2), "held")
     engine.exited("held", 1, 0.0)
-    engine.admit(make_container("flying", limit=2), NO_FENCE, 0.0)
+    engine.admit(make_container("flying", limit=2), NO_CONSTRAINT, 0.0)
     assert kubelets(engine, "1").before == ()
     assert kubelets(engine, "5", "own2").before == ()
     # Their places follow all the same.
@@ -142,7 +142,7 @@ def test_rule_5_containers_that_are_not_ours_are_told_nothing(stance: Stance) ->
 
 def test_rule_5_observing_sends_nothing_to_anybody() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("app", limit=2, request=1), NO_FENCE, 0.0, enforce=False)
+    admission = engine.admit(make_container("app", limit=2, request=1), NO_CONSTRAINT, 0.0, enforce=False)
     assert admission.stance is Stance.OBSERVED
     assert not admission.placement.cpus
     assert format_cpus(admission.decision.placement.cpus) == "0-3"
@@ -238,7 +238,7 @@ def test_a_released_container_is_charged_where_it_runs_and_left_alone() -> None:
 @pytest.mark.parametrize("name", ["nobody", "flying", "kubelets"])
 def test_release_of_what_is_not_ours_to_give_does_nothing(name: str) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    flying = engine.admit(make_container("flying"), NO_FENCE, 0.0).ticket
+    flying = engine.admit(make_container("flying"), NO_CONSTRAINT, 0.0).ticket
     engine.bind(kubelets(engine, "1").ticket, "kubelets", 0.0)
     before = dict(engine.grants)
     assert engine.release(flying if name == "flying" else name) is None
@@ -286,7 +286,7 @@ def test_manage_of_what_is_ours_already_or_never_will_be_does_nothing(name: str)
     run(engine, make_container("held"), "held")
     engine.exited("held", 1, 0.0)
     engine.bind(kubelets(engine, "1").ticket, "kubelets", 0.0)
-    flying = engine.admit(make_container("flying"), NO_FENCE, 0.0).ticket
+    flying = engine.admit(make_container("flying"), NO_CONSTRAINT, 0.0).ticket
     before = dict(engine.grants)
     assert engine.manage(flying if name == "flying" else name) == ()
     assert engine.grants == before
@@ -375,7 +375,7 @@ def test_a_move_inside_a_node_never_touches_memory_nodes() -> None:
 
 def test_a_container_on_its_way_learns_of_a_move_when_it_is_bound() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("a", limit=1), NO_FENCE, 0.0)
+    admission = engine.admit(make_container("a", limit=1), NO_CONSTRAINT, 0.0)
     assert planned(engine, (admission.ticket, "4-7")) == {}
     assert told(engine.bind(admission.ticket, "a", 1.0)) == {"a": "4-7"}
     assert engine.grants["a"].life is Life.CREATED

@@ -12,7 +12,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, CpusetUpdate
 from policies.machine.cpus import format_cpus
-from policies.model import NO_FENCE, Container, Qos, Resources
+from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import Owning, again, engine_on, fence, make_container, run, topology
 
@@ -84,7 +84,7 @@ def test_rule_5_a_resize_in_doubt_lets_others_grow_and_says_nothing_of_its_own_c
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     run(engine, OWNER, "owner")
     run(engine, SHARER, "app", within=fence("0-3"))
-    admission = engine.resize("owner", Resources(1000, 1000), NO_FENCE, 20.0)
+    admission = engine.resize("owner", Resources(1000, 1000), NO_CONSTRAINT, 20.0)
     assert admission is not None
     waiting = {w.key for w in engine.tickets[admission.ticket].waiting}
     assert set(told(engine.doubt(admission.ticket))) == waiting - {"owner"}

@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Grant, Stance
 from policies.machine.cpus import NO_CPUS, parse_cpus
-from policies.model import NO_FENCE, Placement, Qos
+from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology
 
@@ -26,8 +26,8 @@ def healthy() -> Engine:
     run(engine, make_container("shared", limit=2, memory=1), "shared", within=fence("0-3", "0"))
     run(engine, make_container("adopted", limit=2), "adopted")
     engine.amend(replace(engine.grants["adopted"], stance=Stance.ADOPTED, runs_on=parse_cpus("5-6")))
-    engine.resize("a", engine.grants["a"].container.resources, NO_FENCE, 1.0)
-    engine.admit(make_container("flying", limit=2), NO_FENCE, 1.0)
+    engine.resize("a", engine.grants["a"].container.resources, NO_CONSTRAINT, 1.0)
+    engine.admit(make_container("flying", limit=2), NO_CONSTRAINT, 1.0)
     return engine
 
 

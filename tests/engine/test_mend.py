@@ -15,7 +15,7 @@ from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import NO_FENCE, Qos, Resources
+from policies.model import NO_CONSTRAINT, Qos, Resources
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
@@ -71,7 +71,7 @@ def test_a_container_of_a_balloon_that_is_resized_after_a_switch_leaves_its_mate
     count: int,
 ) -> None:
     node = three_in_a_balloon()
-    admission = node.resize("c0", Resources(1000 * count, 1000 * count, 1), NO_FENCE, 5.0)
+    admission = node.resize("c0", Resources(1000 * count, 1000 * count, 1), NO_CONSTRAINT, 5.0)
     assert admission is not None
     assert broken_invariants(node) == []
     node.commit(admission.ticket, 6.0)
@@ -139,7 +139,7 @@ def misbooked(node: Engine) -> None:
 
 
 def no_ticket(node: Engine) -> None:
-    admission = node.admit(make_container("lost", limit=1), NO_FENCE, 1.0)
+    admission = node.admit(make_container("lost", limit=1), NO_CONSTRAINT, 1.0)
     node.books.drop_ticket(admission.ticket)
 
 

@@ -18,7 +18,7 @@ from cri_proxy.engine.zones import zone_around, zones_of
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Edge, Traffic, traffic_of
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_FENCE, Qos, Wishes
+from policies.model import NO_CONSTRAINT, Qos, Wishes
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, SNC_2S, VM_NO_CACHE_INFO
 from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, host_of, make_container, make_pod, run, topology
@@ -78,7 +78,7 @@ def test_each_container_that_the_runtime_has_is_a_row() -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "aa1")
     run(engine, make_container("gone", limit=1), "ab2")
     engine.exited("ab2", 1, 5.0)
-    engine.admit(make_container("late", limit=1), NO_FENCE, 1.0)
+    engine.admit(make_container("late", limit=1), NO_CONSTRAINT, 1.0)
     zones = zones_of(engine.host.topology)
     [row] = [container_row(engine, grant, zones) for grant in running(engine)]
     assert (row["namespace"], row["pod"], row["container"]) == ("default", "web", "app")

@@ -25,7 +25,7 @@ from cri_proxy.engine.pins import override_states
 from cri_proxy.engine.records import Life, Move, Plan, Stance
 from cri_proxy.engine.zones import names_text, zone_around, zones_of
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Placement, PlacementRefused, Qos, Resources
+from policies.model import NO_CONSTRAINT, Placement, PlacementRefused, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, VM_NO_CACHE_INFO
 from tests.scenes import TOPOLOGY_AWARE, engine_on, fence, host_of, make_container, make_pod, run, topology
 
@@ -160,7 +160,7 @@ def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinn
 ) -> None:
     engine, plain = pinned(pin("web", "app", zone)), engine_on(HYGON_7285_2S)
     container = make_container("app", limit=12, pod=make_pod("web"))
-    allowed = fence(within) if within else NO_FENCE
+    allowed = fence(within) if within else NO_CONSTRAINT
     grants = [run(each, container, "a", within=allowed) for each in (engine, plain)]
     assert grants[0].placement == grants[1].placement
     assert f"not in {zone}, where an override pins it: {why}" in grants[0].why
@@ -208,7 +208,7 @@ def test_a_resize_to_another_rung_stays_in_the_zone() -> None:
     engine = pinned(pin("web", "app", "node-5"))
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     asked = Resources(milli_request=1000, milli_limit=12_000)
-    admission = engine.resize("a", asked, NO_FENCE, 5.0)
+    admission = engine.resize("a", asked, NO_CONSTRAINT, 5.0)
     assert admission is not None
     engine.commit(admission.ticket, 6.0)
     assert zone_of(engine, "a") == "node-5"
@@ -346,7 +346,7 @@ def test_a_refused_create_is_an_event_and_leaves_no_other_trace() -> None:
     container = make_container("app", limit=1)
     wishes = replace(container.wishes, refusal="it asks for what no node has")
     with pytest.raises(PlacementRefused):
-        engine.admit(replace(container, wishes=wishes), NO_FENCE, 1.0)
+        engine.admit(replace(container, wishes=wishes), NO_CONSTRAINT, 1.0)
     [event] = engine.notable.since(None)["events"]
     assert (event["reason"], event["message"]) == ("Refused", "it asks for what no node has")
     assert not engine.grants and not engine.history

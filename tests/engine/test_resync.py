@@ -25,7 +25,7 @@ from cri_proxy.engine.resync import (
     unknown_ids,
 )
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_FENCE, Container, Qos, Wishes
+from policies.model import NO_CONSTRAINT, Container, Qos, Wishes
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,
@@ -126,7 +126,7 @@ def test_exits_that_nobody_told_are_noticed(code: Optional[int], hold_s: float) 
 
 def test_starts_that_nobody_told_are_noticed() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    engine.bind(engine.admit(APP, NO_FENCE, 0.0).ticket, "app", 1.0)
+    engine.bind(engine.admit(APP, NO_CONSTRAINT, 0.0).ticket, "app", 1.0)
     look(engine, seen("app", APP, "0-3", state="created"))
     assert engine.grants["app"].life is Life.CREATED
     look(engine, seen("app", APP, "0-3"))
@@ -162,7 +162,7 @@ def test_details_are_asked_for_of_living_containers_without_a_record() -> None:
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_but_not_of_those_on_their_way(in_doubt: bool) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    ticket = engine.admit(APP, NO_FENCE, 0.0).ticket
+    ticket = engine.admit(APP, NO_CONSTRAINT, 0.0).ticket
     if in_doubt:
         engine.doubt(ticket)
     assert unknown_ids(engine, [seen("app", APP)]) == ()
@@ -171,7 +171,7 @@ def test_but_not_of_those_on_their_way(in_doubt: bool) -> None:
 
 def test_nor_of_the_attempt_before_one_on_its_way() -> None:
     engine = with_app()
-    engine.admit(again(APP, 1), NO_FENCE, 1.0)
+    engine.admit(again(APP, 1), NO_CONSTRAINT, 1.0)
     assert unknown_ids(engine, [seen("app", APP)]) == ()
 
 
@@ -388,7 +388,7 @@ def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_listed(later: str
 @pytest.mark.parametrize("end", ["on its way", "in doubt", "created", "held"])
 def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_recorded(end: str) -> None:
     engine = owning()
-    ticket = engine.admit(again(OWN, 1), NO_FENCE, 1.0).ticket
+    ticket = engine.admit(again(OWN, 1), NO_CONSTRAINT, 1.0).ticket
     if end == "in doubt":
         engine.doubt(ticket)
     elif end != "on its way":
@@ -404,7 +404,7 @@ def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_recorded(end: str
 def test_the_record_of_an_attempt_that_never_ran_ends_with_a_later_one() -> None:
     engine = owning()
     wide = with_shared(engine)
-    engine.bind(engine.admit(OWN, NO_FENCE, 2.0).ticket, "a0", 2.0)
+    engine.bind(engine.admit(OWN, NO_CONSTRAINT, 2.0).ticket, "a0", 2.0)
     taken = format_cpus(engine.grants["a0"].cpus)
     # The later one was created while we were away.
     last = again(OWN, 1)
@@ -419,7 +419,7 @@ def test_the_record_of_an_attempt_that_never_ran_ends_with_a_later_one() -> None
 
 def test_but_not_while_the_later_one_may_still_fail() -> None:
     engine = owning()
-    first, second = (engine.admit(c, NO_FENCE, 0.0).ticket for c in (OWN, again(OWN, 1)))
+    first, second = (engine.admit(c, NO_CONSTRAINT, 0.0).ticket for c in (OWN, again(OWN, 1)))
     engine.bind(first, "a0", 1.0)
     cpus = format_cpus(engine.grants["a0"].cpus)
     assert look(engine, seen("a0", OWN, cpus, state="created")) == Resync()
@@ -542,7 +542,7 @@ def test_rule_10_kubelet_moving_its_exclusive_container_moves_the_others() -> No
 
 def test_rule_10_an_observed_container_is_charged_where_it_would_be() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    engine.bind(engine.admit(APP, NO_FENCE, 0.0, enforce=False).ticket, "app", 1.0)
+    engine.bind(engine.admit(APP, NO_CONSTRAINT, 0.0, enforce=False).ticket, "app", 1.0)
     assert look(engine, seen("app", APP, "6-7")) == Resync()
     assert engine.node.charge_milli(range(4)) == 1000
 
@@ -555,7 +555,7 @@ def test_rule_10_a_container_in_motion_is_not_judged(reason: str) -> None:
     unsettled = "app" if reason == "unsettled" else ""
     details: dict[str, Container] = {}
     if reason == "resizing":
-        engine.resize("app", APP.resources, NO_FENCE, 99.0)
+        engine.resize("app", APP.resources, NO_CONSTRAINT, 99.0)
     if reason == "held":
         engine.exited("app", 1, 99.0)
         items = [replace(items[0], running=False)]
@@ -599,7 +599,7 @@ def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(why: s
     if why == "held":
         engine.exited("app", None, 99.0)
     if why.startswith("resize "):
-        admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_FENCE, 99.0)
+        admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_CONSTRAINT, 99.0)
         assert admission is not None
         if why == "resize in doubt":
             engine.doubt(admission.ticket)
@@ -639,7 +639,7 @@ def test_nothing_is_repaired_while_nothing_is_sent() -> None:
 def test_resources_tell_whether_a_resize_in_doubt_was_made_where_its_cpus_do_not() -> None:
     for limit, made in ((3000, True), (2000, False)):
         engine = with_app()  # 3 CPUs are the same rung
-        admission = engine.resize("app", replace(APP.resources, milli_limit=3000), NO_FENCE, 50.0)
+        admission = engine.resize("app", replace(APP.resources, milli_limit=3000), NO_CONSTRAINT, 50.0)
         assert admission is not None and format_cpus(admission.placement.cpus) == "0-3"
         engine.doubt(admission.ticket)
         look(engine, resized_to(limit))
@@ -652,7 +652,7 @@ def test_of_two_resizes_in_doubt_the_one_that_was_made_counts() -> None:
     for limit, where in ((8000, "0-7"), (2000, "0-3")):
         engine = with_app()
         for wanted in (8000, 3000):
-            admission = engine.resize("app", replace(APP.resources, milli_limit=wanted), NO_FENCE, 50.0)
+            admission = engine.resize("app", replace(APP.resources, milli_limit=wanted), NO_CONSTRAINT, 50.0)
             assert admission is not None
             engine.doubt(admission.ticket)
         look(engine, resized_to(limit, where))
@@ -672,7 +672,7 @@ def test_of_two_resizes_in_doubt_the_one_that_was_made_counts() -> None:
 )
 def test_the_cpuset_tells_whether_a_resize_was_made(cpus: Optional[str], level: str, tickets: int) -> None:
     engine = with_app(HYGON_7285_2S)
-    admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_FENCE, 50.0)
+    admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_CONSTRAINT, 50.0)
     assert admission is not None
     engine.doubt(admission.ticket)
     look(engine, seen("app", APP, cpus))
@@ -682,7 +682,7 @@ def test_the_cpuset_tells_whether_a_resize_was_made(cpus: Optional[str], level: 
 @pytest.mark.parametrize("end", ["removed", "exited"])
 def test_a_resize_of_a_container_that_has_ended_is_over(end: str) -> None:
     engine = with_app()
-    admission = engine.resize("app", replace(APP.resources, milli_limit=8000), NO_FENCE, 50.0)
+    admission = engine.resize("app", replace(APP.resources, milli_limit=8000), NO_CONSTRAINT, 50.0)
     assert admission is not None
     engine.doubt(admission.ticket)
     look(engine, *([seen("app", APP, state="exited", code=0)] if end == "exited" else []))
@@ -691,8 +691,8 @@ def test_a_resize_of_a_container_that_has_ended_is_over(end: str) -> None:
 
 def test_a_resize_in_doubt_that_a_next_attempt_had_set_aside_is_judged_when_that_never_appears() -> None:
     engine = with_app(HYGON_7285_2S)
-    resize = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_FENCE, 50.0)
-    create = engine.admit(again(APP, 1), NO_FENCE, 50.0)
+    resize = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_CONSTRAINT, 50.0)
+    create = engine.admit(again(APP, 1), NO_CONSTRAINT, 50.0)
     assert resize is not None
     for admission in (resize, create):
         engine.doubt(admission.ticket)
@@ -737,6 +737,6 @@ def test_between_slices_calls_may_pass() -> None:
 
 def test_patience_is_an_option() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, options=EngineOptions(doubt_s=5.0))
-    ticket = engine.admit(APP, NO_FENCE, 90.0).ticket
+    ticket = engine.admit(APP, NO_CONSTRAINT, 90.0).ticket
     engine.doubt(ticket)
     assert look(engine, now_s=96.0).cancelled == (ticket,)

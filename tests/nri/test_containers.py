@@ -25,7 +25,7 @@ from cri_proxy.nri.containers import (
     write_update,
 )
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_FENCE, CpusetConstraint, Placement, Qos, Quota
+from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, Qos, Quota
 from tests.cri_client import Pod as ClientPod
 from tests.cri_client import container_config, create_request, pod_config
 from tests.scenes import make_container, make_pod
@@ -259,7 +259,7 @@ TWO = Placement(cpus=parse_cpus("0-3"), mems=parse_cpus("0"))
 
 
 def test_an_adjustment_holds_the_placement_and_nothing_else() -> None:
-    adjust = write_adjustment(TWO, NO_FENCE)
+    adjust = write_adjustment(TWO, NO_CONSTRAINT)
     assert adjust is not None
     expected = nri.ContainerAdjustment()
     expected.linux.resources.cpu.cpus, expected.linux.resources.cpu.mems = "0-3", "0"
@@ -267,7 +267,7 @@ def test_an_adjustment_holds_the_placement_and_nothing_else() -> None:
 
 
 def test_a_lifted_quota_goes_with_it() -> None:
-    adjust = write_adjustment(Placement(cpus=parse_cpus("1"), lift_quota=True), NO_FENCE)
+    adjust = write_adjustment(Placement(cpus=parse_cpus("1"), lift_quota=True), NO_CONSTRAINT)
     assert adjust is not None
     assert adjust.linux.resources.cpu.quota.value == -1
 
@@ -277,7 +277,7 @@ def test_what_it_has_already_is_not_set_again() -> None:
     assert adjust is not None
     assert (adjust.linux.resources.cpu.cpus, adjust.linux.resources.cpu.mems) == ("", "0")
     assert write_adjustment(TWO, CpusetConstraint(TWO.cpus, TWO.mems)) is None
-    assert write_adjustment(Placement(), NO_FENCE) is None
+    assert write_adjustment(Placement(), NO_CONSTRAINT) is None
 
 
 def test_an_update_gives_back_a_quota_with_its_period_and_may_fail() -> None:
@@ -302,7 +302,7 @@ def test_nothing_that_is_sent_says_anything_about_memory_limits(
 ) -> None:
     """iSulad takes the limit out of whatever memory it finds, also where there is none."""
     placement = Placement(cpus=cpus, mems=mems, lift_quota=lift)
-    adjust = write_adjustment(placement, NO_FENCE)
+    adjust = write_adjustment(placement, NO_CONSTRAINT)
     update = write_update(CpusetUpdate("c", placement, False, "", quota))
     assert adjust is None or not adjust.linux.resources.HasField("memory")
     assert update is None or not update.linux.resources.HasField("memory")

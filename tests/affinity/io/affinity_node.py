@@ -30,7 +30,7 @@ from cri_proxy.text.sources import SettingsSource
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.problem import Problem, Proposal
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_FENCE
+from policies.model import NO_CONSTRAINT
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
@@ -130,7 +130,7 @@ class Node:
         pod = await client.run_pod(name)
         admission = self.engine.admit(
             make_container(name, limit=cpus, request=cpus, pod=make_pod(name), memory=memory),
-            NO_FENCE,
+            NO_CONSTRAINT,
             self.now_s,
         )
         key = await client.create(pod, name, cpu_limit=round(cpus * 1000))

@@ -12,7 +12,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
-    NO_FENCE,
+    NO_CONSTRAINT,
     Container,
     CpusetConstraint,
     Decision,
@@ -47,7 +47,7 @@ class Pools:
         self.policy = Balloons(self.node.topology, settings)
         self.fences: dict[str, CpusetConstraint] = {}
 
-    def put(self, container: Container, within: CpusetConstraint = NO_FENCE) -> Decision:
+    def put(self, container: Container, within: CpusetConstraint = NO_CONSTRAINT) -> Decision:
         decision = self.policy.place(self.node, container, within)
         self.fences[container.name] = within
         self.book(container.name, container, decision)

@@ -13,7 +13,7 @@ from policies.model import Qos
 from policies.node import Node, Resident
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
-from tests.scenes import NO_FENCE, TOPOLOGY_AWARE, make_container, node_of
+from tests.scenes import NO_CONSTRAINT, TOPOLOGY_AWARE, make_container, node_of
 
 #: 8 CPUs in two L3s of one NUMA node.
 TWO_L3S = Topology(TopologyData(tuple(Cpu(i, i, i // 4, 0, 0, 0) for i in range(8))))
@@ -29,7 +29,7 @@ def bound(node: Node, *sets: str, fixed: bool = False) -> None:
 
 def owned(node: Node, count: int) -> tuple[str, str, bool]:
     decision = TopologyAware(node.topology, TOPOLOGY_AWARE).place(
-        node, make_container("own", limit=count, qos=Qos.GUARANTEED), NO_FENCE
+        node, make_container("own", limit=count, qos=Qos.GUARANTEED), NO_CONSTRAINT
     )
     return format_cpus(decision.placement.exclusive), decision.why, decision.fits
 
