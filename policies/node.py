@@ -19,7 +19,7 @@ NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
 MIN_ORDER_MILLI = 10
 #: Fences whose surveys are kept up to date.
-FENCES_KEPT = 8
+CONSTRAINTS_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ class Node:
 
     def _new_sums(self, fence: Optional[frozenset[int]]) -> _LeafSums:
         # Kubelet's static CPU manager puts all containers behind the same few fences.
-        if len(self._sums) >= FENCES_KEPT:
+        if len(self._sums) >= CONSTRAINTS_KEPT:
             self._sums.clear()
         pool = self.shared if fence is None else self.shared & fence
         cpus = tuple(leaf.cpus & pool for leaf in self.topology.leaves)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import Placement
-from policies.node import FENCES_KEPT, NANO_PER_MILLI, Node, Resident, Survey
+from policies.node import CONSTRAINTS_KEPT, NANO_PER_MILLI, Node, Resident, Survey
 from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO
 from tests.scenes import node_of, topology
 
@@ -131,10 +131,10 @@ def test_a_survey_is_what_adding_up_all_containers_gives(data: st.DataObject) ->
 def test_many_fences_do_not_pile_up() -> None:
     node = node_of(HYGON_7285_2S)
     node.add("a", resident("0-7", 1000))
-    for last in range(3 * FENCES_KEPT):
+    for last in range(3 * CONSTRAINTS_KEPT):
         fence = frozenset(range(last + 1))
         assert node.survey(fence) == recount(node, fence)
-    assert len(node._sums) <= FENCES_KEPT
+    assert len(node._sums) <= CONSTRAINTS_KEPT
 
 
 def test_one_key_is_one_container() -> None:
