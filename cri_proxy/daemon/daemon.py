@@ -31,7 +31,7 @@ from cri_proxy.control import ControlServer
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
-from cri_proxy.daemon.maintenance import Rounds
+from cri_proxy.daemon.maintenance import Maintenance
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
 from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
@@ -188,7 +188,7 @@ class Daemon:
         self.parts = make_parts(loaded.config, self.log, metrics, self.health, runtime)
         self.parts.reload = self.reload
         self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
-        self.rounds = Rounds(self.parts, self.assembly, self._bring_up, self._try_again)
+        self.rounds = Maintenance(self.parts, self.assembly, self._bring_up, self._try_again)
         self._configure_affinity()
         self.parts.keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.parts.keeper.on_doubt = self.rounds.look_soon

@@ -77,7 +77,7 @@ class Looks:
         self._look()
 
 
-class Rounds:
+class Maintenance:
     """Each public coroutine runs until it is cancelled.
 
     ``bring_up`` tries to get an engine: is there one? ``afterwards`` is called after every round that did not fail.
