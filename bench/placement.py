@@ -18,7 +18,15 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import NO_CONSTRAINT, Container, PlacementRefused, Pod, Qos, Resources, Wishes
+from policies.model import (
+    NO_CONSTRAINT,
+    Container,
+    PlacementPreferences,
+    PlacementRefused,
+    Pod,
+    Qos,
+    Resources,
+)
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
 from tests.policies.kubelet import Row, Rows, take
@@ -107,7 +115,7 @@ def container(number: int, count: int, smt: str) -> Container:
         name="app",
         qos=Qos.GUARANTEED,
         resources=Resources(count * 1000, count * 1000, GIB // 4, GIB // 4),
-        wishes=Wishes(ownership="exclusive", smt=smt),
+        wishes=PlacementPreferences(ownership="exclusive", smt=smt),
     )
 
 

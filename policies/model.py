@@ -99,7 +99,7 @@ class AffinityTerm:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlacementPreferences:
     """What annotations ask of one container's placement. "" and None = nothing is asked.
 
     ``ownership``: shared, exclusive. ``isolated``: avoid, prefer, require. ``reserved``: whether it is to run
@@ -150,7 +150,7 @@ class Container:
     resources: Resources = Resources()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    wishes: Wishes = Wishes()
+    wishes: PlacementPreferences = PlacementPreferences()
     hints: tuple[Hint, ...] = ()
 
     @property

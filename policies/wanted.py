@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from policies.model import Container, Wishes
+from policies.model import Container, PlacementPreferences
 from policies.settings import PlacementSettings
 
 
@@ -44,7 +44,7 @@ def hinted_nodes(container: Container, settings: PlacementSettings) -> tuple[fro
     return tuple(hint.nodes for hint in hints)
 
 
-def hint_counts(kind: str, path: str, wishes: Wishes, settings: PlacementSettings) -> bool:
+def hint_counts(kind: str, path: str, wishes: PlacementPreferences, settings: PlacementSettings) -> bool:
     """Whether what is near a device or a mount is to be thought of at all."""
     kinds = settings.hints if wishes.hints is None else wishes.hints
     names = (path, f"{kind}:{path}", kind)

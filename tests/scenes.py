@@ -26,11 +26,11 @@ from policies.model import (
     Decision,
     Hint,
     Placement,
+    PlacementPreferences,
     Pod,
     PodSize,
     Qos,
     Resources,
-    Wishes,
     wanted_milli,
 )
 from policies.node import Node, Resident
@@ -42,7 +42,7 @@ Number = Union[int, float]
 
 HYGON = PlacementSettings()
 TOPOLOGY_AWARE = PlacementSettings(ownership="exclusive")
-NO_WISHES = Wishes()
+NO_WISHES = PlacementPreferences()
 
 
 @cache
@@ -90,7 +90,7 @@ def make_container(
     qos: Optional[Qos] = None,
     memory: int = 0,
     attempt: int = 0,
-    wishes: Wishes = NO_WISHES,
+    wishes: PlacementPreferences = NO_WISHES,
     hints: tuple[Hint, ...] = (),
 ) -> Container:
     """``request`` defaults to nothing, or to ``limit`` where that makes the container Guaranteed. ``memory``: GiB."""

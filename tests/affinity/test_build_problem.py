@@ -28,9 +28,9 @@ from policies.model import (
     CpusetConstraint,
     Hint,
     MatchExpression,
+    PlacementPreferences,
     Qos,
     Resources,
-    Wishes,
 )
 from policies.topology_aware import TopologyAware
 from tests.config.configs import read
@@ -215,7 +215,12 @@ def test_every_machine_can_be_asked_about(name: str) -> None:
 def test_what_is_declared_counts_beside_what_was_seen() -> None:
     engine = engine_on(HYGON_7285_2S)
     term = AffinityTerm(MatchExpression("", "AlwaysTrue"), MatchExpression("name", "In", ("b",)), -2)
-    put(engine, "a", CCX[0], replace(make_container("a", limit=1), wishes=Wishes(affinity=(term,))))
+    put(
+        engine,
+        "a",
+        CCX[0],
+        replace(make_container("a", limit=1), wishes=PlacementPreferences(affinity=(term,))),
+    )
     put(engine, "b", CCX[1])
     traffic = both_ways(("a", "b", 5000.0))
     assert ask(engine, traffic, declared_weight=1000.0).problem.edges == ((0, 1, 3000.0),)

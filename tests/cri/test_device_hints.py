@@ -10,7 +10,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.device_hints import counted, hints_by_address, pci_address, read_uses
 from cri_proxy.cri.messages import read_create
-from policies.model import Hint, Wishes
+from policies.model import Hint, PlacementPreferences
 from policies.settings import PlacementSettings
 from tests.scenes import make_container
 
@@ -87,7 +87,7 @@ COUNTED: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = [
 def test_only_what_counts_is_asked_about(
     wishes: dict[str, Any], kinds: tuple[str, ...], uses: tuple[Any, ...]
 ) -> None:
-    container = replace(make_container(), wishes=Wishes(**wishes))
+    container = replace(make_container(), wishes=PlacementPreferences(**wishes))
     settings = PlacementSettings(hints=frozenset(kinds))
     assert counted((DEVICE, MOUNT), container, settings) == uses
 

@@ -23,10 +23,10 @@ from policies.model import (
     Container,
     CpusetConstraint,
     Placement,
+    PlacementPreferences,
     PlacementRefused,
     Qos,
     Resources,
-    Wishes,
 )
 from policies.settings import PlacementSettings
 from tests.machines import (
@@ -283,15 +283,17 @@ def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> N
 @pytest.mark.parametrize(
     ("kind", "wishes"),
     [
-        pytest.param(DB, Wishes(smt="hide"), id="by annotation"),
-        pytest.param(replace(DB, hide_hyperthreads=True), Wishes(), id="by type"),
+        pytest.param(DB, PlacementPreferences(smt="hide"), id="by annotation"),
+        pytest.param(replace(DB, hide_hyperthreads=True), PlacementPreferences(), id="by type"),
         pytest.param(
-            replace(DB, hide_hyperthreads=True, share_idle_cpus_in_same="l3cache"), Wishes(), id="and shares"
+            replace(DB, hide_hyperthreads=True, share_idle_cpus_in_same="l3cache"),
+            PlacementPreferences(),
+            id="and shares",
         ),
     ],
 )
 def test_of_a_core_whose_other_thread_is_hidden_a_fenced_container_gets_the_thread_inside(
-    kind: BalloonType, wishes: Wishes
+    kind: BalloonType, wishes: PlacementPreferences
 ) -> None:
     engine = balloons_on(HYGON_7285_2S, kind)
     run(engine, replace(asks("fenced", 8), wishes=wishes), "fenced", within=fence("64-66"))

@@ -21,10 +21,10 @@ from policies.model import (
     Container,
     CpusetConstraint,
     Placement,
+    PlacementPreferences,
     PlacementRefused,
     Qos,
     Resources,
-    Wishes,
 )
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
@@ -60,7 +60,9 @@ def engine(
     return engine_on(host_of(machine, usable, reserved), options=options, policy=policy)
 
 
-def own(name: str, cpus: Number, wishes: Wishes = Wishes(), **more: object) -> Container:  # noqa: B008
+def own(
+    name: str, cpus: Number, wishes: PlacementPreferences = PlacementPreferences(), **more: object
+) -> Container:  # noqa: B008
     return make_container(name, limit=cpus, qos=Qos.GUARANTEED, wishes=wishes, **more)  # type: ignore[arg-type]
 
 
@@ -208,9 +210,9 @@ def test_isolated_cpus_go_to_those_who_own_them_only() -> None:
     assert isolated and not node.node.shared & isolated
     assert run(node, own("one", 1), "one").cpus <= isolated
     assert not run(node, own("two", 2), "two").cpus & isolated
-    assert run(node, own("asks", 1, Wishes(isolated="require")), "asks").cpus <= isolated
+    assert run(node, own("asks", 1, PlacementPreferences(isolated="require")), "asks").cpus <= isolated
     with pytest.raises(PlacementRefused, match="demands 64 isolated CPUs"):
-        node.admit(own("many", 64, Wishes(isolated="require")), NO_CONSTRAINT, 1.0)
+        node.admit(own("many", 64, PlacementPreferences(isolated="require")), NO_CONSTRAINT, 1.0)
 
 
 # ---------------------------------------------------------------------- what annotations ask
@@ -221,16 +223,18 @@ def test_require_fails_with_what_there_is() -> None:
     with pytest.raises(
         PlacementRefused, match=r"default/.*/app wants 12 CPUs in one L3; the largest free L3 has 8"
     ):
-        node.admit(own("app", 12, Wishes(l3="require")), NO_CONSTRAINT, 1.0)
+        node.admit(own("app", 12, PlacementPreferences(l3="require")), NO_CONSTRAINT, 1.0)
     before = dump(node)
     with pytest.raises(PlacementRefused, match="in one L3"):
-        node.admit(make_container("web", limit=12, wishes=Wishes(l3="require")), NO_CONSTRAINT, 1.0)
+        node.admit(
+            make_container("web", limit=12, wishes=PlacementPreferences(l3="require")), NO_CONSTRAINT, 1.0
+        )
     assert dump(node) == before
 
 
 def test_an_exclusive_l3_is_nobody_elses() -> None:
     node = engine(usable=NODE_0)
-    grant = run(node, own("app", 4, Wishes(l3="exclusive")), "app")
+    grant = run(node, own("app", 4, PlacementPreferences(l3="exclusive")), "app")
     assert len(grant.cpus) == 4 and len(grant.exclusive) == 8
     for name in ("web", "log"):
         assert not run(node, make_container(name, limit=8), name).cpus & grant.exclusive
@@ -239,7 +243,7 @@ def test_an_exclusive_l3_is_nobody_elses() -> None:
 
 def test_hidden_threads_are_nobodys() -> None:
     node = engine(usable=NODE_0)
-    grant = run(node, own("app", 4, Wishes(smt="hide")), "app")
+    grant = run(node, own("app", 4, PlacementPreferences(smt="hide")), "app")
     cores = node.host.topology.core_of
     assert len(grant.exclusive) == 4
     assert len({cores[c] for c in grant.cpus}) == len(grant.cpus) == 2
@@ -248,7 +252,9 @@ def test_hidden_threads_are_nobodys() -> None:
 
 def test_one_thread_a_core_of_the_shared_ones_too() -> None:
     node = engine(usable=NODE_0)
-    grant = run(node, make_container("app", limit=4, request=2, wishes=Wishes(smt="hide")), "app")
+    grant = run(
+        node, make_container("app", limit=4, request=2, wishes=PlacementPreferences(smt="hide")), "app"
+    )
     assert cpus(node, "app") == "0-3"
     run(node, own("db", 4), "db")
     assert len({node.host.topology.core_of[c] for c in node.grants["app"].cpus}) == len(
@@ -264,7 +270,7 @@ def test_one_thread_a_core_of_the_shared_ones_too() -> None:
 )
 def test_the_quota_is_lifted_of_who_owns_all_its_cpus(quota: str, request_cpus: Number, lifted: bool) -> None:
     node = engine()
-    grant = run(node, own("app", request_cpus, Wishes(cfs_quota=quota)), "app")
+    grant = run(node, own("app", request_cpus, PlacementPreferences(cfs_quota=quota)), "app")
     assert grant.placement.lift_quota is lifted
 
 
@@ -352,7 +358,7 @@ def test_those_that_own_cpus_are_moved_only_where_that_is_allowed() -> None:
         node = engine(usable=NODE_0, reserved="0,64", options=options)
         run(node, own("a", 5), "a")
         run(node, own("b", 4), "b")
-        run(node, own("c", 1, Wishes(isolated="avoid")), "c")
+        run(node, own("c", 1, PlacementPreferences(isolated="avoid")), "c")
         node.remove("a")
         return node
 
@@ -412,7 +418,7 @@ def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it
     app = own("app", 4)
     run(node, app, "first")
     # A next attempt that shares: its CPUs are to go back to the others, which are told after the reply.
-    shares = replace(again(app, 1), wishes=Wishes(ownership="shared"))
+    shares = replace(again(app, 1), wishes=PlacementPreferences(ownership="shared"))
     admission = node.admit(shares, NO_CONSTRAINT, 1.0)
     node.remove("first")
     told_now = told(node.cancel(admission.ticket, 2.0))
@@ -563,7 +569,7 @@ def test_where_no_other_is_free_it_is_given_and_said() -> None:
 
 def test_the_next_attempt_of_a_container_that_hides_threads_hides_them_too() -> None:
     node = engine()
-    hiding = own("db", 2, Wishes(ownership="exclusive", smt="hide"))
+    hiding = own("db", 2, PlacementPreferences(ownership="exclusive", smt="hide"))
     run(node, hiding, "db")
     before = node.grants["db"].placement
     assert before.hidden

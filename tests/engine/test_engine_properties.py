@@ -31,7 +31,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, remember
-from policies.model import Container, CpusetConstraint, PlacementRefused, Qos, Resources, Wishes
+from policies.model import Container, CpusetConstraint, PlacementPreferences, PlacementRefused, Qos, Resources
 from policies.node import Node
 from policies.registry import Policy
 from policies.reserved import Reservation, reserve
@@ -88,17 +88,17 @@ POLICIES: dict[str, Callable[[Topology, PlacementSettings], Policy]] = {
 }
 #: What annotations may ask; most ask nothing.
 WISHES = (
-    *[Wishes()] * 8,
-    Wishes(ownership="exclusive"),
-    Wishes(ownership="exclusive", smt="full-core"),
-    Wishes(ownership="exclusive", smt="hide"),
-    Wishes(ownership="exclusive", l3="spread"),
-    Wishes(l3="exclusive"),
-    Wishes(l3="require"),
-    Wishes(numa="require"),
-    Wishes(isolated="prefer"),
-    Wishes(smt="spread"),
-    Wishes(reserved=True, cfs_quota="lift"),
+    *[PlacementPreferences()] * 8,
+    PlacementPreferences(ownership="exclusive"),
+    PlacementPreferences(ownership="exclusive", smt="full-core"),
+    PlacementPreferences(ownership="exclusive", smt="hide"),
+    PlacementPreferences(ownership="exclusive", l3="spread"),
+    PlacementPreferences(l3="exclusive"),
+    PlacementPreferences(l3="require"),
+    PlacementPreferences(numa="require"),
+    PlacementPreferences(isolated="prefer"),
+    PlacementPreferences(smt="spread"),
+    PlacementPreferences(reserved=True, cfs_quota="lift"),
 )
 
 IN_FLIGHT = 4
@@ -337,7 +337,7 @@ class Node_(RuleBasedStateMachine):
             resources = Resources(request, limit, 0, bytes_)
             admission = self.engine.resize(key, resources, within, self.now_s)
         except PlacementRefused:
-            assert container.wishes != Wishes()
+            assert container.wishes != PlacementPreferences()
             return
         if admission is None:
             return
@@ -421,7 +421,7 @@ class Node_(RuleBasedStateMachine):
             try:
                 self._send(self.engine.manage(key))
             except PlacementRefused:
-                assert self.engine.grants[key].container.wishes != Wishes()
+                assert self.engine.grants[key].container.wishes != PlacementPreferences()
             self._send(self.engine.tick(self.now_s))
 
     @rule(which=index, leaf=index, other=index, stale=st.booleans())

@@ -16,7 +16,7 @@ from cri_proxy.engine.records import CpusetUpdate, Life, Stance
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData, remember
-from policies.model import NO_CONSTRAINT, Placement, Qos, Wishes
+from policies.model import NO_CONSTRAINT, Placement, PlacementPreferences, Qos
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from tests.machines import (
@@ -419,17 +419,19 @@ def test_a_restart_on_another_machine_places_anew_what_names_unknown_cpus() -> N
 
 
 DEMANDS = {
-    "one NUMA node": Wishes(numa="require", ownership="exclusive"),
-    "one L3": Wishes(l3="require", ownership="exclusive"),
-    "an L3 to itself": Wishes(l3="exclusive"),
+    "one NUMA node": PlacementPreferences(numa="require", ownership="exclusive"),
+    "one L3": PlacementPreferences(l3="require", ownership="exclusive"),
+    "an L3 to itself": PlacementPreferences(l3="exclusive"),
 }
 
 
 @pytest.mark.parametrize("wishes", DEMANDS.values(), ids=DEMANDS)
-def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(wishes: Wishes) -> None:
+def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(
+    wishes: PlacementPreferences,
+) -> None:
     """Two NUMA nodes; the other one has two CPUs left for a container that demands four of one."""
     node = Machine(VM_NO_CACHE_INFO)
-    other = make_container("other", limit=2, request=2, wishes=Wishes(ownership="exclusive"))
+    other = make_container("other", limit=2, request=2, wishes=PlacementPreferences(ownership="exclusive"))
     run(node.engine, other, "other", within=fence("4-7"))
     db = make_container("db", limit=4, request=4, wishes=wishes)
     assert run(node.engine, db, "db").exclusive == parse_cpus("0-3")

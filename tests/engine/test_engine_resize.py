@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, Grant, Life, Stance
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, Qos, Resources, Wishes
+from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, PlacementPreferences, Qos, Resources
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Number,
@@ -530,7 +530,7 @@ def test_what_was_resized_while_nothing_is_sent_is_placed_once_it_may_be(adopted
 
 def test_what_the_policy_will_not_place_by_new_resources_stays_where_it_is() -> None:
     engine = engine_on(HYGON_7285_2S)
-    run(engine, make_container("app", limit=2, wishes=Wishes(l3="require")), "app")
+    run(engine, make_container("app", limit=2, wishes=PlacementPreferences(l3="require")), "app")
     assert changed(engine, 12) == {}
     grant = engine.grants["app"]
     assert (cpus(engine), grant.is_outgrown) == ("0-3,64-67", False)

@@ -18,7 +18,7 @@ from cri_proxy.engine.zones import zone_around, zones_of
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Edge, Traffic, traffic_of
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_CONSTRAINT, Qos, Wishes
+from policies.model import NO_CONSTRAINT, PlacementPreferences, Qos
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, SNC_2S, VM_NO_CACHE_INFO
 from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, host_of, make_container, make_pod, run, topology
@@ -90,14 +90,14 @@ def test_each_container_that_the_runtime_has_is_a_row() -> None:
 @pytest.mark.parametrize(
     ("wishes", "settings", "demand"),
     [
-        (Wishes(), HYGON, ""),
-        (Wishes(numa="require"), HYGON, "numa"),
-        (Wishes(l3="require"), HYGON, "l3"),
-        (Wishes(), PlacementSettings(l3="require"), "l3"),
+        (PlacementPreferences(), HYGON, ""),
+        (PlacementPreferences(numa="require"), HYGON, "numa"),
+        (PlacementPreferences(l3="require"), HYGON, "l3"),
+        (PlacementPreferences(), PlacementSettings(l3="require"), "l3"),
     ],
 )
 def test_a_row_tells_the_place_that_its_container_demands(
-    wishes: Wishes, settings: PlacementSettings, demand: str
+    wishes: PlacementPreferences, settings: PlacementSettings, demand: str
 ) -> None:
     engine = engine_on(HYGON_7285_2S, settings=settings)
     run(engine, make_container("app", limit=2, request=1, wishes=wishes), "aa1")

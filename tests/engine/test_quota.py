@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.quota import is_unlimited, pod_cgroup, unlimited_pods, wants_lift, with_quota_kept
 from cri_proxy.engine.records import Grant, Life, Stance
-from policies.model import Placement, Wishes
+from policies.model import Placement, PlacementPreferences
 from policies.settings import PlacementSettings
 from tests.scenes import make_container, make_pod
 
@@ -92,12 +92,12 @@ def test_what_is_no_limit(limit: str, unlimited: bool) -> None:
     [("keep", "", False), ("lift", "", True), ("lift", "keep", False), ("keep", "lift", True)],
 )
 def test_a_containers_wish_goes_before_the_configuration(configured: str, wished: str, wanted: bool) -> None:
-    container = replace(make_container(), wishes=Wishes(cfs_quota=wished))
+    container = replace(make_container(), wishes=PlacementPreferences(cfs_quota=wished))
     assert wants_lift(container, PlacementSettings(cfs_quota=configured)) is wanted
 
 
 def test_a_quota_that_cannot_be_lifted_is_kept_and_the_reason_noted() -> None:
-    container = replace(make_container(), wishes=Wishes(cfs_quota="lift", notes=("before",)))
+    container = replace(make_container(), wishes=PlacementPreferences(cfs_quota="lift", notes=("before",)))
     kept = with_quota_kept(container, "nobody may write there").wishes
     assert kept.cfs_quota == "keep"
     assert kept.notes == ("before", "its CPU quota is not lifted: nobody may write there")

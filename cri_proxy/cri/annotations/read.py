@@ -36,7 +36,7 @@ from cri_proxy.cri.annotations.koordinator import (
 from cri_proxy.cri.annotations.values import of_container
 from cri_proxy.text.annotation_value import BadAnnotation
 from cri_proxy.text.sources import show_key
-from policies.model import AffinityTerm, Container, Pod, Qos, Wishes
+from policies.model import AffinityTerm, Container, PlacementPreferences, Pod, Qos
 
 #: Against thousands of unknown keys in one pod.
 MAX_NOTES = 20
@@ -49,7 +49,9 @@ def understood(container: Container) -> Container:
     return replace(container, wishes=wishes)
 
 
-def read_wishes(name: str, annotations: Mapping[str, str], pod: Pod, qos: Optional[Qos] = None) -> Wishes:
+def read_wishes(
+    name: str, annotations: Mapping[str, str], pod: Pod, qos: Optional[Qos] = None
+) -> PlacementPreferences:
     """What is asked of the placement of container ``name``. Never raises: what is wrong is in ``notes`` or ``refusal``.
 
     ``annotations`` are the container's own, behind those of ``pod``. ``qos`` is the pod's class where it is known.
@@ -71,7 +73,7 @@ def read_wishes(name: str, annotations: Mapping[str, str], pod: Pod, qos: Option
     return replace(wishes, notes=_capped(reading.notes))
 
 
-_NOTHING = Wishes()
+_NOTHING = PlacementPreferences()
 
 
 def _capped(notes: list[str]) -> tuple[str, ...]:

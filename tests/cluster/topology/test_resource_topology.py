@@ -11,7 +11,7 @@ import pytest
 from cluster.topology.kubelet import TopologyManager
 from cluster.topology.resource_topology import WITHHELD, node_resource_topology, why_not_single_numa_node
 from cri_proxy.engine.engine import Engine
-from policies.model import PlacementRefused, Qos, Wishes
+from policies.model import PlacementPreferences, PlacementRefused, Qos
 from policies.settings import PlacementSettings
 from tests.cluster.topology.crd import SCHEMA, problems
 from tests.cluster.topology.reports import report_of
@@ -36,7 +36,7 @@ from tests.machines import (
 )
 from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, make_container, make_pod, run
 
-REQUIRE = Wishes(numa="require")
+REQUIRE = PlacementPreferences(numa="require")
 SINGLE = TopologyManager("single-numa-node", "container")
 SINGLE_POD = TopologyManager("single-numa-node", "pod")
 
@@ -51,7 +51,7 @@ def attributes(nrt: dict[str, Any]) -> dict[str, str]:
     return {attribute["name"]: attribute["value"] for attribute in nrt["attributes"]}
 
 
-def guaranteed(name: str, cpus: float, gib: int = 1, wishes: Wishes = REQUIRE) -> Any:
+def guaranteed(name: str, cpus: float, gib: int = 1, wishes: PlacementPreferences = REQUIRE) -> Any:
     pod = make_pod(name)
     return make_container("app", limit=cpus, qos=Qos.GUARANTEED, memory=gib, wishes=wishes, pod=pod)
 
@@ -256,7 +256,7 @@ def test_fewer_numa_nodes_score_higher_and_more_than_eight_keep_scores_above_zer
 def test_single_numa_node_is_published_where_every_guaranteed_container_demands_one() -> None:
     engine = engine_on(HYGON_7285_2S)
     run(engine, guaranteed("web", 2), "aa1")
-    run(engine, guaranteed("db", 2, wishes=Wishes(l3="require")), "ab2")
+    run(engine, guaranteed("db", 2, wishes=PlacementPreferences(l3="require")), "ab2")
     run(engine, make_container("log", limit=1, request=0.1), "ac3")
     found = attributes(nrt_of(engine, TopologyManager("none", "pod"), single_numa_node=True))
     assert (found["topologyManagerPolicy"], found["topologyManagerScope"]) == (

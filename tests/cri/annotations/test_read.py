@@ -14,7 +14,7 @@ from cri_proxy.cri.annotations.keys import KEYS, NOT_DONE, OUR_NAMES
 from cri_proxy.cri.annotations.koordinator import NUMA_SPEC, QOS_LABEL, RESOURCE_SPEC
 from cri_proxy.cri.annotations.read import MAX_NOTES, read_wishes
 from cri_proxy.text.annotation_value import MAX_CHARACTERS
-from policies.model import MatchExpression, Pod, Qos, Wishes
+from policies.model import MatchExpression, PlacementPreferences, Pod, Qos
 from tests.scenes import make_pod
 
 NRI, INTEL = "resource-policy.nri.io", "cri-resource-manager.intel.com"
@@ -27,14 +27,14 @@ def read(
     qos: Optional[Qos] = None,
     own: Any = None,
     labels: Any = None,
-) -> Wishes:
+) -> PlacementPreferences:
     pod = replace(make_pod("web", annotations=annotations), labels=labels or {})
     return read_wishes(name, own or {}, pod, qos)
 
 
 def asked(annotations: dict[str, str], **more: Any) -> dict[str, Any]:
     """The fields of the wishes that are not as without annotations."""
-    wishes, nothing = read(annotations, **more), Wishes()
+    wishes, nothing = read(annotations, **more), PlacementPreferences()
     return {key: value for key, value in vars(wishes).items() if value != getattr(nothing, key)}
 
 
@@ -206,7 +206,7 @@ def test_not_preferring_shared_cpus_gives_cpus_to_guaranteed_containers_only(
 
 
 def test_without_annotations_nothing_is_asked() -> None:
-    assert read({"example.com/some": "thing"}) == Wishes()
+    assert read({"example.com/some": "thing"}) == PlacementPreferences()
 
 
 # ---------------------------------------------------------------------- which one counts

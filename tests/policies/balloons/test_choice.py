@@ -9,7 +9,7 @@ import pytest
 
 from policies.balloons.choice import TypeChooser, group_of
 from policies.balloons.types import BalloonSettings, BalloonType, all_types
-from policies.model import Container, MatchExpression, Wishes
+from policies.model import Container, MatchExpression, PlacementPreferences
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.policies.balloons.test_policy import Pools, asks
 from tests.scenes import Number
@@ -31,11 +31,19 @@ DB = BalloonType("db", namespaces=("db", "db-*"))
         pytest.param(asks("a", 1, "prod-x"), "prod", id="by namespace glob"),
         pytest.param(asks("a", 1, "prod-late"), "prod", id="the first type that matches"),
         pytest.param(asks("a", 1, "x", labels={"tier": "gold"}), "gold", id="by match expression"),
-        pytest.param(asks("a", 1, "prod-x", wishes=Wishes(balloon="late")), "late", id="annotation first"),
-        pytest.param(asks("a", 1, "kube-system"), "reserved", id="reserved namespace"),
-        pytest.param(asks("a", 1, "prod-x", wishes=Wishes(reserved=True)), "reserved", id="reserved by wish"),
         pytest.param(
-            asks("a", 1, "kube-system", wishes=Wishes(reserved=False)), "default", id="not reserved"
+            asks("a", 1, "prod-x", wishes=PlacementPreferences(balloon="late")), "late", id="annotation first"
+        ),
+        pytest.param(asks("a", 1, "kube-system"), "reserved", id="reserved namespace"),
+        pytest.param(
+            asks("a", 1, "prod-x", wishes=PlacementPreferences(reserved=True)),
+            "reserved",
+            id="reserved by wish",
+        ),
+        pytest.param(
+            asks("a", 1, "kube-system", wishes=PlacementPreferences(reserved=False)),
+            "default",
+            id="not reserved",
         ),
         pytest.param(asks("a", 1, "nowhere"), "default", id="who matches nothing"),
     ],

@@ -17,8 +17,8 @@ from policies.model import (
     CpusetConstraint,
     Decision,
     Placement,
+    PlacementPreferences,
     PlacementRefused,
-    Wishes,
     wanted_milli,
 )
 from policies.node import Resident
@@ -35,7 +35,7 @@ from tests.machines import (
 from tests.scenes import Number, fence, make_container, make_pod, node_of
 
 DB = BalloonType("db", namespaces=("db",))
-NO_WISHES = Wishes()
+NO_WISHES = PlacementPreferences()
 
 
 class Pools:
@@ -82,7 +82,7 @@ def asks(
     request: Number,
     namespace: str = "db",
     pod: str = "",
-    wishes: Wishes = NO_WISHES,
+    wishes: PlacementPreferences = NO_WISHES,
     labels: Optional[dict[str, str]] = None,
     memory: int = 0,
 ) -> Container:
@@ -245,7 +245,7 @@ def test_a_listed_default_type_is_as_it_is_listed() -> None:
     ("container", "types", "message"),
     [
         pytest.param(
-            asks("app", 1, wishes=Wishes(balloon="nope")),
+            asks("app", 1, wishes=PlacementPreferences(balloon="nope")),
             (DB,),
             'db/pod-app/app asks by annotation for a balloon of type "nope"; there are reserved, db, default',
             id="a type there is none of",
@@ -256,7 +256,7 @@ def test_a_listed_default_type_is_as_it_is_listed() -> None:
             "db/pod-app/app is for balloons of type db, which are banned on this node (MaxCPUs is -1)",
             id="a banned type",
         ),
-        pytest.param(asks("app", 1, wishes=Wishes(refusal="no")), (DB,), "no", id="a demand that is not understood"),
+        pytest.param(asks("app", 1, wishes=PlacementPreferences(refusal="no")), (DB,), "no", id="a demand that is not understood"),
     ],
 )  # fmt: skip
 def test_refused_with_the_reason(container: Container, types: tuple[BalloonType, ...], message: str) -> None:
@@ -271,7 +271,7 @@ def test_refused_with_the_reason(container: Container, types: tuple[BalloonType,
 def test_one_container_that_hides_threads_leaves_the_others_theirs() -> None:
     pools = Pools(HYGON_7285_2S, DB)
     pools.put(asks("a", 2))
-    hiding = pools.put(asks("b", 2, wishes=Wishes(smt="hide")))
+    hiding = pools.put(asks("b", 2, wishes=PlacementPreferences(smt="hide")))
     assert format_cpus(hiding.placement.cpus) == "0-1"
     assert format_cpus(hiding.others["a"].cpus) == "0-1,64-65"
 

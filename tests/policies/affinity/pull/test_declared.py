@@ -9,7 +9,7 @@ import pytest
 
 from policies.affinity.pull.declared import Combined, DeclaredAffinity, peers_of
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Container, MatchExpression, NoAffinity, Wishes
+from policies.model import AffinityTerm, Container, MatchExpression, NoAffinity, PlacementPreferences
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from tests.machines import ALL_MACHINES, EPYC_NPS4_1S, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
@@ -31,7 +31,7 @@ def same_pod(pod: str) -> MatchExpression:
 
 def container(name: str, pod: str = "web", *terms: AffinityTerm, namespace: str = "default") -> Container:
     made = make_container(name, pod=make_pod(pod, namespace=namespace))
-    return replace(made, wishes=Wishes(affinity=terms))
+    return replace(made, wishes=PlacementPreferences(affinity=terms))
 
 
 def term(match: MatchExpression, weight: int = 1, scope: MatchExpression = EVERYBODY) -> AffinityTerm:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from policies.affinity.pull.declared_edges import MOST_MEANT, DeclaredEdges, declares_any
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Container, MatchExpression, Wishes
+from policies.model import AffinityTerm, Container, MatchExpression, PlacementPreferences
 from policies.node import Node, Resident
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S
@@ -21,7 +21,9 @@ def named(name: str, weight: int) -> AffinityTerm:
 
 
 def container(name: str, *terms: AffinityTerm, pod: str = "") -> Container:
-    return replace(make_container(name, pod=make_pod(pod or name)), wishes=Wishes(affinity=terms))
+    return replace(
+        make_container(name, pod=make_pod(pod or name)), wishes=PlacementPreferences(affinity=terms)
+    )
 
 
 def books(*containers: Container) -> Node:
