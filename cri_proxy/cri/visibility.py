@@ -26,7 +26,7 @@ GONE = 256
 Filter = Callable[[bytes], Optional[bytes]]
 
 
-class Hidden:
+class Visibility:
     """The register of what is hidden. Everything is taken out again by whoever has put it in."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.cri.visibility import GONE, Hidden, container_key, cut_entries, sandbox_key
+from cri_proxy.cri.visibility import GONE, Visibility, container_key, cut_entries, sandbox_key
 
 UNKNOWN_FIELD = b"\xf2\x3f\x03new"  # number 1022, three bytes
 
@@ -30,8 +30,8 @@ def sandbox_stats(some_id: str, name: str) -> cri.PodSandboxStats:
     return cri.PodSandboxStats(attributes=cri.PodSandboxAttributes(id=some_id, metadata=metadata))
 
 
-def hiding() -> Hidden:
-    hidden = Hidden()
+def hiding() -> Visibility:
+    hidden = Visibility()
     hidden.containers.add("c1")
     hidden.making.add(("p", "being-made", 2))
     hidden.sandboxes.add("s1")
@@ -139,15 +139,16 @@ def test_events_of_what_is_hidden_are_left_out(message: bytes, seen: Any) -> Non
 
 
 def test_while_nothing_is_hidden_nothing_is_filtered() -> None:
-    assert not Hidden()
+    assert not Visibility()
     assert all(
-        Hidden().filter_of(m) is None for m in ("ListContainers", "GetContainerEvents", "PodSandboxStatus")
+        Visibility().filter_of(m) is None
+        for m in ("ListContainers", "GetContainerEvents", "PodSandboxStatus")
     )
     assert hiding().filter_of("Version") is None
 
 
 def test_late_events_of_what_was_removed_unseen_stay_hidden() -> None:
-    hidden = Hidden()
+    hidden = Visibility()
     hidden.containers.add("c1")
     hidden.removed("c1")
     assert not hidden
@@ -160,7 +161,7 @@ def test_late_events_of_what_was_removed_unseen_stay_hidden() -> None:
 
 
 def test_an_id_may_be_asked_for_by_its_beginning() -> None:
-    hidden = Hidden()
+    hidden = Visibility()
     hidden.containers.add("abcdef")
     hidden.sandboxes.add("123456")
     assert hidden.hides_container("abc")

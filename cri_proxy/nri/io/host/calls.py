@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, parse
-from cri_proxy.cri.visibility import Hidden
+from cri_proxy.cri.visibility import Visibility
 from cri_proxy.nri.io.host.cleanup import UNKNOWN, Cleanup
 from cri_proxy.nri.io.host.dispatcher import EventDispatcher
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
@@ -32,7 +32,7 @@ class HostContext:
     host: NriHost
     world: PodView
     life: Lifecycle
-    hidden: Hidden
+    hidden: Visibility
     teller: EventDispatcher
     upstream: Upstream
     marks: IntentLog
@@ -286,7 +286,7 @@ def _post(event: int, life: Lifecycle, container_id: str) -> Due:
 class Showing:
     """Lists, statuses and statistics: what is hidden is not in them."""
 
-    def __init__(self, hidden: Hidden, method: str) -> None:
+    def __init__(self, hidden: Visibility, method: str) -> None:
         self._hidden = hidden
         self._method = method
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Callable
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.cri.visibility import ContainerKey, Hidden, SandboxKey
+from cri_proxy.cri.visibility import ContainerKey, SandboxKey, Visibility
 from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
@@ -29,7 +29,7 @@ class Cleanup:
     """What is to be removed; ``run`` does it until it is cancelled."""
 
     def __init__(
-        self, upstream: Upstream, marks: IntentLog, hidden: Hidden, keeper: NodeState, log: Any
+        self, upstream: Upstream, marks: IntentLog, hidden: Visibility, keeper: NodeState, log: Any
     ) -> None:
         self._upstream = upstream
         self._marks = marks

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.cri.messages import linux_delta
-from cri_proxy.cri.visibility import Hidden
+from cri_proxy.cri.visibility import Visibility
 from cri_proxy.engine import records as grants
 from cri_proxy.nri.io.host.calls import (
     ContainerEvents,
@@ -83,7 +83,7 @@ class NriHosting:
         self.state = ""
         self.why = "the runtime has not answered yet"
         config, log = parts.config, parts.log
-        upstream, hidden, life = Upstream(parts.runtime), Hidden(), Lifecycle()
+        upstream, hidden, life = Upstream(parts.runtime), Visibility(), Lifecycle()
         marks = IntentLog(Path(config["state.directory"]), log, parts.store)
         self._expression = Expression(parts)
         self.world = PodView(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)

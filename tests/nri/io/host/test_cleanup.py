@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.cri.visibility import Hidden
+from cri_proxy.cri.visibility import Visibility
 from cri_proxy.nri.io.host import cleanup as nri_leftovers
 from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.intent_log import IntentLog
@@ -40,7 +40,7 @@ async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
     await runtime.close()
 
 
-def leftovers(tmp_path: Path, upstream: Upstream, hidden: Hidden) -> Cleanup:
+def leftovers(tmp_path: Path, upstream: Upstream, hidden: Visibility) -> Cleanup:
     made = Cleanup(upstream, IntentLog(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
     made.load()
     return made
@@ -64,7 +64,7 @@ async def test_only_what_was_never_started_and_is_marked_is_removed(
     IntentLog(tmp_path / "state", LOG).add(
         containers=[key_of(fake, ids["half-made"]), key_of(fake, ids["runs"])]
     )
-    hidden = Hidden()
+    hidden = Visibility()
     left = leftovers(tmp_path, upstream, hidden)
     assert len(left) == 2 and key_of(fake, ids["half-made"]) in hidden.making
     await left.clear()
@@ -81,7 +81,7 @@ async def test_a_sandbox_is_removed_if_nobody_has_used_it(
     fake.add_container(used, container_config("c"))
     names = [("empty", "default", "u1", 0), ("used", "default", "u2", 0)]
     IntentLog(tmp_path / "state", LOG).add(sandboxes=names)
-    left = leftovers(tmp_path, upstream, Hidden())
+    left = leftovers(tmp_path, upstream, Visibility())
     await left.clear_for_sandbox(("somebody", "else", "", 0))
     assert set(fake.pods) == {empty, used}
     await left.clear_for_sandbox(names[0])
@@ -97,7 +97,7 @@ async def test_what_cannot_be_removed_stays_hidden_and_marked_and_is_tried_again
     key = key_of(fake, container)
     IntentLog(tmp_path / "state", LOG).add(containers=[key])
     script = fake.script("RemoveContainer", error=(2, "busy"))
-    hidden = Hidden()
+    hidden = Visibility()
     left = leftovers(tmp_path, upstream, hidden)
     with pytest.raises(AnswerFailed, match="busy"):
         await left.clear_for(key)
