@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import NodeState
+from cluster.operator.objects import NodePlacement
 
 #: Seconds that a Node may be away before its NodePlacement goes: kubelet registers a deleted Node again at its start.
 GONE_S = 60.0
@@ -15,14 +15,17 @@ class Housekeeping(NamedTuple):
     """What is to be done so that every Node has a NodePlacement and nothing else has one."""
 
     create: tuple[str, ...]
-    delete: tuple[NodeState, ...]
+    delete: tuple[NodePlacement, ...]
     #: When each orphan was first seen without its node; for the next call.
     missing_since: Mapping[str, float]
     wake_at: Optional[float]
 
 
 def collect(
-    nodes: Collection[str], placements: Iterable[NodeState], missing_since: Mapping[str, float], now: float
+    nodes: Collection[str],
+    placements: Iterable[NodePlacement],
+    missing_since: Mapping[str, float],
+    now: float,
 ) -> Housekeeping:
     """Where not one Node is known nothing is deleted: a cluster has nodes, an empty answer is a mistake."""
     placements = list(placements)

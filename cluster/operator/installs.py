@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import NODE_ANNOTATION
-from cluster.operator.objects import KubernetesNode, NodeState, Object
+from cluster.operator.objects import KubernetesNode, NodePlacement, Object
 from cluster.operator.rollout import trouble
 
 #: The front end that is installed on the host; the others run in pods.
@@ -77,7 +77,7 @@ def version_of(image: str) -> str:
 def next_install(
     image: str,
     nodes: Iterable[KubernetesNode],
-    placements: Mapping[str, NodeState],
+    placements: Mapping[str, NodePlacement],
     jobs: Mapping[str, Job],
 ) -> Next:
     """The next write (``jobs``: by node). After it was made and seen, ask again."""
@@ -121,7 +121,7 @@ def _continued(node: KubernetesNode, image: str, version: str, job: Optional[Job
     return Next(Act(LABEL, node, node.installed, "", job))
 
 
-def _unwell(node: KubernetesNode, state: Optional[NodeState]) -> str:
+def _unwell(node: KubernetesNode, state: Optional[NodePlacement]) -> str:
     if state is None or state.ready is None:
         return "its agent has not answered"
     found = trouble(state, node.ready)

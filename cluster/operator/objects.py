@@ -62,7 +62,7 @@ class Notes(NamedTuple):
     unwell: bool = False
 
 
-class NodeState(NamedTuple):
+class NodePlacement(NamedTuple):
     """A NodePlacement."""
 
     name: str
@@ -208,7 +208,7 @@ def config_hash(config: Mapping[str, Any], abort_on: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_node_placement(found: Object) -> NodeState:
+def read_node_placement(found: Object) -> NodePlacement:
     """What is kept of a NodePlacement."""
     metadata, status = found["metadata"], found.get("status") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
@@ -220,7 +220,7 @@ def read_node_placement(found: Object) -> NodeState:
         complaint = str(
             degraded.get("message") or degraded.get("reason") or "the agent says that it is degraded"
         )
-    return NodeState(
+    return NodePlacement(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         given=_given((found.get("spec") or {}).get("policy")),

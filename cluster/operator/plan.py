@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from cluster.operator import rollout
 from cluster.operator.collect import collect
-from cluster.operator.objects import KubernetesNode, NodeState, PlacementPolicy
+from cluster.operator.objects import KubernetesNode, NodePlacement, PlacementPolicy
 from cluster.operator.resolve import resolve
 from cluster.operator.rollout import NodePlacementWrite
 from cluster.operator.summary import View, policy_status
@@ -36,7 +36,7 @@ class ClusterPlan:
     create: tuple[str, ...]
     statuses: tuple[NewStatus, ...]
     changes: tuple[NodeChange, ...]
-    delete: tuple[NodeState, ...]
+    delete: tuple[NodePlacement, ...]
     #: For the next call.
     missing_since: Mapping[str, float]
     #: When to look again without news, in seconds since 1970; None: never.
@@ -46,14 +46,14 @@ class ClusterPlan:
 def plan(
     policies: Mapping[str, PlacementPolicy],
     nodes: Mapping[str, KubernetesNode],
-    placements: Mapping[str, NodeState],
+    placements: Mapping[str, NodePlacement],
     missing_since: Mapping[str, float],
     now: float,
 ) -> ClusterPlan:
     """What to write, from nothing but the objects (``missing_since`` only delays what is deleted)."""
     resolution = resolve(policies.values(), nodes.values(), placements)
     ready = {node.name: node.ready for node in nodes.values()}
-    targets: dict[str, list[NodeState]] = {name: [] for name in policies}
+    targets: dict[str, list[NodePlacement]] = {name: [] for name in policies}
     desired = dict.fromkeys(policies, 0)
     for name, wanted in resolution.wanted.items():
         desired[wanted] += 1

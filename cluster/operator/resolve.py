@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import KubernetesNode, NodeState, PlacementPolicy
+from cluster.operator.objects import KubernetesNode, NodePlacement, PlacementPolicy
 from cluster.operator.selector import selects
 
 
@@ -36,7 +36,9 @@ class Resolution:
 
 
 def resolve(
-    policies: Iterable[PlacementPolicy], nodes: Iterable[KubernetesNode], placements: Mapping[str, NodeState]
+    policies: Iterable[PlacementPolicy],
+    nodes: Iterable[KubernetesNode],
+    placements: Mapping[str, NodePlacement],
 ) -> Resolution:
     """Every node's policy. A policy with a fault still has its nodes: it changes nothing there, and no other does."""
     policies = sorted(policies, key=lambda policy: policy.name)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import NodeState, PlacementPolicy, Rollout
+from cluster.operator.objects import NodePlacement, PlacementPolicy, Rollout
 
 #: Seconds that an agent has to carry out a document, and to get over what was wrong before it. An agent writes its
 #: status every 10 s at most, and keeps an answer of doctor for 60 s.
@@ -37,7 +37,7 @@ class NodePlacementWrite(NamedTuple):
     """One write to a NodePlacement. It holds only as long as the node is as it was ``seen``."""
 
     kind: str
-    seen: NodeState
+    seen: NodePlacement
 
 
 class Abort(NamedTuple):
@@ -59,7 +59,7 @@ class RolloutStep:
     waits: str = ""
 
 
-def trouble(state: NodeState, node_ready: bool) -> Optional[Trouble]:
+def trouble(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
     """What is wrong with a node, the most telling first; None for a node that is well or has not answered yet."""
     answer = state.answer
     if answer and given_up(state):
@@ -68,7 +68,7 @@ def trouble(state: NodeState, node_ready: bool) -> Optional[Trouble]:
     return _nodes_own(state, node_ready)
 
 
-def given_up(state: NodeState) -> bool:
+def given_up(state: NodePlacement) -> bool:
     """The node was given a document and has it not: the daemon has refused it, or the agent has taken it back."""
     answer = state.answer
     return (
@@ -79,7 +79,7 @@ def given_up(state: NodeState) -> bool:
     )
 
 
-def _nodes_own(state: NodeState, node_ready: bool) -> Optional[Trouble]:
+def _nodes_own(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
     """What is wrong with the node, whatever has become of its document."""
     if not node_ready:
         return Trouble("NotReady", "the Node is not Ready: its kubelet does not answer")
@@ -92,7 +92,7 @@ def _nodes_own(state: NodeState, node_ready: bool) -> Optional[Trouble]:
     return None
 
 
-def well(state: NodeState, node_ready: bool) -> bool:
+def well(state: NodePlacement, node_ready: bool) -> bool:
     """The agent has done what it was told, and nothing was wrong when it looked at the node after that.
 
     Its two halves write apart: an acknowledgement may stand beside conditions from before the change.
@@ -102,19 +102,19 @@ def well(state: NodeState, node_ready: bool) -> bool:
     return state.acknowledged and state.ready is True and trouble(state, node_ready) is None
 
 
-def able(state: NodeState, node_ready: bool) -> bool:
+def able(state: NodePlacement, node_ready: bool) -> bool:
     """It may be given a document: it is well, or would be but for the one that it was given and has not."""
     if given_up(state):
         return state.ready is True and _nodes_own(state, node_ready) is None
     return well(state, node_ready)
 
 
-def has(policy: PlacementPolicy, state: NodeState) -> bool:
+def has(policy: PlacementPolicy, state: NodePlacement) -> bool:
     """The node was given this very document of this policy."""
     return state.given is not None and state.given.name == policy.name and state.given.hash == policy.hash
 
 
-def in_change(state: NodeState, now: float, pause_s: float = 0.0) -> bool:
+def in_change(state: NodePlacement, now: float, pause_s: float = 0.0) -> bool:
     """Changed, and not confirmed or still in the pause after it. A node that was taken back, or has lost its policy,
     is waited for ANSWER_S only: a node that stays broken must not keep the others from going back."""
     notes = state.notes
@@ -126,7 +126,7 @@ def in_change(state: NodeState, now: float, pause_s: float = 0.0) -> bool:
 
 
 def step(
-    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Sequence[NodePlacement], ready: Mapping[str, bool], now: float
 ) -> RolloutStep:
     """The next steps of one policy over the nodes that should have it (``ready``: the Nodes that are Ready)."""
     if policy.fault:
@@ -152,7 +152,7 @@ def step(
 
 
 def finished(
-    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Sequence[NodePlacement], ready: Mapping[str, bool], now: float
 ) -> bool:
     """The document is on every node that can take it; a few that are not well do not keep a rollout open for ever."""
     holders = [each for each in targets if has(policy, each)]
@@ -169,7 +169,7 @@ def finished(
     return bool(holders) and len(others) <= allowed
 
 
-def removal(states: Sequence[NodeState], nodes: int, now: float) -> RolloutStep:
+def removal(states: Sequence[NodePlacement], nodes: int, now: float) -> RolloutStep:
     """The next steps for nodes that no policy selects: those with one lose it, some at a time, of ``nodes`` in all."""
     confirms = [
         NodePlacementWrite(CONFIRM, each)
@@ -191,7 +191,7 @@ def removal(states: Sequence[NodeState], nodes: int, now: float) -> RolloutStep:
 
 
 def still(
-    change: NodePlacementWrite, policy: Optional[PlacementPolicy], fresh: NodeState, node_ready: bool
+    change: NodePlacementWrite, policy: Optional[PlacementPolicy], fresh: NodePlacement, node_ready: bool
 ) -> bool:
     """Whether a step holds for the node as it is at the moment of the write."""
     seen = change.seen
@@ -205,8 +205,8 @@ def still(
 
 
 def _blamed(
-    policy: PlacementPolicy, targets: Iterable[NodeState], ready: Mapping[str, bool], now: float
-) -> list[tuple[NodeState, Trouble]]:
+    policy: PlacementPolicy, targets: Iterable[NodePlacement], ready: Mapping[str, bool], now: float
+) -> list[tuple[NodePlacement, Trouble]]:
     """Nodes that fail with the document, the one changed first at the front."""
     blamed = []
     for state in targets:
@@ -223,7 +223,7 @@ def _blamed(
     return sorted(blamed, key=lambda pair: (pair[0].notes.changed_at, pair[0].name))
 
 
-def _its_own(state: NodeState, found: Trouble, now: float) -> bool:
+def _its_own(state: NodePlacement, found: Trouble, now: float) -> bool:
     """The trouble is that of the document that the node has now, not left over from before."""
     if found.reason in ("ConfigRefused", "TakenBack") or state.confirmed:
         return True
@@ -232,7 +232,7 @@ def _its_own(state: NodeState, found: Trouble, now: float) -> bool:
 
 
 def _give(
-    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Sequence[NodePlacement], ready: Mapping[str, bool], now: float
 ) -> tuple[list[NodePlacementWrite], str]:
     pause_s = policy.rollout.pause_s
     outdated = [each for each in targets if not has(policy, each)]
@@ -248,9 +248,9 @@ def _give(
 
 
 def _why_waiting(
-    moving: Sequence[NodeState],
-    others: Sequence[NodeState],
-    takers: Sequence[NodeState],
+    moving: Sequence[NodePlacement],
+    others: Sequence[NodePlacement],
+    takers: Sequence[NodePlacement],
     ready: Mapping[str, bool],
 ) -> str:
     for state in sorted(moving):
@@ -266,7 +266,7 @@ def _why_waiting(
     return f"{unable[0].name} is not changed before it is well: {sentence}{more}"
 
 
-def _replaced_in_place(policy: Optional[PlacementPolicy], state: NodeState) -> bool:
+def _replaced_in_place(policy: Optional[PlacementPolicy], state: NodePlacement) -> bool:
     return (
         policy is not None
         and state.given is not None
@@ -277,7 +277,7 @@ def _replaced_in_place(policy: Optional[PlacementPolicy], state: NodeState) -> b
 
 
 def _take_back(
-    policy: PlacementPolicy, targets: Sequence[NodeState], ready: Mapping[str, bool], now: float
+    policy: PlacementPolicy, targets: Sequence[NodePlacement], ready: Mapping[str, bool], now: float
 ) -> list[NodePlacementWrite]:
     pause_s = policy.rollout.pause_s
     holders = [each for each in targets if has(policy, each)]
@@ -293,7 +293,7 @@ def _take_back(
     return [NodePlacementWrite(TAKE_BACK, each) for each in (*moving, *settled[:room])]
 
 
-def _wake_at(policy: PlacementPolicy, targets: Sequence[NodeState], now: float) -> Optional[float]:
+def _wake_at(policy: PlacementPolicy, targets: Sequence[NodePlacement], now: float) -> Optional[float]:
     times = []
     for state in targets:
         if state.notes.confirmed_at:
@@ -303,5 +303,5 @@ def _wake_at(policy: PlacementPolicy, targets: Sequence[NodeState], now: float) 
     return min((each for each in times if each > now), default=None)
 
 
-def _ready(ready: Mapping[str, bool], state: NodeState) -> bool:
+def _ready(ready: Mapping[str, bool], state: NodePlacement) -> bool:
     return ready.get(state.name, False)

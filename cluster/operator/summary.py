@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cluster.api.names import API_VERSION, PLACEMENT_POLICY
-from cluster.operator.objects import NodeState, PlacementPolicy, write_time
+from cluster.operator.objects import NodePlacement, PlacementPolicy, write_time
 from cluster.operator.resolve import PolicyConflict
 from cluster.operator.rollout import RolloutStep, finished, has, in_change, trouble, well
 
@@ -23,7 +23,7 @@ class View(NamedTuple):
     """What a policy's status is made of."""
 
     policy: PlacementPolicy
-    targets: Sequence[NodeState]
+    targets: Sequence[NodePlacement]
     #: Nodes that should have the policy, those without a NodePlacement included.
     desired: int
     conflicts: Sequence[PolicyConflict]
@@ -67,7 +67,7 @@ def status_document(name: str, status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(
-    view: View, troubled: Sequence[NodeState], done: bool, now: float
+    view: View, troubled: Sequence[NodePlacement], done: bool, now: float
 ) -> dict[str, tuple[bool, str, str]]:
     """Condition type to (status, reason, message)."""
     policy, abort = view.policy, view.step.abort
@@ -106,7 +106,7 @@ def conflict_sentence(policy: PlacementPolicy, conflicts: Sequence[PolicyConflic
     )
 
 
-def _phase(view: View, updated: Sequence[NodeState], done: bool, now: float) -> tuple[str, str]:
+def _phase(view: View, updated: Sequence[NodePlacement], done: bool, now: float) -> tuple[str, str]:
     policy, step = view.policy, view.step
     if policy.fault:
         return "Invalid", policy.fault

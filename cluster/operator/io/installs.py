@@ -12,7 +12,7 @@ from cluster.kube.errors import ApiError
 from cluster.kube.requests import Resource
 from cluster.operator.installs import CREATE, DELETE, Act, Job, next_install, read_job
 from cluster.operator.io.cache import Cache
-from cluster.operator.objects import KubernetesNode, NodeState
+from cluster.operator.objects import KubernetesNode, NodePlacement
 from cluster.operator.writes import node_labels
 
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
@@ -45,7 +45,7 @@ class Installs:
         )
         await self.jobs.follow(watch)
 
-    async def next(self, nodes: Cache[KubernetesNode], placements: Mapping[str, NodeState]) -> None:
+    async def next(self, nodes: Cache[KubernetesNode], placements: Mapping[str, NodePlacement]) -> None:
         """Make the next write, if there is one."""
         jobs = {job.node: job for job in self.jobs.values.values()}
         found = next_install(self._image, nodes.values.values(), placements, jobs)

@@ -14,7 +14,7 @@ from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
 from cluster.kube.requests import Resource
 from cluster.operator.io.clock import Clock
-from cluster.operator.objects import NodeState
+from cluster.operator.objects import NodePlacement
 
 ROLES = Resource(RBAC, "v1", "clusterroles")
 BINDINGS = Resource(RBAC, "v1", "clusterrolebindings")
@@ -33,7 +33,7 @@ class NodeAccess:
         #: Node and the UID of its NodePlacement, for which both are written.
         self._done: set[tuple[str, str]] = set()
 
-    async def run(self, placements: Mapping[str, NodeState]) -> None:
+    async def run(self, placements: Mapping[str, NodePlacement]) -> None:
         """For ever: roles may become writable, and nodes come."""
         allowed = True
         while True:

@@ -34,7 +34,7 @@ from cluster.operator.io.leader import Leader
 from cluster.operator.io.node_access import NodeAccess
 from cluster.operator.objects import (
     KubernetesNode,
-    NodeState,
+    NodePlacement,
     PlacementPolicy,
     read_node,
     read_node_placement,
@@ -92,7 +92,7 @@ class Operator:
             lease_client or client, settings.namespace, OPERATOR, settings.me, clock, log, settings.alive
         )
         self.nodes: Cache[KubernetesNode] = Cache(read_node, self._changed)
-        self.placements: Cache[NodeState] = Cache(read_node_placement, self._changed, observed)
+        self.placements: Cache[NodePlacement] = Cache(read_node_placement, self._changed, observed)
         self.policies: Cache[PlacementPolicy] = Cache(
             lambda found: read_policy(found, refused), self._changed
         )
@@ -295,7 +295,7 @@ class Operator:
             which = policy.name if policy else given.name if given else ""
             self._log(f"node {name} {_DONE[change.kind]} policy {which}")
 
-    async def _delete(self, state: NodeState) -> None:
+    async def _delete(self, state: NodePlacement) -> None:
         try:
             await self._client.delete(PLACEMENTS, state.name, uid=state.uid)
             self._log(f"NodePlacement {state.name} is deleted: its Node is gone")

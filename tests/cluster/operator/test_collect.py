@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cluster.operator.collect import GONE_S, collect
-from cluster.operator.objects import NodeState, read_node_placement
+from cluster.operator.objects import NodePlacement, read_node_placement
 
 
-def placements(*names: str) -> list[NodeState]:
+def placements(*names: str) -> list[NodePlacement]:
     return [read_node_placement({"metadata": {"name": name, "uid": f"uid-{name}"}}) for name in names]
 
 
