@@ -18,7 +18,7 @@ class PlacementSettings:
     memory: str = "prefer"
     memory_only_nodes: frozenset[int] = NO_CPUS
     reserved_namespaces: tuple[str, ...] = ("kube-system",)
-    #: What an annotation may say of one container, for all: see ``Wishes``.
+    #: What an annotation may say of one container, for all: see ``PlacementPreferences``.
     ownership: str = "shared"
     l3: str = "prefer"
     smt: str = ""

@@ -18,8 +18,8 @@ from cri_proxy.greeting import SETTINGS, EarlyAccept
 PROGRAM = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
-from cri_proxy.greeting import Greeter
-greeter = Greeter({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, os.getpid())
+from cri_proxy.greeting import EarlyAccept
+greeter = EarlyAccept({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, os.getpid())
 greeter.start()
 sys.stdin.read()
 taken = greeter.stop()

@@ -29,7 +29,7 @@ from policies.node import NANO_PER_MILLI, Node
 
 __all__ = [
     "AffinitySettings",
-    "Question",
+    "PlanningSnapshot",
     "affinity_settings",
     "describe",
     "plan_of",

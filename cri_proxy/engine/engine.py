@@ -452,7 +452,8 @@ class Engine:
         self.books.node.free_memory = free_memory
 
     @_transition
-    def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod], history: Iterable[DecisionRecord],
+    def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod],
+                history: Iterable[DecisionRecord],
                 distrusted: dict[tuple[str, str], float]) -> tuple[CpusetUpdate, ...]:  # fmt: skip
         """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt.
 

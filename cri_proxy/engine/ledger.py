@@ -28,7 +28,7 @@ from policies.model import Affinity, Container, Pod, altered, wanted_milli
 from policies.node import Node, Resident
 from policies.registry import Policy
 
-#: Books key of the CPUs that kubelet has assigned to containers that were not created yet.
+#: Ledger key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
 HISTORY = 1000
 #: What a container without a limit holds on a node may change by as much, or by one in SAME_PART, before the change is
@@ -375,8 +375,8 @@ class Ledger:
     def record(self, operation: str, container_id: str, grant: Grant, now_s: float) -> None:
         number = self.newest_record + 1
         container = grant.container
-        record = DecisionRecord(number, now_s, operation, container.path, container.pod.uid, container_id, grant.stance.value,
-                        grant.placement, grant.why)  # fmt: skip
+        record = DecisionRecord(number, now_s, operation, container.path, container.pod.uid, container_id,
+                        grant.stance.value, grant.placement, grant.why)  # fmt: skip
         self._remember(record)
 
     def _remember(self, record: DecisionRecord) -> None:

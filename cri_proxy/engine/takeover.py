@@ -19,7 +19,8 @@ Adoption = Callable[[ListedContainer, Container, frozenset[int]], Grant]
 
 
 def take_over(
-    engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float, adoption: Adoption
+    engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float,
+    adoption: Adoption
 ) -> tuple[tuple[str, ...], tuple[CpusetUpdate, ...]]:  # fmt: skip
     """Bring the records in line with what runs; ``details``: containers by id that are not in the records.
 
@@ -81,7 +82,8 @@ def is_outdated(engine: Engine, item: ListedContainer) -> bool:
 
 
 def _gone(
-    engine: Engine, seen: Mapping[str, ListedContainer], unknown: Iterable[ListedContainer], details: Mapping[str, Container], listed_at_s: float
+    engine: Engine, seen: Mapping[str, ListedContainer], unknown: Iterable[ListedContainer],
+    details: Mapping[str, Container], listed_at_s: float
 ) -> tuple[list[str], list[Ticket]]:  # fmt: skip
     """Records of what is not there any more, and requests that must have ended: what they own would be in the way."""
     newest = {(item.pod_uid, item.name): item.attempt for item in unknown}

@@ -61,8 +61,11 @@ def engine(
 
 
 def own(
-    name: str, cpus: Number, wishes: PlacementPreferences = PlacementPreferences(), **more: object
-) -> Container:  # noqa: B008
+    name: str,
+    cpus: Number,
+    wishes: PlacementPreferences = PlacementPreferences(),  # noqa: B008
+    **more: object,
+) -> Container:
     return make_container(name, limit=cpus, qos=Qos.GUARANTEED, wishes=wishes, **more)  # type: ignore[arg-type]
 
 

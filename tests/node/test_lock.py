@@ -56,14 +56,14 @@ def test_after_the_first_the_second_has_it(owner: NodeLock, config: Config) -> N
 #: Takes the lock twice where no file may grow; prints what it was told, and what is left of the file.
 NO_ROOM = """
 import resource, signal, sys
-from cri_proxy.node.lock import Ownership
+from cri_proxy.node.lock import NodeLock
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 config = {"control.socket": sys.argv[1] + "/control.sock"}
-owner = Ownership(config, "proxy")
+owner = NodeLock(config, "proxy")
 print([owner.take(), owner.take()], owner.is_held, repr(owner.problem), owner.path.stat().st_size)
-print(Ownership(config, "proxy").take())
+print(NodeLock(config, "proxy").take())
 """
 
 

@@ -50,7 +50,7 @@ def _like_require(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """One annotation: its ``key`` (and another spelling), the field of ``Wishes`` it sets, how its value is read.
+    """An annotation: its ``key`` (and another spelling), the field of ``PlacementPreferences`` it sets, how it is read.
 
     ``demands``: whether a value that is not understood is a demand. ``by_container``: the value may also be a
     mapping of values by container name. ``guaranteed_only``: only Guaranteed pods get CPUs of their own by it.

@@ -1,4 +1,4 @@
-"""What koordinator's annotations and labels ask of a pod, in terms of ``Wishes``.
+"""What koordinator's annotations and labels ask of a pod, in terms of ``PlacementPreferences``.
 
 label koordinator.sh/qosClass: LSE, LSR                     CPUs of its own
 scheduling.koordinator.sh/resource-spec (JSON)

@@ -1,5 +1,5 @@
 """The values of single annotations, each kind with what it may be. A reader gives the value of a field of
-``Wishes``, or None where the annotation asks nothing.
+``PlacementPreferences``, or None where the annotation asks nothing.
 """
 
 from __future__ import annotations

@@ -256,7 +256,8 @@ def test_a_listed_default_type_is_as_it_is_listed() -> None:
             "db/pod-app/app is for balloons of type db, which are banned on this node (MaxCPUs is -1)",
             id="a banned type",
         ),
-        pytest.param(asks("app", 1, wishes=PlacementPreferences(refusal="no")), (DB,), "no", id="a demand that is not understood"),
+        pytest.param(asks("app", 1, wishes=PlacementPreferences(refusal="no")), (DB,), "no",
+                     id="a demand that is not understood"),
     ],
 )  # fmt: skip
 def test_refused_with_the_reason(container: Container, types: tuple[BalloonType, ...], message: str) -> None:

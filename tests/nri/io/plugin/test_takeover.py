@@ -21,11 +21,11 @@ from cri_proxy.text.sources import SettingsSource
 HOLDER = """
 import signal, sys
 from cri_proxy.config.config import read_config
-from cri_proxy.text.sources import Source
-from cri_proxy.node.lock import Ownership
+from cri_proxy.text.sources import SettingsSource
+from cri_proxy.node.lock import NodeLock
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-config = read_config([Source("test", values={"control.socket": sys.argv[1]})]).config
-assert Ownership(config, sys.argv[2]).take() == ""
+config = read_config([SettingsSource("test", values={"control.socket": sys.argv[1]})]).config
+assert NodeLock(config, sys.argv[2]).take() == ""
 print("held", flush=True)
 signal.sigwait([signal.SIGTERM])
 """
