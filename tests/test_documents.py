@@ -47,9 +47,8 @@ def test_no_page_names_another_without_a_link(page: Path) -> None:
 @each_page
 def test_each_file_that_a_page_names_is_there(page: Path) -> None:
     folders = "|".join(sorted(path.name for path in REPOSITORY.iterdir() if (path / "__init__.py").exists()))
-    named = set(
-        re.findall(rf"(?:`|-n0 )((?:{folders}|tools|packaging|systemd|docs)/[\w./-]+)", page.read_text())
-    )
+    named = re.findall(rf"`((?:{folders}|tools|packaging|systemd|docs)/[\w./-]+)`", page.read_text())
+    named += re.findall(r"-n0 (?:--kubelet )?(tests/\S+)", page.read_text())
     assert {name for name in named if not (REPOSITORY / name).exists()} == set()
 
 
