@@ -26,7 +26,7 @@ from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.replies import Replies
 from cri_proxy.relay.http2.requests import OpenCall, Requests
 from cri_proxy.relay.http2.stream import Closing, Event, FarewellRead, Stage, Stream
-from cri_proxy.relay.http2.wire import CLIENT_GONE, Wire
+from cri_proxy.relay.http2.wire import CLIENT_GONE, STREAM_BYTES, Wire
 from cri_proxy.relay.interception import CANCELLED, UNAVAILABLE
 
 #: How long an answer of ours waits for the runtime's last frames of the call.
@@ -107,9 +107,10 @@ class RelayedConnection:
         """What is in memory for this connection, about: what is held or waits, what is not whole, its calls."""
         if self._is_over:
             return 0
-        return (
-            self._wire.kept_bytes + self._requests.pipe.unhandled_bytes + self._replies.pipe.unhandled_bytes
-        )
+        wire = self._wire
+        unhandled = self._requests.pipe.unhandled_bytes + self._replies.pipe.unhandled_bytes
+        waiting = wire.requests.waiting_bytes + wire.replies.waiting_bytes
+        return unhandled + waiting + wire.held_bytes + wire.asked_bytes + len(wire.streams) * STREAM_BYTES
 
     @property
     def answered_s(self) -> Optional[float]:

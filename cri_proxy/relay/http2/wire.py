@@ -102,12 +102,6 @@ class Wire:
         """Whether more is kept of a connection than may be: held, or waiting for a window."""
         return self.held_bytes + self.requests.waiting_bytes + self.replies.waiting_bytes > MAX_HELD_BYTES
 
-    @property
-    def kept_bytes(self) -> int:
-        """What all of its streams have in memory, about."""
-        waiting = self.requests.waiting_bytes + self.replies.waiting_bytes
-        return self.held_bytes + self.asked_bytes + waiting + len(self.streams) * STREAM_BYTES
-
     def forget(self, stream: Stream) -> None:
         """The stream is over."""
         if self.streams.pop(stream.id, None) is stream:
