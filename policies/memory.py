@@ -13,7 +13,7 @@ size beside those: a pool that is empty now may be filled again, and the kernel 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
@@ -174,12 +174,12 @@ def with_memory(
     return Decision(placed, f"{why}; {memory.why}" if memory.why else why, fits)
 
 
-def _fits(node: Node, nodes: Iterable[int], limit_bytes: int, mode: str, need: MemoryNeed) -> bool:
-    sizes = [node.topology.ordinary_bytes(n) for n in nodes]
-    if any(size is None for size in sizes):
+def _fits(node: Node, nodes: Collection[int], limit_bytes: int, mode: str, need: MemoryNeed) -> bool:
+    known = node.topology.ordinary_bytes
+    if not all(n in known for n in nodes):
         return True
     if mode == "pin":
-        return limit_bytes <= sum(size or 0 for size in sizes)
+        return limit_bytes <= sum(known[n] for n in nodes)
     return limit_bytes <= sum(room_bytes(node, n, need.shared) for n in nodes)
 
 
@@ -191,7 +191,7 @@ def room_bytes(node: Node, memory_node: int, shared: Mapping[int, int] = NO_NEED
 
 def allocatable_bytes(node: Node, memory_node: int) -> int:
     """What limits may fill of a NUMA node, charged or not; 0 where its size is not known."""
-    return (node.topology.ordinary_bytes(memory_node) or 0) * FILL_PERCENT // 100
+    return node.topology.ordinary_bytes.get(memory_node, 0) * FILL_PERCENT // 100
 
 
 def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> int:
@@ -204,7 +204,7 @@ def spread_limit(
 ) -> MemoryCharge:
     """Charge a limit to nodes in proportion to what is free there. ``shared``: as in ``MemoryNeed``."""
     ordered = sorted(nodes)
-    unknown = [node.topology.memory_bytes(n) is None for n in ordered]
+    unknown = [n not in node.topology.ordinary_bytes for n in ordered]
     weights = [limit_bytes if u else room_bytes(node, n, shared) for n, u in zip(ordered, unknown)]
     total = sum(weights)
     if not limit_bytes:

@@ -136,6 +136,10 @@ class Topology:
             level: tuple(sorted(boxes, key=lambda d: (d.ids[d.levels.index(level)], min(d.cpus))))
             for level, boxes in self._by_level.items()
         }
+        #: The memory of NUMA nodes without their hugetlb pools, bytes; one that is not here is taken as unlimited.
+        self.ordinary_bytes: dict[int, int] = {
+            node: max(0, total - self.hugepage_bytes(node)) for node, total in data.memory.items()
+        }
         #: Every domain above the core, largest first.
         self.domains: tuple[Domain, ...] = tuple(_walk(self.root))
         threads: dict[tuple[int, int], set[int]] = {}
@@ -165,11 +169,6 @@ class Topology:
     def hugepage_bytes(self, node: int) -> int:
         """What the hugetlb pools of a NUMA node hold: a part of its MemTotal that is memory for nothing else."""
         return sum(size * count for size, count in self.data.hugepages.get(node, {}).items())
-
-    def ordinary_bytes(self, node: int) -> Optional[int]:
-        """The memory of a NUMA node without its hugetlb pools; None = not known, taken as unlimited."""
-        total = self.memory_bytes(node)
-        return None if total is None else max(0, total - self.hugepage_bytes(node))
 
     def nodes_with_pages(self, sizes: Iterable[int]) -> frozenset[int]:
         """The NUMA nodes that have huge pages of one of these sizes, in bytes."""

@@ -322,7 +322,7 @@ def test_hugetlb_pools_are_written_and_read() -> None:
     assert read_topology(write_topology(data)) == data
     tree = Topology(data)
     assert [tree.hugepage_bytes(node) for node in (0, 1, 3)] == [5 << 30, 0, 2 << 20]
-    assert [tree.ordinary_bytes(node) for node in (0, 1)] == [59 << 30, 64 << 30]
+    assert [tree.ordinary_bytes[node] for node in (0, 1)] == [59 << 30, 64 << 30]
     assert tree.nodes_with_pages([2 << 20]) == {0, 3}
     assert tree.nodes_with_pages([1 << 30, 1 << 16]) == {0}
     assert not tree.nodes_with_pages([])
