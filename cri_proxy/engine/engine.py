@@ -22,7 +22,7 @@ from cri_proxy.engine import mend, moves, pins
 from cri_proxy.engine import tickets as requests
 from cri_proxy.engine.changes import note_changes
 from cri_proxy.engine.host import Host
-from cri_proxy.engine.ledger import MESSAGE_CHARS, JournalKey, JournalValue, Ledger, resident_of
+from cri_proxy.engine.ledger import MESSAGE_CHARS, JournalKey, JournalValue, Ledger
 from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
 from cri_proxy.engine.orders import Orders
 from cri_proxy.engine.quota import lifts_to_end
@@ -37,6 +37,7 @@ from cri_proxy.engine.records import (
     Plan,
     Stance,
     Ticket,
+    resident_of,
 )
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed

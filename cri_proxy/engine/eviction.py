@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.ledger import Ledger, resident_of
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.records import Grant, Life, Stance, resident_of
 from policies.machine.topology import Domain
 from policies.model import (
     PLACEMENT_LEVELS,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from cri_proxy.engine.host import Host
-from cri_proxy.engine.ledger import KUBELET_KEY, resident_of
-from cri_proxy.engine.records import Grant, Life, Stance, Ticket
+from cri_proxy.engine.ledger import KUBELET_KEY
+from cri_proxy.engine.records import Grant, Life, Stance, Ticket, resident_of
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.node import Node
 

@@ -16,7 +16,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance, Ticket
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Ticket, resident_of
 from cri_proxy.engine.zones import Zone, zones_of
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.declared import Combined, declared_weights, peers_of
@@ -24,7 +24,7 @@ from policies.affinity.pull.observed import Observed, Peer, owner_of_container, 
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, spread_limit
-from policies.model import Affinity, Container, Pod, altered, wanted_milli
+from policies.model import Affinity, Container, Pod, altered
 from policies.node import Node, Resident
 from policies.registry import Policy
 
@@ -419,36 +419,6 @@ class Ledger:
                 self.note_record(self.history[index])
                 self.amended[container_id] = self.history[index]
                 return
-
-
-def resident_of(grant: Grant) -> Resident:
-    container, place, exclusive = grant.container, grant.placement, grant.exclusive
-    is_placed = grant.stance is Stance.PLACED
-    charge = (place.memory_charge if grant.has_placed_memory else ()) or grant.memory_charge
-    if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
-        charge = ()  # it held that
-    # The CPUs it can be on where it owns none: those its caller allows, or those of a cpuset that is not ours.
-    bounds = grant.fence.cpus
-    if not is_placed:
-        bounds = place.home if grant.stance is Stance.ADOPTED else grant.runs_on
-    return altered(
-        _NO_RESIDENT,
-        pod_uid=container.pod.uid,
-        milli_request=container.resources.milli_request,
-        milli_wanted=wanted_milli(container),
-        cpus=place.cpus if is_placed else grant.cpus,
-        exclusive=exclusive,
-        memory_charge=charge,
-        container=container,
-        placement=place if is_placed else None,
-        inside=grant.fence.cpus,
-        bounds=None if exclusive or place.level == "reserved" else bounds,
-        is_fixed=not is_placed and grant.stance is not Stance.ADOPTED,
-    )
-
-
-#: What residents are made from: a hundred of them may change with one decision.
-_NO_RESIDENT = Resident("", 0, 0, NO_CPUS)
 
 
 def is_other_amount(before: MemoryCharge, now: MemoryCharge) -> bool:

@@ -17,10 +17,10 @@ from cri_proxy.engine.invariants import (
     crowded_out,
     rival_claims,
 )
-from cri_proxy.engine.ledger import Ledger, resident_of
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory, placed, refresh
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, resident_of
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import format_cpus

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.ledger import Ledger, resident_of
+from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refreshed
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, Plan, Stance
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, Plan, Stance, resident_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, CpusetConstraint, Placement, PlacementRefused, wanted_milli
 

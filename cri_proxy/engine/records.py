@@ -20,7 +20,10 @@ from policies.model import (
     Placement,
     Quota,
     Resources,
+    altered,
+    wanted_milli,
 )
+from policies.node import Resident
 
 
 class Stance(str, Enum):
@@ -112,6 +115,37 @@ class Grant:
         if self.stance is Stance.KUBELET:
             return self.runs_on
         return self.placement.exclusive if self.stance in (Stance.PLACED, Stance.ADOPTED) else NO_CPUS
+
+
+#: What residents are made from: a hundred of them may change with one decision.
+_NO_RESIDENT = Resident("", 0, 0, NO_CPUS)
+
+
+def resident_of(grant: Grant) -> Resident:
+    """What a grant is among the containers of the node."""
+    container, place, exclusive = grant.container, grant.placement, grant.exclusive
+    is_placed = grant.stance is Stance.PLACED
+    charge = (place.memory_charge if grant.has_placed_memory else ()) or grant.memory_charge
+    if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
+        charge = ()  # it held that
+    # The CPUs it can be on where it owns none: those its caller allows, or those of a cpuset that is not ours.
+    bounds = grant.fence.cpus
+    if not is_placed:
+        bounds = place.home if grant.stance is Stance.ADOPTED else grant.runs_on
+    return altered(
+        _NO_RESIDENT,
+        pod_uid=container.pod.uid,
+        milli_request=container.resources.milli_request,
+        milli_wanted=wanted_milli(container),
+        cpus=place.cpus if is_placed else grant.cpus,
+        exclusive=exclusive,
+        memory_charge=charge,
+        container=container,
+        placement=place if is_placed else None,
+        inside=grant.fence.cpus,
+        bounds=None if exclusive or place.level == "reserved" else bounds,
+        is_fixed=not is_placed and grant.stance is not Stance.ADOPTED,
+    )
 
 
 class TicketKind(str, Enum):

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.ledger import resident_of
 from cri_proxy.engine.peer_text import peer_rows
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance, resident_of
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import room_bytes

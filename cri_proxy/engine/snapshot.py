@@ -60,10 +60,11 @@ class RecordWriter:
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
     def _grant(self, grant: Grant) -> str:
+        asked = grant.fence.asked
         fields = {
             "key": grant.key,
             "stance": grant.stance.value,
-            "fence": [_write_set(grant.fence.asked.cpus), _write_set(grant.fence.asked.mems)],
+            "fence": [_write_set(asked.cpus), _write_set(asked.mems)],
             "life": grant.life.value,
             "runs_on": format_cpus(grant.runs_on),
             "since_s": grant.since_s,
