@@ -115,13 +115,13 @@ class ClusterLayer:
         return settings.ConfigInForce(loaded.config, loaded.warnings, sources=sources, cluster=kept)
 
     async def _check(self, loaded: settings.ConfigInForce, policy: ClusterPolicy) -> None:
-        parts = self._daemon.parts
-        engine = parts.keeper.engine
+        services = self._daemon.services
+        engine = services.keeper.engine
         if engine is None:
             raise BadPolicy("the daemon is degraded and places nothing: see cri-resmgr status")
-        config = parts.config.taking_over(loaded.config)
+        config = services.config.taking_over(loaded.config)
         try:
-            machine = await asyncio.to_thread(parts.machine.read, engine.host.topology)
+            machine = await asyncio.to_thread(services.machine.read, engine.host.topology)
         except NoMachine as error:
             raise BadPolicy(f"the machine could not be read: {error}") from None
         host, _ = self._daemon.assembly.host_by(config, machine)
@@ -130,7 +130,7 @@ class ClusterLayer:
 
     async def _follow(self, loaded: settings.ConfigInForce) -> dict[str, Any]:
         """Keep it, then have it count: a daemon that is killed in between starts with it."""
-        old = self._daemon.parts.config
+        old = self._daemon.services.config
         folder = Path(old["state.directory"])
         try:
             await self._file.keep(folder, loaded.cluster, self.kept, settings.ANSWER_S)

@@ -80,7 +80,7 @@ class Commands:
         return {name: commands[name] for name in (*SHARED, *self._view.table())}
 
     def _engine(self) -> Engine:
-        engine: Optional[Engine] = self._daemon.parts.keeper.engine
+        engine: Optional[Engine] = self._daemon.services.keeper.engine
         if engine is None:
             reasons = "; ".join(self._daemon.health.reasons.values()) or "it is starting"
             raise ControlError(f"the daemon is degraded and passes bytes only: {reasons}")
@@ -89,19 +89,19 @@ class Commands:
     # ------------------------------------------------------------------ questions
 
     async def status(self, arguments: dict[str, Any]) -> Any:
-        daemon, parts = self._daemon, self._daemon.parts
-        keeper, runtime = parts.keeper, parts.runtime
+        daemon, services = self._daemon, self._daemon.services
+        keeper, runtime = services.keeper, services.runtime
         # They may be younger than the last round.
-        parts.health.note("state", parts.store.problem)
+        services.health.note("state", services.store.problem)
         if (engine := keeper.active()) is not None:
-            parts.health.note("invariants", unmet_in_short(engine))
+            services.health.note("invariants", unmet_in_short(engine))
         connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
         document: dict[str, Any] = {
             "version": VERSION,
             "mode": daemon.mode,
             "mode_wanted": keeper.mode,
-            "degraded": dict(parts.health.reasons),
-            "warnings": parts.health.warnings,
+            "degraded": dict(services.health.reasons),
+            "warnings": services.health.warnings,
             "uptime_s": round(time.monotonic() - self._started, 1),
             "front_end": daemon.front.name,
             **daemon.front.status(),
@@ -113,20 +113,20 @@ class Commands:
                 "api": runtime.api,
             },
             "exits": self._exits(),
-            "state_unsaved": parts.store.waiting,
+            "state_unsaved": services.store.waiting,
             "updates_waiting": len(keeper.updates.unsettled),
             "affinity": daemon.affinity.status(),
             "cluster": daemon.cluster.document(),
-            "counters": counters(parts.metrics.registry),
+            "counters": counters(services.metrics.registry),
         }
         if keeper.engine is not None:
-            document.update(engine_status(keeper.engine, parts.config["policy.Active"], keeper.clock()))
+            document.update(engine_status(keeper.engine, services.config["policy.Active"], keeper.clock()))
         return document
 
     def _exits(self) -> str:
-        if self._daemon.parts.events.streams:
+        if self._daemon.services.events.streams:
             return str(self._daemon.front.exits)
-        return "own event stream" if self._daemon.parts.events.own_stream else "polling"
+        return "own event stream" if self._daemon.services.events.own_stream else "polling"
 
     async def topology(self, arguments: dict[str, Any]) -> Any:
         return write_topology(self._engine().host.topology.data)
@@ -136,7 +136,7 @@ class Commands:
 
     async def explain(self, arguments: dict[str, Any]) -> Any:
         name = str(arguments.get("container", ""))
-        document = explain(self._engine(), name, self._daemon.parts.keeper.clock())
+        document = explain(self._engine(), name, self._daemon.services.keeper.clock())
         if document is None:
             raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
         return {**document, "unsaved": self._is_unsaved(name)}
@@ -145,19 +145,21 @@ class Commands:
         """Whether a container's record is not in the state file as it is."""
         with contextlib.suppress(NotOne):
             grant = find_one(self._engine(), name)
-            return any(kind == "grant" and key == grant.key for kind, key in self._daemon.parts.store.unsaved)
+            return any(
+                kind == "grant" and key == grant.key for kind, key in self._daemon.services.store.unsaved
+            )
         return False
 
     async def metrics(self, arguments: dict[str, Any]) -> Any:
-        return self._daemon.parts.metrics.text()
+        return self._daemon.services.metrics.text()
 
     async def config(self, arguments: dict[str, Any]) -> Any:
-        shown = self._daemon.parts.config.show()
+        shown = self._daemon.services.config.show()
         return [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
 
     async def config_diff(self, arguments: dict[str, Any]) -> Any:
         """What a reload would move if a text (``name``: its file's absolute path) were in the place of its file."""
-        parts, running = self._daemon.parts, self._daemon.parts.config
+        services, running = self._daemon.services, self._daemon.services.config
         source = SettingsSource(str(arguments.get("name", "")), str(arguments.get("text", "")))
         try:
             layers = self._daemon.options.files.layers_with(source)
@@ -169,7 +171,7 @@ class Commands:
             raise ControlError(str(error)) from None
         live = running.taking_over(wanted)
         reader = replace(
-            parts.machine, source=Path(live["topology.source"]), kubelet=Path(live["kubelet.directory"])
+            services.machine, source=Path(live["topology.source"]), kubelet=Path(live["kubelet.directory"])
         )
         try:
             machine = await asyncio.to_thread(reader.read, self._engine().host.topology)
@@ -187,8 +189,8 @@ class Commands:
             if wanted not in MODES:
                 raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
             self._daemon.assembly.set_mode(wanted)
-            await self._daemon.parts.store.settled()
-        return {"mode": self._daemon.mode, "wanted": self._daemon.parts.keeper.mode}
+            await self._daemon.services.store.settled()
+        return {"mode": self._daemon.mode, "wanted": self._daemon.services.keeper.mode}
 
     async def release(self, arguments: dict[str, Any]) -> Any:
         engine = self._engine()
@@ -197,7 +199,7 @@ class Commands:
         else:
             grants = [self._one(str(arguments.get("container", "")))]
         updates = [u for g in grants if (u := engine.release(g.key)) is not None]
-        self._daemon.parts.keeper.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
+        self._daemon.services.keeper.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
         return await self._carry_out(updates, len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
@@ -220,14 +222,14 @@ class Commands:
 
     async def reset_policy(self, arguments: dict[str, Any]) -> Any:
         """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
-        parts = self._daemon.parts
+        services = self._daemon.services
         if arguments.get("replace"):
             self._require_enforcing()
         old = self._engine()
         # In one step: what the old engine has is not written any more, and what the new one has goes to a new file.
-        moved = parts.store.set_aside()
-        self._daemon.assembly.engage(make_engine(parts.config, old.host))
-        await parts.reconciler.run()
+        moved = services.store.set_aside()
+        self._daemon.assembly.engage(make_engine(services.config, old.host))
+        await services.reconciler.run()
         engine = self._engine()
         updates: list[CpusetUpdate] = []
         if arguments.get("replace"):
@@ -239,7 +241,7 @@ class Commands:
     async def acknowledge(self, arguments: dict[str, Any]) -> Any:
         """The loss of records was seen: it is no reason any more."""
         sentence = self._daemon.assembly.acknowledge()
-        await self._daemon.parts.store.settled()
+        await self._daemon.services.store.settled()
         return {"acknowledged": sentence}
 
     def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[CpusetUpdate]:
@@ -263,7 +265,7 @@ class Commands:
             raise ControlError(str(error)) from None
 
     async def _carry_out(self, updates: list[CpusetUpdate], count: int) -> Any:
-        keeper = self._daemon.parts.keeper
+        keeper = self._daemon.services.keeper
         await keeper.saved()
         await keeper.updates.send_and_wait(updates, WAIT_S, by_command=True)
         waiting = keeper.updates.unsettled

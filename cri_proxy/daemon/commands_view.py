@@ -76,7 +76,7 @@ class ViewCommands:
         since = arguments.get("events_since")
         if since is not None and (isinstance(since, bool) or not isinstance(since, int) or since < 0):
             raise ControlError(f"events_since is {since!r}, expected a whole number of 0 or more, or null")
-        engine: Optional[Engine] = self._daemon.parts.keeper.engine
+        engine: Optional[Engine] = self._daemon.services.keeper.engine
         document = {**self._head(), **self._daemon.orders.notable.since(since)}
         if engine is None:
             nothing: dict[str, Any] = {
@@ -105,18 +105,18 @@ class ViewCommands:
         return await self._examiner.problems()
 
     def _head(self) -> dict[str, Any]:
-        daemon, parts = self._daemon, self._daemon.parts
+        daemon, services = self._daemon, self._daemon.services
         return {
             "version": VERSION,
             "instance": daemon.instance,
             "mode": daemon.mode,
-            "mode_wanted": parts.keeper.mode,
+            "mode_wanted": services.keeper.mode,
             "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),
-            "policy": parts.config["policy.Active"],
-            "degraded": dict(parts.health.reasons),
-            "warnings": parts.health.warnings,
+            "policy": services.config["policy.Active"],
+            "degraded": dict(services.health.reasons),
+            "warnings": services.health.warnings,
             "cluster": daemon.cluster.document(),
-            "topology_manager": parts.machine.topology_manager,
+            "topology_manager": services.machine.topology_manager,
         }
 
     def _zones(self, topology: Topology) -> tuple[tuple[Zone, ...], dict[str, Any]]:

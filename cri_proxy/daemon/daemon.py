@@ -134,7 +134,7 @@ class Daemon:
         await asyncio.wait({starting, told}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-        elif not told.done() and self.parts.keeper.engine is None:
+        elif not told.done() and self.services.keeper.engine is None:
             self.health.note("start", STARTING)
 
     async def _let_in(self) -> None:
@@ -145,14 +145,14 @@ class Daemon:
             self.health.note("start", "")
 
     def _announce(self) -> None:
-        engine, front = self.parts.keeper.engine, self.front
+        engine, front = self.services.keeper.engine, self.front
         assert front is not None
         self.log.info(
             f"cri-resmgr {VERSION}",
             runs_as=front.name,
             mode=self.mode,
             serving=front.status()["sockets"],
-            runtime=self.parts.runtime.path,
+            runtime=self.services.runtime.path,
             cpus=len(engine.host.usable) if engine else 0,
             containers=len(engine.grants) if engine else 0,
         )
@@ -185,14 +185,14 @@ class Daemon:
             runtime = RuntimeClient(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
         except NoRuntime as error:
             runtime, runtime_problem = RuntimeClient(self.options.runtimes[0], is_guess=True), str(error)
-        self.parts = make_parts(loaded.config, self.log, metrics, self.health, runtime)
-        self.parts.reload = self.reload
-        self.assembly = Assembly(self.parts, read_boot_id(self.options.boot_id_file))
-        self.rounds = Maintenance(self.parts, self.assembly, self._bring_up, self._try_again)
+        self.services = make_parts(loaded.config, self.log, metrics, self.health, runtime)
+        self.services.reload = self.reload
+        self.assembly = Assembly(self.services, read_boot_id(self.options.boot_id_file))
+        self.rounds = Maintenance(self.services, self.assembly, self._bring_up, self._try_again)
         self._configure_affinity()
-        self.parts.keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
-        self.parts.keeper.on_doubt = self.rounds.look_soon
-        self.parts.keeper.on_pod = self.rounds.note_pod
+        self.services.keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
+        self.services.keeper.on_doubt = self.rounds.look_soon
+        self.services.keeper.on_pod = self.rounds.note_pod
         self._apply_settings()
         self.health.note("config", loaded.problem)
         self.health.warn("config", loaded.warnings)
@@ -200,14 +200,14 @@ class Daemon:
         self.health.note("runtime", runtime_problem)
 
     def _configure_affinity(self) -> None:
-        parts, config = self.parts, self.parts.config
+        services, config = self.services, self.services.config
         self.observer = AffinityClient(
-            Path(config["affinity.socket"]), Path(config["state.directory"]), parts.log
+            Path(config["affinity.socket"]), Path(config["state.directory"]), services.log
         )
-        self.observer.later = parts.store.later
-        mover = Mover(parts, Path(config["topology.cgroup_root"]))
-        self.affinity = AffinityController(parts, self.observer, PlannerWorker(), mover)
-        self.orders = StandingOrders(parts, mover)
+        self.observer.later = services.store.later
+        mover = Mover(services, Path(config["topology.cgroup_root"]))
+        self.affinity = AffinityController(services, self.observer, PlannerWorker(), mover)
+        self.orders = StandingOrders(services, mover)
         self.observer.on_change = self.affinity.follow
         self.assembly.on_engage = self._engage
         self.assembly.on_meta = self.orders.recall
@@ -221,8 +221,8 @@ class Daemon:
 
         :raises SocketTaken, OSError: what must be had cannot be, or the node has an owner already.
         """
-        front = self.options.front_end(self.parts)
-        self.ownership = NodeLock(self.parts.config, front.name)
+        front = self.options.front_end(self.services)
+        self.ownership = NodeLock(self.services.config, front.name)
         try:
             await front.open()
         except OSError as error:
@@ -250,7 +250,7 @@ class Daemon:
         return "owner" not in self.health.reasons
 
     async def _serve_control(self) -> None:
-        control = ControlServer(Path(self.parts.config["control.socket"]), self.commands.table(), self.log)
+        control = ControlServer(Path(self.services.config["control.socket"]), self.commands.table(), self.log)
         try:
             await control.start()
         except (SocketTaken, OSError) as error:
@@ -261,7 +261,7 @@ class Daemon:
 
     async def _serve_view(self) -> None:
         """Have questions answered on a socket of their own. Nothing else needs it: a failure is a warning."""
-        path = view_socket(self.parts.config)
+        path = view_socket(self.services.config)
         if path is None:
             return
         view = ControlServer(path, self.commands.view_table(), self.log, "control.view_socket")
@@ -274,7 +274,7 @@ class Daemon:
             self.health.warn("view", [])
 
     async def _serve_metrics(self) -> None:
-        self.health.note("metrics", await self.metrics_http.follow(self.parts.config["metrics.listen"]))
+        self.health.note("metrics", await self.metrics_http.follow(self.services.config["metrics.listen"]))
 
     def _signalled(self) -> None:
         if self._stopping.is_set():
@@ -284,13 +284,13 @@ class Daemon:
     def _toggle_debug(self) -> None:
         """Intel's daemon did that on SIGUSR1; a signal nobody handles would end us."""
         self._debugging = not self._debugging
-        config = self.parts.config
+        config = self.services.config
         logs.set_up("debug" if self._debugging else config["log.level"], config["log.format"], self._repeats)
         self.log.info("debugging on" if self._debugging else "debugging off")
 
     async def _stop(self) -> None:
-        parts = self.parts
-        drain_s, stops_s = parts.config["relay.drain"], parts.config["relay.drain_stops"]
+        services = self.services
+        drain_s, stops_s = services.config["relay.drain"], services.config["relay.drain_stops"]
         notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
         extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
         assert self.front is not None
@@ -302,17 +302,19 @@ class Daemon:
                 await server.stop()
         await self.metrics_http.follow("")
         await self.affinity.close()
-        await parts.keeper.updates.close()
-        if parts.keeper.engine is not None:  # else there is nothing to keep, or a thread is still reading it
-            parts.keeper.save()
-            await parts.store.close()
+        await services.keeper.updates.close()
+        if (
+            services.keeper.engine is not None
+        ):  # else there is nothing to keep, or a thread is still reading it
+            services.keeper.save()
+            await services.store.close()
             self.assembly.end()
-        parts.store.let_go()
-        await parts.runtime.close()
+        services.store.let_go()
+        await services.runtime.close()
         self.ownership.give_up()
 
     def _start_tasks(self) -> None:
-        parts, rounds, front, keep = self.parts, self.rounds, self.front, self.tasks.keep
+        services, rounds, front, keep = self.services, self.rounds, self.front, self.tasks.keep
         assert front is not None
         keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
         keep(front.name, front.run)
@@ -322,13 +324,13 @@ class Daemon:
         keep("affinity", self.affinity.run)
         keep("orders", self.orders.run)
         self.watch = TopologyWatch(
-            parts.machine.signature,
+            services.machine.signature,
             lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
-            parts.config["topology.interval"],
+            services.config["topology.interval"],
         )
         keep("watch", self.watch.run)
         keep("log", self._tell_repeats)
-        if parts.runtime.is_guess:
+        if services.runtime.is_guess:
             keep("search", lambda: rounds.find_runtime(self.options.runtimes, self._found_runtime))
         period_s = watchdog_period_s()
         if period_s is not None:
@@ -341,7 +343,7 @@ class Daemon:
 
     def _found_runtime(self, path: str) -> None:
         """There is a runtime now. Elsewhere than it was guessed to be, it takes a new start."""
-        runtime = self.parts.runtime
+        runtime = self.services.runtime
         if path == runtime.path:
             runtime.is_guess = False
             self.tasks.begin("keep", self._keep())
@@ -369,11 +371,11 @@ class Daemon:
 
     async def _keep(self) -> None:
         """Remember the configuration, if it is one that has brought the engine up."""
-        parts, store = self.parts, self.parts.store
-        if parts.keeper.engine is None or "config" in self.health.reasons:
+        services, store = self.services, self.services.store
+        if services.keeper.engine is None or "config" in self.health.reasons:
             return
-        loaded, folder = self._loaded, Path(parts.config["state.directory"])
-        runtime = "" if parts.runtime.is_guess else parts.runtime.path
+        loaded, folder = self._loaded, Path(services.config["state.directory"])
+        runtime = "" if services.runtime.is_guess else services.runtime.path
         problem: Optional[str] = f"{folder}: the configuration is not kept: the disk does not answer"
         if not store.is_late:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -413,11 +415,11 @@ class Daemon:
 
     async def take_over(self, loaded: settings.ConfigInForce) -> None:
         """Make a configuration the running one, as far as that is possible without a restart."""
-        parts, old = self.parts, self.parts.config
+        services, old = self.services, self.services.config
         changed = old.differences(loaded.config)
         restart = old.restart_needed(loaded.config)
         # Endpoints and directories stay what they are until the next start.
-        parts.config = old.taking_over(loaded.config)
+        services.config = old.taking_over(loaded.config)
         self._loaded, self._unconfigured = loaded, False
         self.cluster.loaded(loaded.cluster)
         self.health.warn("config", loaded.warnings)
@@ -426,27 +428,27 @@ class Daemon:
         self.health.note("restart", f"a restart is needed for {', '.join(restart)}" if restart else "")
         self._apply_settings()
         if "relay.mode" in changed:
-            self.assembly.set_mode(parts.config["relay.mode"], by_command=False)
+            self.assembly.set_mode(services.config["relay.mode"], by_command=False)
         if "metrics.listen" in changed:
             await self._serve_metrics()
-        if parts.keeper.engine is not None:
+        if services.keeper.engine is not None:
             await self.assembly.follow_config()
         await self._keep()
         self.affinity.reconfigured()
         if self.front is not None:
             self.front.reconfigured()
-        await parts.store.settled()  # a mode that was given by command does not come back
+        await services.store.settled()  # a mode that was given by command does not come back
         self.log.info("configuration loaded", changed=list(changed))
-        parts.look.set()
+        services.look.set()
 
     def _apply_settings(self) -> None:
-        parts, config = self.parts, self.parts.config
+        services, config = self.services, self.services.config
         logs.set_up(config["log.level"], config["log.format"], self._repeats)
-        parts.keeper.shrink_wait_s = config["placement.shrink_wait"]
-        parts.store.wait_s = config["state.wait"]
-        parts.keeper.fail_closed = tuple(config["placement.fail_closed_namespaces"])
-        parts.machine.source = Path(config["topology.source"])
-        parts.machine.kubelet = Path(config["kubelet.directory"])
+        services.keeper.shrink_wait_s = config["placement.shrink_wait"]
+        services.store.wait_s = config["state.wait"]
+        services.keeper.fail_closed = tuple(config["placement.fail_closed_namespaces"])
+        services.machine.source = Path(config["topology.source"])
+        services.machine.kubelet = Path(config["kubelet.directory"])
         if self.watch is not None:
             self.watch.set_interval(config["topology.interval"])
 

@@ -38,8 +38,8 @@ LOST_KEY = "lost"
 class Assembly:
     """The engine of one daemon. ``boot_id`` tells this boot of the machine from others."""
 
-    def __init__(self, parts: Services, boot_id: str) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, boot_id: str) -> None:
+        self._parts = services
         self._boot_id = boot_id
         #: What the state file says besides the engine's records.
         self._meta: dict[str, str] = {BOOT_KEY: boot_id}
@@ -49,12 +49,12 @@ class Assembly:
         self.on_engage: Callable[[Engine], None] = lambda engine: None
         #: Given what the state file says besides the engine's records, once it is read; what it is to say of that.
         self.on_meta: Callable[[Mapping[str, str]], dict[str, str]] = lambda meta: {}
-        self._mark = UnsavedMark(Path(parts.config["control.socket"]), boot_id)
-        parts.store.on_change = self.note_state
-        parts.reconciler.taken_over = self._taken_over
-        root = Path(parts.config["topology.cgroup_root"])
-        parts.keeper.devices = self._devices()
-        parts.keeper.quotas = Quotas(root, parts.log, self._keep_quotas)
+        self._mark = UnsavedMark(Path(services.config["control.socket"]), boot_id)
+        services.store.on_change = self.note_state
+        services.reconciler.taken_over = self._taken_over
+        root = Path(services.config["topology.cgroup_root"])
+        services.keeper.devices = self._devices()
+        services.keeper.quotas = Quotas(root, services.log, self._keep_quotas)
 
     def _devices(self) -> Devices:
         # What this machine's sysfs says is not true of one that a file describes.
@@ -94,65 +94,67 @@ class Assembly:
     async def activate(self) -> bool:
         """Read the machine and the state, and put an engine to work. False: there is still none."""
         async with self._lock:
-            parts = self._parts
-            if parts.keeper.engine is not None:
+            services = self._parts
+            if services.keeper.engine is not None:
                 return True
             try:
                 loaded = await self._load()
                 # Where kubelet's cgroup is; else what it does not allow would be used until the first round.
                 parents = [pod.cgroup_parent for pod in loaded.of("pod").values()]
                 for parent in parents:
-                    parts.machine.note_cgroup(parent)
-                machine = await asyncio.to_thread(parts.machine.read, None, parents)
+                    services.machine.note_cgroup(parent)
+                machine = await asyncio.to_thread(services.machine.read, None, parents)
                 engine, updates = await self._build(self.host(machine), loaded)
-                parts.reconciler.is_newer |= self._mark.is_set()
+                services.reconciler.is_newer |= self._mark.is_set()
             except StateLocked:
-                parts.health.note("state", parts.store.problem)
+                services.health.note("state", services.store.problem)
                 return False
             except NoMachine as error:
-                parts.health.note("topology", str(error))
+                services.health.note("topology", str(error))
                 return False
             except Exception as error:
-                parts.log.error("the engine could not be built", exc_info=True)
-                parts.health.note("engine", f"the engine could not be built: {type(error).__name__}: {error}")
+                services.log.error("the engine could not be built", exc_info=True)
+                services.health.note(
+                    "engine", f"the engine could not be built: {type(error).__name__}: {error}"
+                )
                 return False
             self.engage(engine)
-            parts.health.note("topology", "")
-            parts.health.note("engine", "")
-            parts.health.note("state", parts.store.problem)
-            parts.health.tell()
-            parts.keeper.send(updates)
+            services.health.note("topology", "")
+            services.health.note("engine", "")
+            services.health.note("state", services.store.problem)
+            services.health.tell()
+            services.keeper.send(updates)
             return True
 
     async def _load(self) -> LoadedState:
         """:raises StateLocked: another program has the file open."""
-        parts = self._parts
-        loaded = await parts.store.load()
+        services = self._parts
+        loaded = await services.store.load()
         for note in loaded.notes:
-            if note != parts.store.problem:  # which is told until it is over
-                parts.log.warning(note)
+            if note != services.store.problem:  # which is told until it is over
+                services.log.warning(note)
         for kind, _ in loaded.dropped:
-            parts.metrics.state_dropped.labels(kind).inc()
-        parts.health.note("state", parts.store.problem)
+            services.metrics.state_dropped.labels(kind).inc()
+        services.health.note("state", services.store.problem)
         return loaded
 
     async def _build(self, host: Host, loaded: LoadedState) -> tuple[Engine, tuple[CpusetUpdate, ...]]:
-        parts = self._parts
-        engine = make_engine(parts.config, host)
+        services = self._parts
+        engine = make_engine(services.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
-            parts.log.warning(
+            services.log.warning(
                 "the machine is not the one it was: places with CPUs that are gone are chosen anew"
             )
         self._recall_quotas(loaded.meta)
         self._meta.update(self.on_meta(loaded.meta))
         self.on_engage(engine)
         try:
-            updates = restore(engine, loaded, parts.store, self._boot_id)
+            updates = restore(engine, loaded, services.store, self._boot_id)
         except Exception:
             # Records that can be read and yet make no sense together: as corrupt as any.
-            loaded, updates = await parts.store.start_over(), ()
-            parts.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
-            engine = make_engine(parts.config, host)
+            loaded, updates = await services.store.start_over(), ()
+            services.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
+            engine = make_engine(services.config, host)
             self.on_engage(engine)
         self._restore_mode(loaded.meta)
         self._tell_lost([loaded.meta.get(LOST_KEY, ""), loaded.lost])
@@ -179,21 +181,21 @@ class Assembly:
 
     def engage(self, engine: Engine) -> None:
         """Put an engine to work, in place of the one before."""
-        parts = self._parts
+        services = self._parts
         if self._watched is not None:
-            parts.metrics.unwatch(self._watched)
-        self._watched = parts.metrics.watch(engine)
+            services.metrics.unwatch(self._watched)
+        self._watched = services.metrics.watch(engine)
         self.on_engage(engine)
-        parts.keeper.engine = engine
+        services.keeper.engine = engine
         self._meta[HASH_KEY] = engine.host.topology.hash()
-        parts.store.write(engine.drain(), self._meta)
-        parts.look.set()
+        services.store.write(engine.drain(), self._meta)
+        services.look.set()
 
     def host(self, machine: Machine) -> Host:
         """The machine as the configuration lets us use it; warnings are told."""
-        parts = self._parts
-        host, warnings = self.host_by(parts.config, machine)
-        parts.health.warn("machine", (*parts.machine.warnings, *warnings))
+        services = self._parts
+        host, warnings = self.host_by(services.config, machine)
+        services.health.warn("machine", (*services.machine.warnings, *warnings))
         return host
 
     def host_by(self, config: Config, machine: Machine) -> tuple[Host, tuple[str, ...]]:
@@ -220,34 +222,34 @@ class Assembly:
         await self._follow(by_reload=True)
 
     async def _follow(self, by_reload: bool) -> None:
-        parts = self._parts
+        services = self._parts
         async with self._lock:
-            engine = parts.keeper.engine
+            engine = services.keeper.engine
             if engine is None:
-                parts.look.set()
+                services.look.set()
                 return
             try:
                 parents = [pod.cgroup_parent for pod in engine.pods.values()]
-                machine = await asyncio.to_thread(parts.machine.read, engine.host.topology, parents)
+                machine = await asyncio.to_thread(services.machine.read, engine.host.topology, parents)
             except NoMachine as error:
-                parts.health.note("topology", f"the machine could not be read again: {error}")
+                services.health.note("topology", f"the machine could not be read again: {error}")
                 return
-            parts.health.note("topology", "")
-            if engine is not parts.keeper.engine:
+            services.health.note("topology", "")
+            if engine is not services.keeper.engine:
                 return
             before, host = engine.host, self.host(machine)
             engine.note_free_memory(host.free_memory)
             has_changed = _essence(before) != _essence(host)
             if has_changed:
-                parts.log.info("the machine has changed", usable=len(host.usable), was=len(before.usable))
+                services.log.info("the machine has changed", usable=len(host.usable), was=len(before.usable))
             elif not by_reload:
                 return
-            options = engine_options(parts.config) if by_reload else None
-            updates = engine.rehost(host, make_policy(parts.config, host.topology), options)
+            options = engine_options(services.config) if by_reload else None
+            updates = engine.rehost(host, make_policy(services.config, host.topology), options)
             self._meta[HASH_KEY] = host.topology.hash()
-            parts.store.write({}, self._meta)
-            parts.keeper.save()
-            parts.keeper.send(updates)
+            services.store.write({}, self._meta)
+            services.keeper.save()
+            services.keeper.send(updates)
 
     # ------------------------------------------------------------------ the mode
 
@@ -260,17 +262,17 @@ class Assembly:
     def set_mode(self, mode: str, by_command: bool = True) -> None:
         """Change what is done with requests. By command: until another mode is configured.
 
-        ``parts.store.settled()`` waits until it outlives the daemon.
+        ``services.store.settled()`` waits until it outlives the daemon.
         """
-        parts = self._parts
-        parts.keeper.switch(mode)
+        services = self._parts
+        services.keeper.switch(mode)
         self._meta[MODE_KEY] = mode if by_command else ""
-        self._meta[CONFIGURED_KEY] = parts.config["relay.mode"]
+        self._meta[CONFIGURED_KEY] = services.config["relay.mode"]
         # Not the boot id: records of another boot may be there that were not looked at yet.
-        parts.store.write({}, {key: self._meta[key] for key in (MODE_KEY, CONFIGURED_KEY)})
-        parts.log.info("mode", mode=mode, by_command=by_command)
-        parts.look.set()
-        parts.health.tell()
+        services.store.write({}, {key: self._meta[key] for key in (MODE_KEY, CONFIGURED_KEY)})
+        services.log.info("mode", mode=mode, by_command=by_command)
+        services.look.set()
+        services.health.tell()
 
     def _restore_mode(self, meta: Mapping[str, str]) -> None:
         mode, configured = meta.get(MODE_KEY, ""), self._parts.config["relay.mode"]

@@ -85,16 +85,16 @@ class Maintenance:
 
     def __init__(
         self,
-        parts: Services,
+        services: Services,
         assembly: Assembly,
         bring_up: Callable[[], Awaitable[bool]],
         afterwards: Callable[[], Awaitable[None]],
     ) -> None:
-        self._parts = parts
+        self._parts = services
         self._assembly = assembly
         self._bring_up = bring_up
         self._afterwards = afterwards
-        self._looks = Looks(parts.look.set)
+        self._looks = Looks(services.look.set)
 
     def look_soon(self) -> None:
         """A create was left in doubt: the runtime usually knows a moment later."""
@@ -121,24 +121,24 @@ class Maintenance:
 
     async def follow_runtime(self, returned: Callable[[], None]) -> None:
         """Keep the connection trying; when the runtime appears, find out what it is and compare lists."""
-        parts, runtime = self._parts, self._parts.runtime
+        services, runtime = self._parts, self._parts.runtime
         while True:
             await self._until_connected()
             try:
                 runtime.api = ""
                 await runtime.identify()
             except grpc.aio.AioRpcError as error:
-                parts.health.note(
+                services.health.note(
                     "runtime", f"{runtime.path} does not answer as a CRI runtime: {error.details()}"
                 )
                 await asyncio.sleep(IDENTIFY_AGAIN_S)
                 continue
-            parts.health.note("runtime", "")
+            services.health.note("runtime", "")
             returned()
-            parts.log.info("runtime", name=runtime.name, version=runtime.version, api=runtime.api)
-            parts.look.set()
+            services.log.info("runtime", name=runtime.name, version=runtime.version, api=runtime.api)
+            services.look.set()
             await runtime.wait_lost()
-            parts.log.warning("the runtime's connection was lost", path=runtime.path)
+            services.log.warning("the runtime's connection was lost", path=runtime.path)
 
     async def _until_connected(self) -> None:
         absent = asyncio.get_running_loop().call_later(ABSENT_S, self._note_absent)
@@ -154,32 +154,32 @@ class Maintenance:
 
     async def reconcile(self) -> None:
         """Look for exits every poll, at cpusets every interval, at both whenever something has happened."""
-        parts, loop = self._parts, asyncio.get_running_loop()
+        services, loop = self._parts, asyncio.get_running_loop()
         full_at = 0.0
         while True:
-            waiting_s = RETRY_S if parts.keeper.engine is None else parts.config["reconcile.poll"]
+            waiting_s = RETRY_S if services.keeper.engine is None else services.config["reconcile.poll"]
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(parts.look.wait(), waiting_s)
-            full = parts.look.is_set() or loop.time() >= full_at
-            parts.look.clear()
+                await asyncio.wait_for(services.look.wait(), waiting_s)
+            full = services.look.is_set() or loop.time() >= full_at
+            services.look.clear()
             if full:
-                full_at = loop.time() + parts.config["reconcile.interval"]
+                full_at = loop.time() + services.config["reconcile.interval"]
             is_settled = False
             try:
                 is_settled = await self._reconcile_once(full)
                 await self._afterwards()
             except Exception as error:
-                parts.log.error("a comparison with the runtime failed", exc_info=True)
-                parts.health.note(
+                services.log.error("a comparison with the runtime failed", exc_info=True)
+                services.health.note(
                     "reconcile", f"comparing with the runtime fails: {type(error).__name__}: {error}"
                 )
             else:
-                parts.health.note("reconcile", "")
-            self._looks.compared(is_settled, parts.config["reconcile.interval"])
+                services.health.note("reconcile", "")
+            self._looks.compared(is_settled, services.config["reconcile.interval"])
 
     async def _reconcile_once(self, full: bool) -> bool:
         """One round; returns whether it has left nothing open that another look could settle."""
-        parts, keeper, is_compared = self._parts, self._parts.keeper, True
+        services, keeper, is_compared = self._parts, self._parts.keeper, True
         if keeper.engine is None and not await self._bring_up():
             return True
         engine = keeper.active()
@@ -188,8 +188,8 @@ class Maintenance:
         if full:
             await self._assembly.follow_machine()
             keeper.updates.retry()
-            await parts.store.checkpoint()
-        if parts.runtime.api and (full or not self._events_read):
+            await services.store.checkpoint()
+        if services.runtime.api and (full or not self._events_read):
             is_compared = await self._compare(full)
         # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.
         newest = next(reversed(tuple(engine.pods.values())), None)
@@ -203,10 +203,10 @@ class Maintenance:
             if full:
                 self._follow_quotas(engine)
                 self._mend(engine)
-        parts.health.note("state", parts.store.problem)
+        services.health.note("state", services.store.problem)
         # A runtime that is away is looked at when it is back.
         doubts = engine is not None and any(ticket.in_doubt for ticket in engine.tickets.values())
-        return not parts.runtime.is_connected or (is_compared and not doubts)
+        return not services.runtime.is_connected or (is_compared and not doubts)
 
     def _mend(self, engine: Engine) -> None:
         """What must never be is mended, where that can be; what is left of it is a reason."""
@@ -221,17 +221,17 @@ class Maintenance:
 
     async def _compare(self, full: bool) -> bool:
         """Whether the runtime's list could be had."""
-        parts = self._parts
+        services = self._parts
         try:
-            await parts.reconciler.run(with_cpusets=full)
+            await services.reconciler.run(with_cpusets=full)
         except grpc.aio.AioRpcError as error:
-            parts.metrics.resyncs.labels("failed").inc()
-            parts.log.warning("the runtime's list could not be had", error=error.details())
+            services.metrics.resyncs.labels("failed").inc()
+            services.log.warning("the runtime's list could not be had", error=error.details())
             # A runtime that is away is another reason than one that is stuck.
-            if parts.runtime.is_connected:
-                parts.health.note("list", f"the runtime does not list its containers: {error.details()}")
+            if services.runtime.is_connected:
+                services.health.note("list", f"the runtime does not list its containers: {error.details()}")
             return False
-        parts.health.note("list", "")
+        services.health.note("list", "")
         return True
 
     def _follow_quotas(self, engine: Engine) -> None:
@@ -248,24 +248,24 @@ class Maintenance:
 
     async def read_events(self) -> None:
         """Our own event stream: only while no client has one and where that takes nothing from anybody."""
-        parts, keeper = self._parts, self._parts.keeper
+        services, keeper = self._parts, self._parts.keeper
         while True:
             await asyncio.sleep(1)
             engine = keeper.active()
-            if engine is None or parts.events.streams or not parts.runtime.events_can_be_shared():
+            if engine is None or services.events.streams or not services.runtime.events_can_be_shared():
                 continue
             try:
-                parts.events.own_stream = True
-                async for event in parts.runtime.events():
+                services.events.own_stream = True
+                async for event in services.runtime.events():
                     note_event(keeper, engine, event)
-                    if parts.events.streams or engine is not keeper.active():
+                    if services.events.streams or engine is not keeper.active():
                         break
             except (grpc.aio.AioRpcError, ValueError):
                 pass  # polling notices exits, too
             except Exception:
-                parts.log.error("an event could not be followed", exc_info=True)
+                services.log.error("an event could not be followed", exc_info=True)
             finally:
-                parts.events.own_stream = False
+                services.events.own_stream = False
 
 
 def absence_of(path: str) -> str:

@@ -41,17 +41,17 @@ class Proxy:
     must_serve = True
     exits = "a client's event stream"
 
-    def __init__(self, parts: Services) -> None:
-        self._parts = parts
+    def __init__(self, services: Services) -> None:
+        self._parts = services
         self._transport: Optional[Transport] = None
         self._image_runtime: Optional[RuntimeClient] = None
-        restores = Restores(LatePlacement(parts))
-        parts.reconciler.welcome = restores.welcome
-        self._nri = make_hosting(parts, CriInterceptor(parts.keeper, parts.events, restores))
+        restores = Restores(LatePlacement(services))
+        services.reconciler.welcome = restores.welcome
+        self._nri = make_hosting(services, CriInterceptor(services.keeper, services.events, restores))
         self._calls = LastCall(self._nri)
 
     async def open(self) -> None:
-        parts, config, runtime = self._parts, self._parts.config, self._parts.runtime
+        services, config, runtime = self._parts, self._parts.config, self._parts.runtime
         transport = self._make_transport()
         control = Path(config["control.socket"])
         wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
@@ -62,28 +62,28 @@ class Proxy:
         problems = await transport.open(wanted, given)
         self._transport = transport
         for path, problem in problems.items():
-            parts.health.note(f"socket {path}", f"{path} is not served: {problem}")
+            services.health.note(f"socket {path}", f"{path} is not served: {problem}")
         self.runtime_returned()
 
     def _make_transport(self) -> Transport:
         """Frames; but one connection's frames cannot go to two runtimes."""
-        parts, images = self._parts, self._parts.config["relay.image_endpoint"]
+        services, images = self._parts, self._parts.config["relay.image_endpoint"]
         if images:
             self._image_runtime = RuntimeClient(discover(images))
-        if images or parts.config["relay.transport"] == "grpc":
+        if images or services.config["relay.transport"] == "grpc":
             image_channel = self._image_runtime and self._image_runtime.channel
-            inner = Path(parts.config["control.socket"]).with_name("relay.sock")
-            return Serving(Relay(parts.runtime.channel, image_channel, self._calls), inner)
+            inner = Path(services.config["control.socket"]).with_name("relay.sock")
+            return Serving(Relay(services.runtime.channel, image_channel, self._calls), inner)
         return FrameRelay(
-            parts.runtime.path,
+            services.runtime.path,
             self._calls,
             on_failed_open=self._note_unseen,
             on_closing=self._note_closing,
             on_bug=self._note_bug,
-            on_trouble=parts.health.note,
-            most_idle=parts.config["relay.idle_connections"],
-            on_dismissal=parts.metrics.connections_dismissed.inc,
-            most_kept=parts.config["relay.memory"] << 20,
+            on_trouble=services.health.note,
+            most_idle=services.config["relay.idle_connections"],
+            on_dismissal=services.metrics.connections_dismissed.inc,
+            most_kept=services.config["relay.memory"] << 20,
             on_loss=self._note_loss,
         )
 

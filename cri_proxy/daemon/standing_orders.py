@@ -30,7 +30,7 @@ AGAIN_S = 30.0
 class StandingOrders:
     """The orders of one daemon. ``run`` is the part that goes on by itself."""
 
-    parts: Services
+    services: Services
     mover: Mover
     #: What owners of containers should hear of, through all engines of this daemon.
     notable: NotableEvents = field(default_factory=NotableEvents)
@@ -41,14 +41,14 @@ class StandingOrders:
     @property
     def orders(self) -> Orders:
         """Those in force."""
-        return self.parts.keeper.orders
+        return self.services.keeper.orders
 
     def recall(self, meta: Mapping[str, str]) -> dict[str, str]:
         """Take over what the state file says, unless orders came since the start; what it is to say from now on."""
         if not self._is_told:
-            self.parts.keeper.orders, left_out = read_orders(meta.get(ORDERS_KEY, ""))
+            self.services.keeper.orders, left_out = read_orders(meta.get(ORDERS_KEY, ""))
             for why in left_out:
-                self.parts.log.warning("a kept order is left out", why=why)
+                self.services.log.warning("a kept order is left out", why=why)
         return {ORDERS_KEY: write_orders(self.orders)}
 
     def engaged(self, engine: Engine) -> None:
@@ -59,33 +59,35 @@ class StandingOrders:
 
     async def freeze(self, on: bool) -> None:
         """Let no container that runs be moved from now on, or let them be moved again; returns when that is kept."""
-        self.parts.log.info("containers are frozen by command" if on else "containers are no longer frozen")
+        self.services.log.info(
+            "containers are frozen by command" if on else "containers are no longer frozen"
+        )
         await self._follow(replace(self.orders, freeze=on))
 
     async def pin(self, overrides: tuple[Override, ...]) -> None:
         """Replace all overrides; returns when they are kept, and carried out as far as they can be."""
         if overrides != self.orders.overrides:
-            self.parts.log.info("overrides", count=len(overrides))
+            self.services.log.info("overrides", count=len(overrides))
             await self._follow(replace(self.orders, overrides=overrides))
         await self.carry_out()
 
     async def _follow(self, orders: Orders) -> None:
-        parts, self._is_told = self.parts, True
-        parts.keeper.set_orders(orders)
-        parts.store.write({}, {ORDERS_KEY: write_orders(orders)})
-        await parts.store.settled()
+        services, self._is_told = self.services, True
+        services.keeper.set_orders(orders)
+        services.store.write({}, {ORDERS_KEY: write_orders(orders)})
+        await services.store.settled()
         self._wake.set()
 
     def still(self) -> str:
         """Why overrides of containers that run are not carried out now; "" = they are."""
         if self.orders.freeze:
             return FROZEN
-        keeper = self.parts.keeper
+        keeper = self.services.keeper
         return "" if keeper.enforcing else f"in mode {keeper.mode} nothing is moved"
 
     def states(self) -> list[dict[str, Any]]:
         """Every override with what became of it."""
-        engine: Optional[Engine] = self.parts.keeper.engine
+        engine: Optional[Engine] = self.services.keeper.engine
         if engine is None:
             told = {"state": "waiting", "sentence": "the daemon is degraded and places nothing"}
             return [{**vars(override), **told} for override in self.orders.overrides]
@@ -94,23 +96,25 @@ class StandingOrders:
     async def carry_out(self) -> None:
         """Move containers into the zones they are pinned to, as far as they fit."""
         async with self._lock:
-            engine = self.parts.keeper.active()
+            engine = self.services.keeper.active()
             if engine is None or not self.orders.overrides or self.still():
                 return
             keys = engine.pinned_outside()
             for start in range(0, len(keys), AT_ONCE):
                 await self._move(engine, keys[start : start + AT_ONCE])
-                if self.still() or engine is not self.parts.keeper.active():
+                if self.still() or engine is not self.services.keeper.active():
                     return
 
     async def _move(self, engine: Engine, keys: tuple[str, ...]) -> None:
         """Move some containers into their zones, as far as they fit; calls are relayed afterwards."""
-        plan = engine.pinning_plan(keys, self.parts.keeper.clock())
+        plan = engine.pinning_plan(keys, self.services.keeper.clock())
         if plan.moves:
             outcome = await self.mover.make(engine, plan)
             for failed in outcome.failed:
                 engine.books.unpinned[failed.id] = f"{failed.path} was moved, and is back: {failed.error}"
-            self.parts.log.info("overrides carried out", moved=len(outcome.made), refused=len(outcome.failed))
+            self.services.log.info(
+                "overrides carried out", moved=len(outcome.made), refused=len(outcome.failed)
+            )
         await asyncio.sleep(0)
 
     async def run(self) -> None:

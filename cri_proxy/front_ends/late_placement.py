@@ -24,8 +24,8 @@ from policies.model import BudgetSpent, PlacementRefused
 class LatePlacement:
     """``count``: how many were placed, or decided upon in mode observe."""
 
-    def __init__(self, parts: Services) -> None:
-        self._parts = parts
+    def __init__(self, services: Services) -> None:
+        self._parts = services
         self.count = 0
 
     async def place(self, engine: Engine, found: Iterable[Arrival]) -> None:

@@ -46,18 +46,18 @@ class Standalone:
     must_serve = False
     exits = "the runtime's events"
 
-    def __init__(self, parts: Services) -> None:
-        self._parts = parts
-        self._arrivals = LatePlacement(parts)
+    def __init__(self, services: Services) -> None:
+        self._parts = services
+        self._arrivals = LatePlacement(services)
         self._hint = asyncio.Event()
         #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
         self._engine: Optional[Engine] = None
         self._ran_before: frozenset[str] = frozenset()
         self._note_at = 0.0
-        self._looked = Path(parts.config["state.directory"]) / LOOKED
+        self._looked = Path(services.config["state.directory"]) / LOOKED
         self._since_ns = _recent_ns(self._looked)
-        parts.reconciler.welcome = self._welcome
-        parts.keeper.on_started = self._started
+        services.reconciler.welcome = self._welcome
+        services.keeper.on_started = self._started
 
     # ------------------------------------------------------------------ as the daemon calls it
 
@@ -74,25 +74,25 @@ class Standalone:
 
     async def run(self) -> None:
         """Look whenever a container has started, and every so often."""
-        parts, is_settled = self._parts, False
+        services, is_settled = self._parts, False
         while True:
             # Where events tell, a look at each of them is enough, and one more: for who was not running yet in the
             # list, or had started before the stream was there.
-            is_told = parts.events.own_stream and is_settled
-            poll_s = parts.config["reconcile.poll"]
+            is_told = services.events.own_stream and is_settled
+            poll_s = services.config["reconcile.poll"]
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._hint.wait(), poll_s if is_told else min(POLL_S, poll_s))
-            is_settled = parts.events.own_stream and not self._hint.is_set()
+            is_settled = services.events.own_stream and not self._hint.is_set()
             self._hint.clear()
             problem = ""
             try:
                 await self._look()
             except grpc.aio.AioRpcError as error:
-                parts.log.debug("the runtime's list could not be had", error=error.details())
+                services.log.debug("the runtime's list could not be had", error=error.details())
             except Exception as error:
-                parts.log.error("containers could not be looked for", exc_info=True)
+                services.log.error("containers could not be looked for", exc_info=True)
                 problem = f"looking for new containers fails: {type(error).__name__}: {error}"
-            parts.health.note("standalone", problem)
+            services.health.note("standalone", problem)
 
     def runtime_returned(self) -> None:
         """A full comparison is made by the daemon's rounds."""
@@ -118,16 +118,16 @@ class Standalone:
             self._hint.set()
 
     async def _look(self) -> None:
-        parts, now_s = self._parts, asyncio.get_running_loop().time()
-        engine = parts.keeper.active()
+        services, now_s = self._parts, asyncio.get_running_loop().time()
+        engine = services.keeper.active()
         if engine is None:
             self._engine = None
             return
-        if parts.runtime.channel.get_state() is not grpc.ChannelConnectivity.READY:
+        if services.runtime.channel.get_state() is not grpc.ChannelConnectivity.READY:
             return
-        await parts.reconciler.run(with_cpusets=False)
+        await services.reconciler.run(with_cpusets=False)
         if now_s >= self._note_at:
-            self._note_at = now_s + parts.config["reconcile.interval"]
+            self._note_at = now_s + services.config["reconcile.interval"]
             self._note_look()
 
     def _note_look(self) -> None:

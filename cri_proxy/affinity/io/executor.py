@@ -50,7 +50,7 @@ class Accepted:
 class Carrier:
     """Carries out the plans of one daemon."""
 
-    parts: Services
+    services: Services
     mover: Mover
     _bans: Bans = field(default_factory=Bans)
     _guards: set[asyncio.Task[bool]] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Carrier:
 
     async def part(self, engine: Engine, accepted: Accepted, most_moves: int) -> MoveOutcome:
         """Make as many of the moves that are left, at most ``AT_ONCE``. Nothing made and nothing failed = none is left."""
-        now_s = self.parts.keeper.clock()
+        now_s = self.services.keeper.clock()
         question = accepted.question
         proposal = without_banned(question, accepted.proposal, self.bans(now_s))
         plan = plan_of(engine, question, proposal, min(most_moves, AT_ONCE), now_s)
@@ -81,16 +81,16 @@ class Carrier:
         outcome = await self.mover.make(engine, plan)
         last.moved += len(outcome.made)
         self._ban(outcome.failed, {move.id: move.home for move in plan.moves})
-        self.parts.log.info(
+        self.services.log.info(
             "containers moved", moved=len(outcome.made), refused=len(outcome.failed), why=last.why
         )
         if outcome.stopped:
-            self.parts.log.warning("the rest of a plan is dropped", why=outcome.stopped)
+            self.services.log.warning("the rest of a plan is dropped", why=outcome.stopped)
         return outcome
 
     def _ban(self, failed: Collection[FailedMove], homes: dict[str, frozenset[int]]) -> None:
         for each in failed:
-            self._bans.add(each.id, homes[each.id], self.parts.keeper.clock())
+            self._bans.add(each.id, homes[each.id], self.services.keeper.clock())
 
     # ------------------------------------------------------------------ afterwards
 

@@ -56,9 +56,9 @@ class MoveOutcome:
 class Mover:
     """Makes moves of one daemon."""
 
-    def __init__(self, parts: Services, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
+    def __init__(self, services: Services, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
         """``wait``: for so many seconds, before containers are compared."""
-        self._parts = parts
+        self._parts = services
         self._root = cgroup_root
         self._pressure = PressureReader(cgroup_root)
         self._wait = wait or asyncio.sleep

@@ -56,7 +56,7 @@ class CannotRebalance(Exception):
 class AffinityController:
     """Affinity of one daemon. ``run`` is the part that goes on by itself."""
 
-    parts: Services
+    services: Services
     source: TrafficSource
     planner: PlannerWorker
     mover: Mover
@@ -69,27 +69,27 @@ class AffinityController:
     _settings: Optional[AffinitySettings] = None
 
     def __post_init__(self) -> None:
-        self._carrier = Carrier(self.parts, self.mover)
+        self._carrier = Carrier(self.services, self.mover)
 
     # ------------------------------------------------------------------ what is known
 
     @property
     def settings(self) -> AffinitySettings:
         """Those of the configuration in force."""
-        return affinity_settings(self.parts.config)
+        return affinity_settings(self.services.config)
 
     def traffic(self) -> Traffic:
         """The picture that counts: none where affinity is off."""
-        return self.source.traffic if self.parts.config["affinity.enabled"] else Traffic()
+        return self.source.traffic if self.services.config["affinity.enabled"] else Traffic()
 
     def remote(self) -> tuple[tuple[RemotePeer, ...], int]:
         """What containers exchange with other nodes, heaviest first, and how many more there are."""
-        return self.source.remote if self.parts.config["affinity.enabled"] else ((), 0)
+        return self.source.remote if self.services.config["affinity.enabled"] else ((), 0)
 
     def follow(self, engine: Optional[Engine] = None) -> None:
         """The graph or the engine is another one: let the engine know what is known now."""
-        engine = engine or self.parts.keeper.engine
-        traffic, metrics = self.traffic(), self.parts.metrics
+        engine = engine or self.services.keeper.engine
+        traffic, metrics = self.traffic(), self.services.metrics
         if engine is not None:
             engine.set_traffic(traffic)
         metrics.edges.set(len(traffic.listed))
@@ -105,7 +105,7 @@ class AffinityController:
 
     def still(self, settings: AffinitySettings) -> str:
         """Why nothing moves by itself now; "" = it does."""
-        keeper = self.parts.keeper
+        keeper = self.services.keeper
         if not settings.enabled:
             return "affinity.enabled is off"
         if not settings.is_automatic:
@@ -138,21 +138,23 @@ class AffinityController:
             wait_s = await self._round()
         except Exception as error:
             self._rest = None  # it would fail again, and no other plan be made
-            self.parts.log.error("a round of affinity failed", exc_info=True)
-            self.parts.health.note("affinity", f"containers are not moved: {type(error).__name__}: {error}")
+            self.services.log.error("a round of affinity failed", exc_info=True)
+            self.services.health.note(
+                "affinity", f"containers are not moved: {type(error).__name__}: {error}"
+            )
             return self.settings.interval_s
-        self.parts.health.note("affinity", "")
+        self.services.health.note("affinity", "")
         return wait_s
 
     async def _round(self) -> float:
         """One plan, or a further part of one; returns the seconds until the next round."""
-        settings, engine = self.settings, self.parts.keeper.active()
+        settings, engine = self.settings, self.services.keeper.active()
         if engine is not None and settings.pressure_guard and self._rest is None:
             await self.mover.look(engine)  # also for moves that people ask for
         if engine is None or self.still(settings):
             self._rest = None
             return settings.interval_s
-        pace, now_s = self._paced(settings), self.parts.keeper.clock()
+        pace, now_s = self._paced(settings), self.services.keeper.clock()
         if self._rest is None:
             if settings.pressure_guard and not self.mover.can_guard:
                 return settings.interval_s
@@ -162,12 +164,12 @@ class AffinityController:
             await self._go_on(engine, self._rest, pace)
         if self._rest is None:
             return settings.interval_s
-        return max(1.0, pace.moves.wait_s(1, self.parts.keeper.clock()))
+        return max(1.0, pace.moves.wait_s(1, self.services.keeper.clock()))
 
     def _paced(self, settings: AffinitySettings) -> MoveRateLimit:
         """The buckets; new ones (full) where the configuration has changed."""
         if self._pace is None or self._settings != settings:
-            self._pace, self._settings = MoveRateLimit(settings, self.parts.keeper.clock()), settings
+            self._pace, self._settings = MoveRateLimit(settings, self.services.keeper.clock()), settings
         return self._pace
 
     async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
@@ -175,14 +177,14 @@ class AffinityController:
         try:
             question, proposal = await self._ask(engine, settings)
         except PlannerFailed as error:
-            self.parts.metrics.plans.labels("failed").inc()
-            self.parts.log.warning("no plan", why=str(error))
-            self.parts.health.warn("planner", [f"the planner does not work: {error}"])
+            self.services.metrics.plans.labels("failed").inc()
+            self.services.log.warning("no plan", why=str(error))
+            self.services.health.warn("planner", [f"the planner does not work: {error}"])
             return
         except CannotRebalance as error:
-            self.parts.log.info("no plan", why=str(error))
+            self.services.log.info("no plan", why=str(error))
             return
-        self.parts.health.warn("planner", [])
+        self.services.health.warn("planner", [])
         if proposal is not None and proposal.accepted:
             self._rest = self._accept(question, proposal, settings)
 
@@ -195,7 +197,7 @@ class AffinityController:
         :raises CannotRebalance: the engine is never still.
         """
         memory = await self.mover.memory(engine)
-        clock = self.parts.keeper.clock
+        clock = self.services.keeper.clock
         question = await ask_in_slices(engine, lambda: question_slices(engine, settings, clock(), memory))
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
@@ -204,24 +206,24 @@ class AffinityController:
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
         began = time.perf_counter()
         proposal = await self.planner.plan(problem)
-        self.parts.metrics.plan_seconds.observe(time.perf_counter() - began)
-        self.parts.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
-        self.parts.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
+        self.services.metrics.plan_seconds.observe(time.perf_counter() - began)
+        self.services.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
+        self.services.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
         return question, proposal
 
     def _accept(self, question: PlanningSnapshot, proposal: Proposal, settings: AffinitySettings) -> Accepted:
         gain = proposal.cost_before - proposal.cost_after
         moves = len({move.key for move in proposal.moves})
-        self.last = Last(self.parts.keeper.clock(), proposal.why, moves, gain)
+        self.last = Last(self.services.keeper.clock(), proposal.why, moves, gain)
         return Accepted(question, proposal, settings, self.last)
 
     async def _go_on(self, engine: Engine, rest: Accepted, pace: MoveRateLimit) -> None:
         """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
-        keeper = self.parts.keeper
+        keeper = self.services.keeper
         async with self._lock:
             if why := self._overtaken(rest):
                 self._rest = None
-                self.parts.log.info("the rest of a plan is dropped", why=why)
+                self.services.log.info("the rest of a plan is dropped", why=why)
                 return
             now_s = keeper.clock()
             outcome = await self._carrier.part(engine, rest, pace.allowed(now_s))
@@ -272,7 +274,7 @@ class AffinityController:
 
         :raises CannotRebalance: there is none now; says why.
         """
-        keeper = self.parts.keeper
+        keeper = self.services.keeper
         engine = keeper.active()
         if engine is None:
             raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
@@ -321,7 +323,7 @@ class AffinityController:
             "last_plan": None
             if last is None
             else {
-                "age_s": round(self.parts.keeper.clock() - last.at_s, 1),
+                "age_s": round(self.services.keeper.clock() - last.at_s, 1),
                 "why": last.why,
                 "moves": last.moves,
                 "moved": last.moved,

@@ -88,12 +88,12 @@ class Node:
         self.runtime, self.folder = runtime, folder
         self.now_s = 1000.0
         self.source = ToldTraffic()
-        self.parts = self._parts(config_of(**(config or {})))
-        self.mover = FaultyMover(self.parts, folder / "cgroup", wait=self._wait)
+        self.services = self._parts(config_of(**(config or {})))
+        self.mover = FaultyMover(self.services, folder / "cgroup", wait=self._wait)
         self.planner = InterruptedPlanner()
-        self.affinity = AffinityController(self.parts, self.source, self.planner, self.mover)
-        host, _ = make_host(self.parts.config, Machine(topology(HYGON_7285_2S)))
-        self.parts.keeper.engine = make_engine(self.parts.config, host)
+        self.affinity = AffinityController(self.services, self.source, self.planner, self.mover)
+        host, _ = make_host(self.services.config, Machine(topology(HYGON_7285_2S)))
+        self.services.keeper.engine = make_engine(self.services.config, host)
         #: What containers wait while the guard does, in seconds by name.
         self.pressure: dict[str, float] = {}
         self.ids: dict[str, str] = {}
@@ -118,12 +118,12 @@ class Node:
 
     @property
     def engine(self) -> Engine:
-        assert self.parts.keeper.engine is not None
-        return self.parts.keeper.engine
+        assert self.services.keeper.engine is not None
+        return self.services.keeper.engine
 
     def freeze(self, on: bool) -> None:
         """What the command does; without keeping it."""
-        self.parts.keeper.set_orders(Orders(freeze=on))
+        self.services.keeper.set_orders(Orders(freeze=on))
 
     async def create(self, client: CriClient, name: str, cpus: float = 1, memory: int = 0) -> str:
         """A container that runs, placed by the engine as a create would be."""
@@ -176,7 +176,7 @@ class Node:
 
     def plans(self, result: str = "accepted") -> int:
         """How many plans there were."""
-        lines = self.parts.metrics.text().splitlines()
+        lines = self.services.metrics.text().splitlines()
         found = [line for line in lines if line.startswith(f'cri_resmgr_plans_total{{result="{result}"}}')]
         return sum(int(float(line.split()[-1])) for line in found)
 
@@ -189,9 +189,9 @@ class Node:
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.affinity.close()
-        await self.parts.keeper.updates.close()
-        await self.parts.store.close()
-        await self.parts.runtime.close()
+        await self.services.keeper.updates.close()
+        await self.services.store.close()
+        await self.services.runtime.close()
 
 
 async def apart(node: Node, client: CriClient, *names: str) -> None:

@@ -39,7 +39,7 @@ def answered(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
 
 def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]) -> None:
     """What happens when the runtime is told of new CPUs; an error is its answer."""
-    deliver = node.parts.keeper.updates.deliver
+    deliver = node.services.keeper.updates.deliver
 
     async def interrupted(update: CpusetUpdate) -> None:
         error = happens(update)
@@ -47,7 +47,7 @@ def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]
             raise error
         await deliver(update)
 
-    node.parts.keeper.updates.deliver = interrupted
+    node.services.keeper.updates.deliver = interrupted
 
 
 # ---------------------------------------------------------------------- while it counts
@@ -55,21 +55,21 @@ def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]
 
 def to_mode(mode: str) -> Callable[[Node], None]:
     def switch(node: Node) -> None:
-        node.parts.keeper.mode = mode
+        node.services.keeper.mode = mode
 
     return switch
 
 
 def to_config(**affinity: Any) -> Callable[[Node], None]:
     def reload(node: Node) -> None:
-        node.parts.config = config_of(affinity=affinity)
+        node.services.config = config_of(affinity=affinity)
         node.affinity.reconfigured()
 
     return reload
 
 
 def to_another_engine(node: Node) -> None:
-    node.parts.keeper.engine = make_engine(node.parts.config, node.engine.host)
+    node.services.keeper.engine = make_engine(node.services.config, node.engine.host)
 
 
 SWITCHES = {
@@ -130,7 +130,7 @@ async def test_a_plan_that_cannot_be_carried_out_makes_way_for_the_next(
     node.talk(("web", "db"))
     node.mover.bug = RuntimeError("a bug")
     await node.round()
-    assert node.parts.health.reasons["affinity"] == "containers are not moved: RuntimeError: a bug"
+    assert node.services.health.reasons["affinity"] == "containers are not moved: RuntimeError: a bug"
     node.mover.bug = None
     await node.round()
     assert node.plans() == 2
@@ -239,5 +239,5 @@ async def test_a_runtime_that_does_not_answer_is_not_given_more(node: Node, clie
     await many(node, client)
     on_update(node, lambda update: answered(grpc.StatusCode.UNAVAILABLE))
     document = await node.affinity.rebalance(dry_run=False)
-    assert document["moved"] == len(node.parts.keeper.updates.unsettled) == AT_ONCE
+    assert document["moved"] == len(node.services.keeper.updates.unsettled) == AT_ONCE
     assert document["notes"] == ["not all was tried: the runtime does not answer"]

@@ -56,7 +56,7 @@ async def test_a_plan_is_written_down_before_it_is_sent(node: Node, client: CriC
     node.runtime.script("UpdateContainerResources", hold=hold)
     going = asyncio.ensure_future(node.round())
     await node.runtime.wait_for_call("UpdateContainerResources")
-    saved = (await node.parts.store.load()).of("grant")
+    saved = (await node.services.store.load()).of("grant")
     hold.set()
     await going
     assert {grant.placement.home for grant in saved.values()} == {node.leaf("web")}
@@ -110,7 +110,7 @@ async def test_nothing_moves_by_itself(
     async with Node(runtime, tmp_path, config) as node:
         await apart(node, client, "web", "db")
         node.talk(("web", "db"), frozen=frozen)
-        node.parts.keeper.mode = mode
+        node.services.keeper.mode = mode
         node.freeze(by_hand)
         await node.round()
         assert not runtime.calls_of("UpdateContainerResources")
@@ -139,7 +139,7 @@ async def test_the_rest_of_a_plan_follows_as_tokens_come(
             await node.round()  # no token yet
             node.now_s += 60
         assert moved == [1, 2, 3]
-        assert 'cri_resmgr_plans_total{result="accepted"} 1.0' in node.parts.metrics.text(), "weighed once"
+        assert 'cri_resmgr_plans_total{result="accepted"} 1.0' in node.services.metrics.text(), "weighed once"
 
 
 async def test_a_planner_that_fails_is_a_warning_and_nothing_else(node: Node, client: CriClient) -> None:
@@ -147,12 +147,12 @@ async def test_a_planner_that_fails_is_a_warning_and_nothing_else(node: Node, cl
     node.talk(("web", "db"))
     node.affinity.planner = PlannerWorker(("/nowhere/python",))
     await node.round()
-    [warning] = node.parts.health.warnings
+    [warning] = node.services.health.warnings
     assert warning.startswith("the planner does not work: the planner could not be started")
     node.affinity.planner = PlannerWorker()
     await node.round()
     assert node.together("web", "db")
-    assert node.parts.health.warnings == []
+    assert node.services.health.warnings == []
 
 
 # ---------------------------------------------------------------------- taken back
@@ -167,7 +167,7 @@ async def test_what_the_runtime_refuses_is_back_at_its_place(node: Node, client:
     for name, cpus in before.items():
         assert node.leaf(name) == cpus
         assert node.engine.grants[node.ids[name]].cpus == cpus
-    assert node.parts.keeper.updates.unsettled == frozenset()
+    assert node.services.keeper.updates.unsettled == frozenset()
     assert "the runtime refused it: no such cgroup" in " ".join(g.why for g in node.engine.grants.values())
 
 
@@ -191,10 +191,10 @@ async def test_a_runtime_that_is_away_is_no_refusal(node: Node, client: CriClien
         "UpdateContainerResources", error=(grpc.StatusCode.UNAVAILABLE, "restarting"), times=1
     )
     await node.round()
-    assert len(node.parts.keeper.updates.unsettled) == 1
-    node.parts.keeper.updates.retry()
+    assert len(node.services.keeper.updates.unsettled) == 1
+    node.services.keeper.updates.retry()
     await node.runtime.wait_for_call("UpdateContainerResources", 2)
-    while node.parts.keeper.updates.unsettled:
+    while node.services.keeper.updates.unsettled:
         await asyncio.sleep(0.01)
     assert node.together("web", "db")
 
@@ -212,7 +212,7 @@ async def test_a_move_that_makes_containers_wait_is_taken_back_and_not_made_agai
     assert {name: node.leaf(name) for name in before} == before
     assert node.affinity.status()["last_plan"]["taken_back"] == 1
     assert "wait for CPUs" in " ".join(g.why for g in node.engine.grants.values())
-    assert 'cri_resmgr_moves_total{result="taken_back"} 1.0' in node.parts.metrics.text()
+    assert 'cri_resmgr_moves_total{result="taken_back"} 1.0' in node.services.metrics.text()
     made = [(c.message.container_id, c.message.linux.cpuset_cpus)
             for c in node.runtime.calls_of("UpdateContainerResources")]  # fmt: skip
     node.pressure = {}
@@ -294,7 +294,7 @@ async def test_a_refused_move_is_told_to_whoever_asked(node: Node, client: CriCl
 async def test_in_mode_observe_only_a_dry_run_is_possible(node: Node, client: CriClient) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
-    node.parts.keeper.mode = "observe"
+    node.services.keeper.mode = "observe"
     with pytest.raises(
         CannotRebalance, match="in mode observe nothing is moved; --dry-run shows what would be"
     ):
@@ -315,6 +315,6 @@ async def test_a_new_engine_knows_the_traffic_from_the_first_decision_on(
 ) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
-    engine = make_engine(node.parts.config, node.engine.host)
+    engine = make_engine(node.services.config, node.engine.host)
     node.affinity.follow(engine)
     assert engine.traffic is node.source.traffic

@@ -76,12 +76,12 @@ class Expression:
     """One for the daemon; asks its parts for what may change: the runtime's version, the configuration."""
 
     def __init__(
-        self, parts: Services, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
+        self, services: Services, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
     ) -> None:
-        self._parts = parts
+        self._parts = services
         self._mounts = Mounts(mountinfo)
         # The runtime reads them in its create only. In /run no disk holds up the daemon that writes them.
-        self._run = Path(parts.config["control.socket"]).parent
+        self._run = Path(services.config["control.socket"]).parent
         self._files = HostFiles(sys_dev, dev, self._run / "nri-devices")
 
     @property

@@ -75,24 +75,24 @@ _MAKING = ("RunPodSandbox", "CreateContainer")
 class NriHosting:
     """``engine``: the interceptor that places containers; it is asked first, and alone while no plugin is there."""
 
-    def __init__(self, parts: Services, engine: Interceptor, unix_sockets: Path) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, engine: Interceptor, unix_sockets: Path) -> None:
+        self._parts = services
         self._engine = engine
         self._unix_sockets = unix_sockets
         #: "": it is not decided yet, for the runtime has not answered.
         self.state = ""
         self.why = "the runtime has not answered yet"
-        config, log = parts.config, parts.log
-        upstream, hidden, life = Upstream(parts.runtime), Visibility(), Lifecycle()
-        marks = IntentLog(Path(config["state.directory"]), log, parts.store)
-        self._expression = Expression(parts)
-        self.world = PodView(parts.runtime, upstream, hidden, life, engine.open, self._expression, log)
-        runtime = parts.runtime
+        config, log = services.config, services.log
+        upstream, hidden, life = Upstream(services.runtime), Visibility(), Lifecycle()
+        marks = IntentLog(Path(config["state.directory"]), log, services.store)
+        self._expression = Expression(services)
+        self.world = PodView(services.runtime, upstream, hidden, life, engine.open, self._expression, log)
+        runtime = services.runtime
         self.host = NriHost(
-            nri_settings(config), self.world, log, parts.metrics, lambda: (runtime.name, runtime.version)
+            nri_settings(config), self.world, log, services.metrics, lambda: (runtime.name, runtime.version)
         )
         teller = EventDispatcher(self.host, self.world, log)
-        leftovers = Cleanup(upstream, marks, hidden, parts.keeper, log)
+        leftovers = Cleanup(upstream, marks, hidden, services.keeper, log)
         under_way = StepsUnderWay()
         self._parties = HostContext(
             self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
@@ -101,8 +101,8 @@ class NriHosting:
         self.world.on_due = teller.soon
         self.world.settled = under_way.settled
         self.host.on_change = self._changed
-        self._deliver = parts.keeper.updates.deliver
-        parts.keeper.updates.deliver = self._move
+        self._deliver = services.keeper.updates.deliver
+        services.keeper.updates.deliver = self._move
         self._is_begun = False
         self._starting: Optional[asyncio.Task[None]] = None
 

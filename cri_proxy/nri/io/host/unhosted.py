@@ -72,15 +72,15 @@ class Unhosted:
         pass
 
 
-def make_hosting(parts: Services, engine: Interceptor, unix_sockets: Path = UNIX_SOCKETS) -> Hosting:
+def make_hosting(services: Services, engine: Interceptor, unix_sockets: Path = UNIX_SOCKETS) -> Hosting:
     """A host, unless it is sure that there is to be none, and no earlier one has left anything half made."""
-    config = parts.config
+    config = services.config
     why = unhosted_because(config["nri.host"], unix_sockets.read_text, config["nri.socket"])
     if why and not _is_there(os.path.join(config["state.directory"], FILE)):
-        return Unhosted(engine, why, parts.log)
+        return Unhosted(engine, why, services.log)
     from cri_proxy.nri.io.host.hosting import NriHosting
 
-    return NriHosting(parts, engine, unix_sockets)
+    return NriHosting(services, engine, unix_sockets)
 
 
 def _is_there(path: str) -> bool:

@@ -58,14 +58,14 @@ class NriPlugin:
     must_serve = False
     exits = "the runtime's NRI events"
 
-    def __init__(self, parts: Services, options: PluginOptions) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, options: PluginOptions) -> None:
+        self._parts = services
         self._options = options
-        self._path = str(parts.config["nri.plugin.socket"])
-        self._identity = PluginName(parts.config["nri.plugin.name"], parts.config["nri.plugin.index"])
-        self._sender = NriSender(parts.runtime, parts.log)
-        parts.keeper.updates.deliver = self._sender.deliver
-        self._placing = NriPlacing(parts.keeper, self._sender)
+        self._path = str(services.config["nri.plugin.socket"])
+        self._identity = PluginName(services.config["nri.plugin.name"], services.config["nri.plugin.index"])
+        self._sender = NriSender(services.runtime, services.log)
+        services.keeper.updates.deliver = self._sender.deliver
+        self._placing = NriPlacing(services.keeper, self._sender)
         self._session: Optional[NriSession] = None
         self._is_up = asyncio.Event()
         self._returned = asyncio.Event()
@@ -203,18 +203,20 @@ class NriPlugin:
         await self._parts.reload()
 
     def _synchronized(self, snapshot: Optional[Snapshot]) -> None:
-        session, parts = self._session, self._parts
+        session, services = self._session, self._parts
         assert session is not None
         if not session.synchronized.is_set():
             self._connections += 1
-            parts.events.add(1)
-            parts.health.note("nri", "")
+            services.events.add(1)
+            services.health.note("nri", "")
         self._sender.caller = session.caller
         found = (
             {} if snapshot is None else {"pods": len(snapshot.pods), "containers": len(snapshot.containers)}
         )
         host = session.host
-        parts.log.info("connected to the runtime's NRI", runtime=host.runtime, version=host.version, **found)
+        services.log.info(
+            "connected to the runtime's NRI", runtime=host.runtime, version=host.version, **found
+        )
         self._spawn(self._follow(snapshot))
 
     async def _follow(self, snapshot: Optional[Snapshot]) -> None:
