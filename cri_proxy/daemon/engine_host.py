@@ -39,7 +39,7 @@ class Assembly:
     """The engine of one daemon. ``boot_id`` tells this boot of the machine from others."""
 
     def __init__(self, services: Services, boot_id: str) -> None:
-        self._parts = services
+        self._services = services
         self._boot_id = boot_id
         #: What the state file says besides the engine's records.
         self._meta: dict[str, str] = {BOOT_KEY: boot_id}
@@ -58,27 +58,27 @@ class Assembly:
 
     def _devices(self) -> Devices:
         # What this machine's sysfs says is not true of one that a file describes.
-        machine = self._parts.machine
+        machine = self._services.machine
         return Devices(machine.source if machine.source.is_dir() else None, machine.proc)
 
     def _keep_quotas(self, text: str) -> None:
         self._meta[QUOTAS_KEY] = text
-        self._parts.store.write({}, {QUOTAS_KEY: text})
+        self._services.store.write({}, {QUOTAS_KEY: text})
 
     def note_state(self) -> None:
         """Say whether records are durable, here and to the next daemon."""
-        problem = self._parts.store.problem
-        self._parts.health.note("state", problem)
-        if self._parts.keeper.engine is None:
+        problem = self._services.store.problem
+        self._services.health.note("state", problem)
+        if self._services.keeper.engine is None:
             return
         if problem:
             self._mark.set()
-        elif not self._parts.reconciler.is_newer:
+        elif not self._services.reconciler.is_newer:
             self._mark.clear()
 
     def end(self) -> None:
         """The service ends; what could not be written by now is for the next daemon to find."""
-        if self._parts.store.waiting and self._parts.keeper.engine is not None:
+        if self._services.store.waiting and self._services.keeper.engine is not None:
             self._mark.set()
 
     def _taken_over(self, containers: int) -> None:
@@ -87,14 +87,14 @@ class Assembly:
             number = f"{containers} container{'s' if containers > 1 else ''}"
             sentence = f"there was no record, or an older one, of {number}: the daemon before did not get to save them"
             self._tell_lost([self._meta.get(LOST_KEY, ""), sentence])
-            self._parts.store.write({}, {LOST_KEY: self._meta[LOST_KEY]})
+            self._services.store.write({}, {LOST_KEY: self._meta[LOST_KEY]})
 
     # ------------------------------------------------------------------ an engine
 
     async def activate(self) -> bool:
         """Read the machine and the state, and put an engine to work. False: there is still none."""
         async with self._lock:
-            services = self._parts
+            services = self._services
             if services.keeper.engine is not None:
                 return True
             try:
@@ -128,7 +128,7 @@ class Assembly:
 
     async def _load(self) -> LoadedState:
         """:raises StateLocked: another program has the file open."""
-        services = self._parts
+        services = self._services
         loaded = await services.store.load()
         for note in loaded.notes:
             if note != services.store.problem:  # which is told until it is over
@@ -139,7 +139,7 @@ class Assembly:
         return loaded
 
     async def _build(self, host: Host, loaded: LoadedState) -> tuple[Engine, tuple[CpusetUpdate, ...]]:
-        services = self._parts
+        services = self._services
         engine = make_engine(services.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
             services.log.warning(
@@ -164,24 +164,24 @@ class Assembly:
         """What was lost is a reason, over restarts too, until ``acknowledge``."""
         lost = self._meta[LOST_KEY] = "; ".join(dict.fromkeys(filter(None, sentences)))
         hint = "what runs was adopted as it is (cri-resmgr placements); seen? cri-resmgr acknowledge"
-        self._parts.health.note("lost state", lost and f"{lost}; {hint}")
+        self._services.health.note("lost state", lost and f"{lost}; {hint}")
 
     def acknowledge(self) -> str:
         """Take what was lost out of the reasons; the sentence about it, "" if there was none."""
         lost = self._meta.get(LOST_KEY, "")
         self._tell_lost([])
-        self._parts.store.write({}, {LOST_KEY: ""})
+        self._services.store.write({}, {LOST_KEY: ""})
         return lost
 
     def _recall_quotas(self, meta: Mapping[str, str]) -> None:
         # Another boot's cgroups are gone.
-        if self._parts.keeper.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
+        if self._services.keeper.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
             self._meta[QUOTAS_KEY] = meta.get(QUOTAS_KEY, "")
-            self._parts.keeper.quotas.recall(self._meta[QUOTAS_KEY])
+            self._services.keeper.quotas.recall(self._meta[QUOTAS_KEY])
 
     def engage(self, engine: Engine) -> None:
         """Put an engine to work, in place of the one before."""
-        services = self._parts
+        services = self._services
         if self._watched is not None:
             services.metrics.unwatch(self._watched)
         self._watched = services.metrics.watch(engine)
@@ -193,7 +193,7 @@ class Assembly:
 
     def host(self, machine: Machine) -> Host:
         """The machine as the configuration lets us use it; warnings are told."""
-        services = self._parts
+        services = self._services
         host, warnings = self.host_by(services.config, machine)
         services.health.warn("machine", (*services.machine.warnings, *warnings))
         return host
@@ -204,7 +204,7 @@ class Assembly:
         warnings: list[str] = []
         for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
             path = config[key].cgroup
-            found = self._parts.cgroups.exact(path) if path else None
+            found = self._services.cgroups.exact(path) if path else None
             if found is not None:
                 sets[path] = found.cpus
             elif path:
@@ -218,11 +218,11 @@ class Assembly:
 
     async def follow_config(self) -> None:
         """Let the engine follow a new configuration."""
-        self._parts.keeper.devices = self._devices()
+        self._services.keeper.devices = self._devices()
         await self._follow(by_reload=True)
 
     async def _follow(self, by_reload: bool) -> None:
-        services = self._parts
+        services = self._services
         async with self._lock:
             engine = services.keeper.engine
             if engine is None:
@@ -256,7 +256,7 @@ class Assembly:
     @property
     def mode(self) -> str:
         """The mode in force: off while there is no engine, whatever was asked for."""
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         return "off" if keeper.engine is None else keeper.mode
 
     def set_mode(self, mode: str, by_command: bool = True) -> None:
@@ -264,7 +264,7 @@ class Assembly:
 
         ``services.store.settled()`` waits until it outlives the daemon.
         """
-        services = self._parts
+        services = self._services
         services.keeper.switch(mode)
         self._meta[MODE_KEY] = mode if by_command else ""
         self._meta[CONFIGURED_KEY] = services.config["relay.mode"]
@@ -275,14 +275,14 @@ class Assembly:
         services.health.tell()
 
     def _restore_mode(self, meta: Mapping[str, str]) -> None:
-        mode, configured = meta.get(MODE_KEY, ""), self._parts.config["relay.mode"]
+        mode, configured = meta.get(MODE_KEY, ""), self._services.config["relay.mode"]
         if MODE_KEY in self._meta or mode not in MODES:
             return
         is_over = meta.get(CONFIGURED_KEY, configured) != configured
         # For good: also when the former one is configured again.
         self._meta.update({MODE_KEY: "" if is_over else mode, CONFIGURED_KEY: configured})
         if not is_over:
-            self._parts.keeper.switch(mode)
+            self._services.keeper.switch(mode)
 
 
 def restore(

@@ -90,7 +90,7 @@ class Maintenance:
         bring_up: Callable[[], Awaitable[bool]],
         afterwards: Callable[[], Awaitable[None]],
     ) -> None:
-        self._parts = services
+        self._services = services
         self._assembly = assembly
         self._bring_up = bring_up
         self._afterwards = afterwards
@@ -102,8 +102,8 @@ class Maintenance:
 
     async def note_pod(self, pod: Pod) -> None:
         """A pod tells where kubelet's cgroup is: what that allows must be known before its first container."""
-        if self._parts.machine.note_cgroup(pod.cgroup_parent):
-            self._parts.log.info("a pod's cgroup is news", cgroup_parent=pod.cgroup_parent)
+        if self._services.machine.note_cgroup(pod.cgroup_parent):
+            self._services.log.info("a pod's cgroup is news", cgroup_parent=pod.cgroup_parent)
             await self._assembly.follow_machine()
 
     async def watchdog(self, period_s: float) -> None:
@@ -121,7 +121,7 @@ class Maintenance:
 
     async def follow_runtime(self, returned: Callable[[], None]) -> None:
         """Keep the connection trying; when the runtime appears, find out what it is and compare lists."""
-        services, runtime = self._parts, self._parts.runtime
+        services, runtime = self._services, self._services.runtime
         while True:
             await self._until_connected()
             try:
@@ -143,18 +143,18 @@ class Maintenance:
     async def _until_connected(self) -> None:
         absent = asyncio.get_running_loop().call_later(ABSENT_S, self._note_absent)
         try:
-            await self._parts.runtime.wait_ready()
+            await self._services.runtime.wait_ready()
         finally:
             absent.cancel()
 
     def _note_absent(self) -> None:
-        health, path = self._parts.health, self._parts.runtime.path
+        health, path = self._services.health, self._services.runtime.path
         if "runtime" not in health.reasons:  # a sentence that says more
             health.note("runtime", absence_of(path))
 
     async def reconcile(self) -> None:
         """Look for exits every poll, at cpusets every interval, at both whenever something has happened."""
-        services, loop = self._parts, asyncio.get_running_loop()
+        services, loop = self._services, asyncio.get_running_loop()
         full_at = 0.0
         while True:
             waiting_s = RETRY_S if services.keeper.engine is None else services.config["reconcile.poll"]
@@ -179,7 +179,7 @@ class Maintenance:
 
     async def _reconcile_once(self, full: bool) -> bool:
         """One round; returns whether it has left nothing open that another look could settle."""
-        services, keeper, is_compared = self._parts, self._parts.keeper, True
+        services, keeper, is_compared = self._services, self._services.keeper, True
         if keeper.engine is None and not await self._bring_up():
             return True
         engine = keeper.active()
@@ -210,18 +210,18 @@ class Maintenance:
 
     def _mend(self, engine: Engine) -> None:
         """What must never be is mended, where that can be; what is left of it is a reason."""
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         if keeper.enforcing:
             mended = engine.mend(keeper.clock())
             if mended.broken:
-                self._parts.log.warning("invariants were broken", sentences=mended.broken)
+                self._services.log.warning("invariants were broken", sentences=mended.broken)
             keeper.send(mended.updates)
             keeper.save()
-        self._parts.health.note("invariants", unmet_in_short(engine))
+        self._services.health.note("invariants", unmet_in_short(engine))
 
     async def _compare(self, full: bool) -> bool:
         """Whether the runtime's list could be had."""
-        services = self._parts
+        services = self._services
         try:
             await services.reconciler.run(with_cpusets=full)
         except grpc.aio.AioRpcError as error:
@@ -236,19 +236,19 @@ class Maintenance:
 
     def _follow_quotas(self, engine: Engine) -> None:
         """Lift again what kubelet has limited anew: it writes pods' cgroups itself."""
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         keeper.follow_quotas()
         if keeper.quotas is not None:
-            keeper.send(keeper.quotas.drifted(engine.grants.values(), self._parts.reconciler.cgroup_of))
-            self._parts.health.warn("quotas", keeper.quotas.sentences(engine.pods.values()))
+            keeper.send(keeper.quotas.drifted(engine.grants.values(), self._services.reconciler.cgroup_of))
+            self._services.health.warn("quotas", keeper.quotas.sentences(engine.pods.values()))
 
     @property
     def _events_read(self) -> bool:
-        return self._parts.events.streams > 0 or self._parts.events.own_stream
+        return self._services.events.streams > 0 or self._services.events.own_stream
 
     async def read_events(self) -> None:
         """Our own event stream: only while no client has one and where that takes nothing from anybody."""
-        services, keeper = self._parts, self._parts.keeper
+        services, keeper = self._services, self._services.keeper
         while True:
             await asyncio.sleep(1)
             engine = keeper.active()

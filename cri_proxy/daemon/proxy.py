@@ -42,7 +42,7 @@ class Proxy:
     exits = "a client's event stream"
 
     def __init__(self, services: Services) -> None:
-        self._parts = services
+        self._services = services
         self._transport: Optional[Transport] = None
         self._image_runtime: Optional[RuntimeClient] = None
         restores = Restores(LatePlacement(services))
@@ -51,7 +51,7 @@ class Proxy:
         self._calls = LastCall(self._nri)
 
     async def open(self) -> None:
-        services, config, runtime = self._parts, self._parts.config, self._parts.runtime
+        services, config, runtime = self._services, self._services.config, self._services.runtime
         transport = self._make_transport()
         control = Path(config["control.socket"])
         wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
@@ -67,7 +67,7 @@ class Proxy:
 
     def _make_transport(self) -> Transport:
         """Frames; but one connection's frames cannot go to two runtimes."""
-        services, images = self._parts, self._parts.config["relay.image_endpoint"]
+        services, images = self._services, self._services.config["relay.image_endpoint"]
         if images:
             self._image_runtime = RuntimeClient(discover(images))
         if images or services.config["relay.transport"] == "grpc":
@@ -88,22 +88,22 @@ class Proxy:
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:
-        self._parts.keeper.failed_open(runtime_method(method), reason)
+        self._services.keeper.failed_open(runtime_method(method), reason)
 
     def _note_closing(self, reason: str) -> None:
-        self._parts.metrics.connections_closed.inc()
-        self._parts.log.warning(
+        self._services.metrics.connections_closed.inc()
+        self._services.log.warning(
             "a connection was closed; its client connects again", why=reason, kind="closed"
         )
 
     def _note_loss(self, why: str) -> None:
-        self._parts.metrics.connections_lost.inc()
-        self._parts.log.warning(
+        self._services.metrics.connections_lost.inc()
+        self._services.log.warning(
             "a connection was closed for the memory it takes (relay.memory)", why=why, kind="memory"
         )
 
     def _note_bug(self, error: Exception) -> None:
-        self._parts.keeper.failed_open("", "bug", error)
+        self._services.keeper.failed_open("", "bug", error)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         async def bring_up() -> None:
@@ -122,7 +122,7 @@ class Proxy:
     def runtime_returned(self) -> None:
         """Its socket may have another owner and mode now."""
         if self._transport is not None:
-            self._transport.copy_access(Path(self._parts.runtime.path))
+            self._transport.copy_access(Path(self._services.runtime.path))
             self._nri.runtime_returned()
 
     def reconfigured(self) -> None:

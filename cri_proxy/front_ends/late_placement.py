@@ -25,7 +25,7 @@ class LatePlacement:
     """``count``: how many were placed, or decided upon in mode observe."""
 
     def __init__(self, services: Services) -> None:
-        self._parts = services
+        self._services = services
         self.count = 0
 
     async def place(self, engine: Engine, found: Iterable[Arrival]) -> None:
@@ -33,7 +33,7 @@ class LatePlacement:
 
         Those that were not started yet have been told when this returns, if the runtime is not too slow.
         """
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         decided: list[Arrival] = []
         before: list[CpusetUpdate] = []
         after: list[CpusetUpdate] = []
@@ -58,7 +58,7 @@ class LatePlacement:
 
     def _note_untold(self, engine: Engine, ids: Iterable[str]) -> None:
         """Containers that may start before they have their CPUs: those come with the update, which is sent again."""
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         for grant in [engine.grants[key] for key in sorted(ids) if key in engine.grants]:
             keeper.log.warning("not told before its start", container=grant.container.path, id=grant.key)
             why = f"{grant.why}; the runtime could not be told before its start"
@@ -66,7 +66,7 @@ class LatePlacement:
         keeper.save()
 
     async def _looked_up(self, engine: Engine, arrival: Arrival) -> Arrival:
-        keeper, container = self._parts.keeper, arrival.container
+        keeper, container = self._services.keeper, arrival.container
         if container.wishes.notes:
             keeper.log.warning("annotations", container=container.path, ignored=list(container.wishes.notes))
         if container.pod.id not in engine.pods:
@@ -75,7 +75,7 @@ class LatePlacement:
         return replace(arrival, container=await look_up(keeper, engine, container, arrival.uses))
 
     def _decide(self, engine: Engine, arrival: Arrival) -> Steps:
-        keeper, started = self._parts.keeper, time.perf_counter()
+        keeper, started = self._services.keeper, time.perf_counter()
         now_s = keeper.clock()
         fields: dict[str, Any] = {}
         try:

@@ -47,7 +47,7 @@ class Standalone:
     exits = "the runtime's events"
 
     def __init__(self, services: Services) -> None:
-        self._parts = services
+        self._services = services
         self._arrivals = LatePlacement(services)
         self._hint = asyncio.Event()
         #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
@@ -65,16 +65,16 @@ class Standalone:
         given = activated(os.environ, os.getpid())
         for listener in given:
             listener.close()
-        self._parts.health.warn("standalone", [_SOCKETS_GIVEN] if given else [])
-        self._parts.health.doing = HOW
+        self._services.health.warn("standalone", [_SOCKETS_GIVEN] if given else [])
+        self._services.health.doing = HOW
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
-        self._parts.log.info(HOW)
+        self._services.log.info(HOW)
         await work
 
     async def run(self) -> None:
         """Look whenever a container has started, and every so often."""
-        services, is_settled = self._parts, False
+        services, is_settled = self._services, False
         while True:
             # Where events tell, a look at each of them is enough, and one more: for who was not running yet in the
             # list, or had started before the stream was there.
@@ -101,7 +101,7 @@ class Standalone:
         """The pauses are read anew every time."""
 
     def status(self) -> dict[str, Any]:
-        told = self._parts.events.own_stream
+        told = self._services.events.own_stream
         found = "the runtime's events" if told else f"its list, read every {POLL_S * 1000:.0f} ms"
         return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._arrivals.count}
 
@@ -113,12 +113,12 @@ class Standalone:
     # ------------------------------------------------------------------ finding containers
 
     def _started(self, container_id: str) -> None:
-        engine = self._parts.keeper.engine
+        engine = self._services.keeper.engine
         if engine is None or container_id not in engine.grants:
             self._hint.set()
 
     async def _look(self) -> None:
-        services, now_s = self._parts, asyncio.get_running_loop().time()
+        services, now_s = self._services, asyncio.get_running_loop().time()
         engine = services.keeper.active()
         if engine is None:
             self._engine = None
@@ -131,7 +131,7 @@ class Standalone:
             self._note_look()
 
     def _note_look(self) -> None:
-        self._parts.store.later(self._touch)
+        self._services.store.later(self._touch)
 
     def _touch(self) -> None:
         with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
@@ -146,7 +146,7 @@ class Standalone:
             self._engine, self._ran_before = engine, frozenset(before)
         adopted = {key: arrival for key, arrival in running.items() if key in self._ran_before}
         if adopted:
-            self._parts.log.info("what ran before keeps what it has", containers=len(adopted))
+            self._services.log.info("what ran before keeps what it has", containers=len(adopted))
         await self._arrivals.place(engine, [a for key, a in running.items() if key not in adopted])
         return adopted
 

@@ -58,7 +58,7 @@ class Mover:
 
     def __init__(self, services: Services, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
         """``wait``: for so many seconds, before containers are compared."""
-        self._parts = services
+        self._services = services
         self._root = cgroup_root
         self._pressure = PressureReader(cgroup_root)
         self._wait = wait or asyncio.sleep
@@ -79,7 +79,7 @@ class Mover:
 
     async def make(self, engine: Engine, plan: Plan) -> MoveOutcome:
         """Make those moves that still hold and wait for the runtime. What it refuses is back at its old place then."""
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
         if stopped := self._stopped(engine):
             return MoveOutcome(stopped=stopped)
@@ -102,14 +102,14 @@ class Mover:
         for move in [] if plan.is_order else made:
             if move.id not in refused and move.id in engine.grants:
                 engine.notable.add(MOVED, engine.grants[move.id].container, move.why)
-        self._parts.metrics.moves.labels("made").inc(len(made) - len(failed))
-        self._parts.metrics.moves.labels("refused").inc(len(failed))
+        self._services.metrics.moves.labels("made").inc(len(made) - len(failed))
+        self._services.metrics.moves.labels("refused").inc(len(failed))
         stands = tuple(move for move in made if move.id not in refused)
         return MoveOutcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
 
     def _stopped(self, engine: Engine) -> str:
         """Why nothing may be moved in this engine (any more); "" = it may."""
-        keeper = self._parts.keeper
+        keeper = self._services.keeper
         if not keeper.enforcing:
             return f"in mode {keeper.mode} nothing is moved"
         if keeper.orders.freeze:
@@ -117,32 +117,34 @@ class Mover:
         return "" if engine is keeper.active() else "the engine was replaced meanwhile"
 
     def _unanswered(self, made: tuple[Move, ...]) -> str:
-        updates = self._parts.keeper.updates
+        updates = self._services.keeper.updates
         waiting = [move for move in made if move.id in updates.unsettled and not updates.refusal(move.id)]
         return "the runtime does not answer" if waiting else ""
 
     def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
         """What has to be sent for it; nothing = the container has to stay where it is."""
-        back = engine.take_back(move, why) if engine is self._parts.keeper.engine else ()
+        back = engine.take_back(move, why) if engine is self._services.keeper.engine else ()
         said = "a move was taken back" if back else "a move could not be taken back"
-        self._parts.log.warning(said, container=path_of(engine, move.id), why=why)
+        self._services.log.warning(said, container=path_of(engine, move.id), why=why)
         return back
 
     # ------------------------------------------------------------------ the guard
 
     async def look(self, engine: Engine) -> None:
         """Read how long containers have waited so far; what comes between two looks is the time before a plan."""
-        now_s = self._parts.keeper.clock()
+        now_s = self._services.keeper.clock()
         if now_s - self._looked_s >= SHORTEST_S:  # between two that are nearer nothing can be said
             self._looked_s = now_s
             self._looks = (self._looks[1], await self._read(engine))
 
     async def _read(self, engine: Engine) -> PressureSample:
-        return await asyncio.to_thread(self._pressure.look, self._paths(engine), self._parts.keeper.clock())
+        return await asyncio.to_thread(
+            self._pressure.look, self._paths(engine), self._services.keeper.clock()
+        )
 
     def _paths(self, engine: Engine) -> dict[str, str]:
         """The cgroups of the containers that run, as far as they are known."""
-        of = self._parts.reconciler.cgroup_of
+        of = self._services.reconciler.cgroup_of
         running = [key for key, grant in engine.grants.items() if grant.life is Life.RUNNING]
         return {key: path for key in running if (path := of(key)) is not None}
 
@@ -180,9 +182,9 @@ class Mover:
                 if back:
                     updates += back
                     failed.append(FailedMove(move.id, path_of(engine, move.id), worse.sentence))
-        self._parts.keeper.save()
-        self._parts.metrics.moves.labels("taken_back").inc(len(failed))
-        await self._parts.keeper.updates.send_and_wait(updates, WAIT_S)
+        self._services.keeper.save()
+        self._services.metrics.moves.labels("taken_back").inc(len(failed))
+        await self._services.keeper.updates.send_and_wait(updates, WAIT_S)
         return tuple(failed)
 
 

@@ -88,7 +88,7 @@ class Node:
         self.runtime, self.folder = runtime, folder
         self.now_s = 1000.0
         self.source = ToldTraffic()
-        self.services = self._parts(config_of(**(config or {})))
+        self.services = self._services(config_of(**(config or {})))
         self.mover = FaultyMover(self.services, folder / "cgroup", wait=self._wait)
         self.planner = InterruptedPlanner()
         self.affinity = AffinityController(self.services, self.source, self.planner, self.mover)
@@ -98,7 +98,7 @@ class Node:
         self.pressure: dict[str, float] = {}
         self.ids: dict[str, str] = {}
 
-    def _parts(self, config: Any) -> Services:
+    def _services(self, config: Any) -> Services:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
         runtime = RuntimeClient(self.runtime.socket)
         store = StateWriter(Store(self.folder / "state"), metrics, log)

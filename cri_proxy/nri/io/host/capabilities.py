@@ -78,7 +78,7 @@ class Expression:
     def __init__(
         self, services: Services, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
     ) -> None:
-        self._parts = services
+        self._services = services
         self._mounts = Mounts(mountinfo)
         # The runtime reads them in its create only. In /run no disk holds up the daemon that writes them.
         self._run = Path(services.config["control.socket"]).parent
@@ -88,9 +88,9 @@ class Expression:
     def site(self) -> NodeCapabilities:
         """The node as it is now."""
         config, runtime, root = (
-            self._parts.config,
-            self._parts.runtime,
-            Path(self._parts.config["topology.cgroup_root"]),
+            self._services.config,
+            self._services.runtime,
+            Path(self._services.config["topology.cgroup_root"]),
         )
         is_v2 = (root / "cgroup.controllers").exists()
         return NodeCapabilities(
@@ -117,7 +117,9 @@ class Expression:
             return Applied(request, False, cri.LinuxContainerResources(), (), (), None)
         applied = apply(request, MergedAdjustment(container, merged.adjust, merged.owners), self.site)
         for lacking in applied.warned:
-            self._parts.log.warning("left out of what a plugin asked for", id=container.id, what=str(lacking))
+            self._services.log.warning(
+                "left out of what a plugin asked for", id=container.id, what=str(lacking)
+            )
         if applied.rejected:
             raise PluginRefused("; ".join(map(str, applied.rejected)))
         if applied.seccomp is not None:
@@ -129,7 +131,7 @@ class Expression:
 
         def report(_setting: str, field: Any, key: str, why: str) -> None:
             what = f"{nri.Field.Name(field)} {key}".rstrip()
-            self._parts.log.warning("left out of an update", id=update.container_id, what=what, why=why)
+            self._services.log.warning("left out of an update", id=update.container_id, what=what, why=why)
 
         return resources_of(update, self.site, report)
 

@@ -76,7 +76,7 @@ class NriHosting:
     """``engine``: the interceptor that places containers; it is asked first, and alone while no plugin is there."""
 
     def __init__(self, services: Services, engine: Interceptor, unix_sockets: Path) -> None:
-        self._parts = services
+        self._services = services
         self._engine = engine
         self._unix_sockets = unix_sockets
         #: "": it is not decided yet, for the runtime has not answered.
@@ -138,7 +138,7 @@ class NriHosting:
     @property
     def _is_asking(self) -> bool:
         """Whether calls are told to plugins: in mode off nothing but bytes passes."""
-        return self.is_on and self.host.connected and self._parts.keeper.mode != OFF
+        return self.is_on and self.host.connected and self._services.keeper.mode != OFF
 
     def _changed(self) -> None:
         if not self.host.connected:
@@ -148,7 +148,7 @@ class NriHosting:
 
     def begin(self) -> None:
         """Take over what a daemon before this one has left; not while there is another one, to whom it belongs."""
-        owner = self._parts.health.reasons.get("owner", "")
+        owner = self._services.health.reasons.get("owner", "")
         if owner:
             self.why = owner
         elif not self._is_begun:
@@ -174,7 +174,7 @@ class NriHosting:
             self._starting = asyncio.ensure_future(self.host.start())
         if self._starting is not None:
             await asyncio.shield(self._starting)
-            self._parts.health.warn("nri", tuple(self.host.problems))
+            self._services.health.warn("nri", tuple(self.host.problems))
 
     async def _choose(self) -> None:
         settings = self.host.settings
@@ -188,7 +188,7 @@ class NriHosting:
             self._set("on", "the runtime has no NRI of its own" if is_open else "nri.host is on")
 
     async def _runtime_answers(self) -> bool:
-        runtime = self._parts.runtime
+        runtime = self._services.runtime
         try:
             if not runtime.api:
                 await asyncio.wait_for(runtime.identify(), IDENTIFY_TIMEOUT_S)
@@ -198,7 +198,7 @@ class NriHosting:
 
     def _set(self, state: str, why: str) -> None:
         self.state, self.why = state, why
-        self._parts.log.info(
+        self._services.log.info(
             "NRI plugins are hosted" if state == "on" else "no NRI plugins are hosted", why=why
         )
 
@@ -209,7 +209,7 @@ class NriHosting:
     async def _look(self) -> None:
         """Notice what has ended by itself."""
         while True:
-            streams = self._parts.events.streams
+            streams = self._services.events.streams
             await asyncio.sleep(LOOK_WITH_EVENTS_S if streams else LOOK_S)
             if not self.state:
                 await self.start()
@@ -238,13 +238,13 @@ class NriHosting:
         try:
             await work
         except AnswerFailed as error:
-            self._parts.log.info(sentence, error=error.message)
+            self._services.log.info(sentence, error=error.message)
         except Exception:
-            self._parts.log.error(sentence, exc_info=True)
+            self._services.log.error(sentence, exc_info=True)
 
     def reconfigured(self) -> None:
         """Timeouts, rules and what cannot be expressed are live; sockets and folders are not."""
-        self.host.settings = nri_settings(self._parts.config)
+        self.host.settings = nri_settings(self._services.config)
 
     def status(self) -> dict[str, Any]:
         """For ``status --json`` and ``nri status``."""

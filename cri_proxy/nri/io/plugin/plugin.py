@@ -59,7 +59,7 @@ class NriPlugin:
     exits = "the runtime's NRI events"
 
     def __init__(self, services: Services, options: PluginOptions) -> None:
-        self._parts = services
+        self._services = services
         self._options = options
         self._path = str(services.config["nri.plugin.socket"])
         self._identity = PluginName(services.config["nri.plugin.name"], services.config["nri.plugin.index"])
@@ -88,7 +88,7 @@ class NriPlugin:
             raise OSError(
                 f"{SOCKET_VARIABLE}={descriptor}, the connection of a launched plugin: {reason}"
             ) from None
-        await take_over(self._parts.config, self._parts.log)
+        await take_over(self._services.config, self._services.log)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         await work
@@ -162,25 +162,25 @@ class NriPlugin:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: Optional[Taken] = None
     ) -> str:
         hooks = Hooks(self._configured, self._synchronized, self._shut_down)
-        session = NriSession(self._parts.keeper, self._placing, hooks, self._is_small)
+        session = NriSession(self._services.keeper, self._placing, hooks, self._is_small)
         self._session = session
         try:
             return await session.run(reader, writer, self._identity, taken)
         except Exception as error:
             # A bug of ours: with the next connection it may go better.
-            self._parts.log.error("a connection to the runtime's NRI failed", exc_info=True)
+            self._services.log.error("a connection to the runtime's NRI failed", exc_info=True)
             return f"{type(error).__name__}: {error}"
         finally:
             self._sender.caller = None
             if session.synchronized.is_set():
-                self._parts.events.add(-1)
+                self._services.events.add(-1)
             elif session.mask & ~MASK_CLASSIC:
                 self._small.add((session.host.runtime, session.host.version))
             self._placing.lost()
 
     def _lost(self, reason: str) -> None:
         hint = "" if self._connections else f"; {self._hint()}"
-        self._parts.health.note("nri", f"not connected to the runtime's NRI: {reason}{hint}")
+        self._services.health.note("nri", f"not connected to the runtime's NRI: {reason}{hint}")
 
     def _hint(self) -> str:
         if self._options.descriptor is None:
@@ -199,11 +199,11 @@ class NriPlugin:
             await asyncio.wait([self._spawn(self._reload())], timeout=UP_S / 2)
 
     async def _reload(self) -> None:
-        self._parts.log.info("the runtime's configuration for this plugin has changed")
-        await self._parts.reload()
+        self._services.log.info("the runtime's configuration for this plugin has changed")
+        await self._services.reload()
 
     def _synchronized(self, snapshot: Optional[Snapshot]) -> None:
-        session, services = self._session, self._parts
+        session, services = self._session, self._services
         assert session is not None
         if not session.synchronized.is_set():
             self._connections += 1
@@ -223,13 +223,13 @@ class NriPlugin:
         await self._is_up.wait()
         try:
             if snapshot is not None:
-                await nri_sync.follow(self._parts.keeper, self._placing, snapshot)
+                await nri_sync.follow(self._services.keeper, self._placing, snapshot)
         except Exception:
-            self._parts.log.error("what the runtime runs could not be gone through", exc_info=True)
-        self._parts.look.set()
+            self._services.log.error("what the runtime runs could not be gone through", exc_info=True)
+        self._services.look.set()
 
     def _shut_down(self) -> None:
-        self._parts.log.info("the runtime's NRI shuts down")
+        self._services.log.info("the runtime's NRI shuts down")
 
     async def _sweep(self) -> None:
         while True:
