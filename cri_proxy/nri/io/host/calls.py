@@ -44,8 +44,8 @@ class HostContext:
 class HostedCall:
     """The engine's interception with nothing added; the kinds of calls add to it."""
 
-    def __init__(self, parties: HostContext, engine: Optional[Interception], full_method: str) -> None:
-        self.parties = parties
+    def __init__(self, context: HostContext, engine: Optional[Interception], full_method: str) -> None:
+        self.context = context
         self.engine = engine
         self.full_method = full_method
         self.message = b""
@@ -93,7 +93,7 @@ class HostedCall:
             self.bug()
 
     def bug(self) -> None:
-        self.parties.log.error("plugins could not be told", method=self.full_method, exc_info=True)
+        self.context.log.error("plugins could not be told", method=self.full_method, exc_info=True)
 
     # What a kind of call adds.
 
@@ -110,16 +110,16 @@ class Start(HostedCall):
 
     async def before(self, outcome: Outcome) -> Outcome:
         self.container_id = parse(cri.StartContainerRequest, self.message).container_id
-        world, life = self.parties.world, self.parties.life
+        world, life = self.context.world, self.context.life
         container = await world.container(self.container_id)
         if container is not None:
-            await self.parties.teller.told(life.pod_of(self.container_id))
+            await self.context.teller.told(life.pod_of(self.container_id))
             pod = await world.pod(life.pod_of(self.container_id))
-            await self.parties.host.start_container(pod, container)
+            await self.context.host.start_container(pod, container)
         return outcome
 
     async def after(self, end: CallEnd, code: int) -> None:
-        life, teller = self.parties.life, self.parties.teller
+        life, teller = self.context.life, self.context.teller
         if self.is_refused or end is CallEnd.REFUSED:
             teller.soon(life.stopped(self.container_id))
         elif end is CallEnd.OK:
@@ -132,7 +132,7 @@ class Stop(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK:
             container_id = parse(cri.StopContainerRequest, self.message).container_id
-            self.parties.teller.soon(self.parties.life.stopped(container_id))
+            self.context.teller.soon(self.context.life.stopped(container_id))
 
 
 class Removal(HostedCall):
@@ -149,28 +149,28 @@ class Removal(HostedCall):
         raise NotImplementedError
 
     async def before(self, outcome: Outcome) -> Outcome:
-        if isinstance(outcome, Forward) and any(map(self.parties.host.is_told, self.events)):
+        if isinstance(outcome, Forward) and any(map(self.context.host.is_told, self.events)):
             return Answer(partial(self._remove, self.message + outcome.delta))
         return outcome
 
     async def _remove(self, message: bytes) -> bytes:
         """:raises AnswerFailed: the runtime's error."""
-        parties = self.parties
-        reply = await parties.upstream.forward(self.full_method, message, REMOVAL_TIMEOUT_S)
-        await parties.teller.tell(self.gone())
+        context = self.context
+        reply = await context.upstream.forward(self.full_method, message, REMOVAL_TIMEOUT_S)
+        await context.teller.tell(self.gone())
         await self.replied(reply)
         return reply
 
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.parties.teller.soon(self.gone())
+            self.context.teller.soon(self.gone())
 
 
 class Remove(Removal):
     events = (nri.STOP_CONTAINER, nri.REMOVE_CONTAINER)
 
     def gone(self) -> tuple[Due, ...]:
-        return self.parties.life.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
+        return self.context.life.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
 
 
 class UpdateContainer(HostedCall):
@@ -199,17 +199,17 @@ class UpdateContainer(HostedCall):
         return Forward(delta)
 
     async def _ask(self, request: Any) -> bytes:
-        world = self.parties.world
+        world = self.context.world
         container = await world.container(request.container_id)
         if container is None:
             return b""
         self.container_id = request.container_id
-        await self.parties.teller.told(self.parties.life.pod_of(self.container_id))
-        pod = await world.pod(self.parties.life.pod_of(self.container_id))
-        updates = await self.parties.host.update(pod, container, view_resources(request.linux))
+        await self.context.teller.told(self.context.life.pod_of(self.container_id))
+        pod = await world.pod(self.context.life.pod_of(self.container_id))
+        updates = await self.context.host.update(pod, container, view_resources(request.linux))
         own = [update for update in updates if update.container_id == container.id]
         others = [update for update in updates if update.container_id != container.id]
-        await self.parties.teller.apply_others(others)
+        await self.context.teller.apply_others(others)
         if not own:
             return b""
         linux = world.expression.resources(own[-1])
@@ -218,9 +218,9 @@ class UpdateContainer(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK and self.container_id:
             linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
-            self.parties.world.known.note_resources(self.container_id, view_resources(linux))
-            due = _post(nri.POST_UPDATE_CONTAINER, self.parties.life, self.container_id)
-            self.parties.teller.soon([due])
+            self.context.world.known.note_resources(self.container_id, view_resources(linux))
+            due = _post(nri.POST_UPDATE_CONTAINER, self.context.life, self.container_id)
+            self.context.teller.soon([due])
 
 
 class UpdatePod(HostedCall):
@@ -228,20 +228,20 @@ class UpdatePod(HostedCall):
 
     async def before(self, outcome: Outcome) -> Outcome:
         request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
-        if self.parties.life.pod_state(request.pod_sandbox_id) is not None:
+        if self.context.life.pod_state(request.pod_sandbox_id) is not None:
             self.pod_id = request.pod_sandbox_id
-            pod = await self.parties.world.pod(self.pod_id)
+            pod = await self.context.world.pod(self.pod_id)
             overhead, resources = view_resources(request.overhead), view_resources(request.resources)
-            await self.parties.host.update_pod(pod, overhead, resources)
+            await self.context.host.update_pod(pod, overhead, resources)
         return outcome
 
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK and self.pod_id:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
-            self.parties.world.known.note_pod_size(
+            self.context.world.known.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
             )
-            self.parties.teller.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
+            self.context.teller.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
 
 
 class StopPod(HostedCall):
@@ -249,7 +249,7 @@ class StopPod(HostedCall):
 
     async def before(self, outcome: Outcome) -> Outcome:
         pod_id = parse(cri.StopPodSandboxRequest, self.message).pod_sandbox_id
-        await end_pod(self.parties, pod_id)
+        await end_pod(self.context, pod_id)
         return outcome
 
 
@@ -257,23 +257,23 @@ class RemovePod(Removal):
     events = (nri.REMOVE_CONTAINER, nri.REMOVE_POD_SANDBOX)
 
     def gone(self) -> tuple[Due, ...]:
-        return self.parties.life.pod_removed(parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
+        return self.context.life.pod_removed(parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
 
     async def before(self, outcome: Outcome) -> Outcome:
-        await end_pod(self.parties, parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
+        await end_pod(self.context, parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
         return await super().before(outcome)
 
 
-async def end_pod(parties: HostContext, pod_id: str) -> None:
+async def end_pod(context: HostContext, pod_id: str) -> None:
     """Stop what runs in a pod, and tell plugins of these ends and the pod's own."""
-    life = parties.life
+    life = context.life
     running = [key for key in life.containers_of(pod_id) if key in life.running()]
     for container_id in running:
         try:
-            await parties.upstream.stop_container(container_id)
+            await context.upstream.stop_container(container_id)
         except Exception as error:  # the runtime stops them with the sandbox, or says why not
-            parties.log.warning("a container did not stop", id=container_id, error=str(error))
-    await parties.teller.tell(life.pod_stopped(pod_id))
+            context.log.warning("a container did not stop", id=container_id, error=str(error))
+    await context.teller.tell(life.pod_stopped(pod_id))
 
 
 def _post(event: int, life: Lifecycle, container_id: str) -> Due:
@@ -325,15 +325,15 @@ class ContainerEvents(HostedCall):
 
     @property
     def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]:
-        return self.parties.hidden.filter_of("GetContainerEvents")
+        return self.context.hidden.filter_of("GetContainerEvents")
 
     async def replied(self, message: bytes) -> None:
         await super().replied(message)
-        if not self.parties.host.connected:
+        if not self.context.host.connected:
             return
         try:
             event = parse(cri.ContainerEventResponse, message)
         except ValueError:
             return
         if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
-            self.parties.teller.soon(self.parties.life.stopped(event.container_id))
+            self.context.teller.soon(self.context.life.stopped(event.container_id))

@@ -24,8 +24,8 @@ class CallsInFlight:
         self._some = asyncio.Event()
         self._some.set()
 
-    def open(self, parties: HostContext, engine: Optional[Interception], full_method: str) -> Interception:
-        return CallInFlight(parties, engine, full_method, self)
+    def open(self, context: HostContext, engine: Optional[Interception], full_method: str) -> Interception:
+        return CallInFlight(context, engine, full_method, self)
 
     async def wait(self) -> None:
         await self._some.wait()
@@ -37,15 +37,15 @@ class CallsInFlight:
 
 class CallInFlight(HostedCall):
     def __init__(
-        self, parties: HostContext, engine: Optional[Interception], full_method: str, passing: CallsInFlight
+        self, context: HostContext, engine: Optional[Interception], full_method: str, passing: CallsInFlight
     ) -> None:
-        super().__init__(parties, engine, full_method)
+        super().__init__(context, engine, full_method)
         self._passing = passing
-        parties.under_way.begun(self)
+        context.under_way.begun(self)
 
     async def request(self, message: bytes) -> Outcome:
         # What a daemon before this one has left of that name goes first, whoever is there now.
-        leftovers = self.parties.leftovers
+        leftovers = self.context.leftovers
         try:
             if runtime_method(self.full_method) == "CreateContainer":
                 await leftovers.clear_for(container_key(parse(cri.CreateContainerRequest, message)))
@@ -56,5 +56,5 @@ class CallInFlight(HostedCall):
         return await super().request(message)
 
     async def after(self, end: CallEnd, code: int) -> None:
-        self.parties.under_way.over(self)
+        self.context.under_way.over(self)
         self._passing.over()

@@ -47,18 +47,18 @@ class Create(HostedCall):
     """``expression`` says how what plugins ask for is put to the runtime."""
 
     def __init__(
-        self, parties: HostContext, engine: Optional[Interception], full_method: str, expression: Expression
+        self, context: HostContext, engine: Optional[Interception], full_method: str, expression: Expression
     ) -> None:
-        super().__init__(parties, engine, full_method)
+        super().__init__(context, engine, full_method)
         self._expression = expression
-        self._made = UncommittedContainer(parties, full_method)
+        self._made = UncommittedContainer(context, full_method)
         self._delta = b""
         self._asked = cri.CreateContainerRequest()
 
     async def before(self, outcome: Outcome) -> Outcome:
         self._asked = parse(cri.CreateContainerRequest, self.message)
         sandbox = self._asked.pod_sandbox_id
-        if self.parties.hidden.hides_sandbox(sandbox):
+        if self.context.hidden.hides_sandbox(sandbox):
             return Refuse(NOT_FOUND, f'failed to find sandbox id "{sandbox}": not found')
         if not isinstance(outcome, Forward):
             return outcome
@@ -72,11 +72,11 @@ class Create(HostedCall):
         """
         key = container_key(self._asked)
         what, keys = f'container name "{key[1]}"', frozenset([key])
-        async with self.parties.leftovers.making(what, lambda: bool(self._made.id), containers=keys):
+        async with self.context.leftovers.making(what, lambda: bool(self._made.id), containers=keys):
             return await self._make_and_ask()
 
     async def _make_and_ask(self) -> bytes:
-        parties, made = self.parties, self._made
+        context, made = self.context, self._made
         await made.make(self.message, self._delta)
         updates: list[nri.ContainerUpdate] = []
         try:
@@ -85,7 +85,7 @@ class Create(HostedCall):
             await made.unmake()
             if isinstance(error, AnswerFailed):
                 raise
-            parties.log.warning("plugins do not let a container be created", why=str(error))
+            context.log.warning("plugins do not let a container be created", why=str(error))
             raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
         except Exception:
             if not made.id:
@@ -95,9 +95,9 @@ class Create(HostedCall):
         container_id, reply = made.id, made.reply
         await self.replied(reply)
         made.show()
-        if pod_id := parties.life.pod_of(container_id):
-            parties.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
-        await parties.teller.apply_others(updates)
+        if pod_id := context.life.pod_of(container_id):
+            context.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
+        await context.teller.apply_others(updates)
         return reply
 
     # ------------------------------------------------------------------ what plugins ask for
@@ -111,21 +111,21 @@ class Create(HostedCall):
         made = self._made
         merged, wanted = await self._ask()
         # A plugin that comes from now on is not asked: it is shown the container as it is in the end.
-        with self.parties.under_way.during(self):
-            self.parties.world.accepted.add(made.id)
+        with self.context.under_way.during(self):
+            self.context.world.accepted.add(made.id)
             if wanted.request != made.request:
                 await self._change(wanted)
         return list(merged.updates)
 
     async def _ask(self) -> tuple[Merged, Applied]:
-        parties, made = self.parties, self._made
+        context, made = self.context, self._made
         sandbox = self._asked.pod_sandbox_id
-        pod = await parties.world.pod(sandbox)
+        pod = await context.world.pod(sandbox)
         cgroup_parent = pod.message.linux.cgroup_parent
         seen = view_container(sandbox, await made.status(), self._asked.config, cgroup_parent)
-        container = parties.world.known.remember(seen)
-        parties.life.created(made.id, sandbox)
-        merged = await parties.host.create(pod, container)
+        container = context.world.known.remember(seen)
+        context.life.created(made.id, sandbox)
+        merged = await context.host.create(pod, container)
         return merged, self._expression.express(merged, self.message, container.message)
 
     async def _change(self, wanted: Applied) -> None:
@@ -152,12 +152,12 @@ class Create(HostedCall):
         if any(not getattr(resources, field.name) for field, _ in before.ListFields()):
             return False
         try:
-            await self.parties.upstream.update(self._made.id, resources)
+            await self.context.upstream.update(self._made.id, resources)
         except AnswerFailed as error:
-            self.parties.log.info("the container is made anew with its resources", error=error.message)
+            self.context.log.info("the container is made anew with its resources", error=error.message)
             return False
         self._made.request = request
-        self.parties.world.known.note_resources(self._made.id, view_resources(resources))
+        self.context.world.known.note_resources(self._made.id, view_resources(resources))
         self._tell("changed its resources")
         return True
 
@@ -194,8 +194,8 @@ class UncommittedContainer:
     from, without the engine's addition.
     """
 
-    def __init__(self, parties: HostContext, full_method: str) -> None:
-        self._parties = parties
+    def __init__(self, context: HostContext, full_method: str) -> None:
+        self._parties = context
         self._full_method = full_method
         self.id = ""
         self.first_id = ""
@@ -207,12 +207,12 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime's error.
         """
-        parties = self._parties
-        reply = await parties.upstream.forward(self._full_method, request + delta, CREATE_TIMEOUT_S)
+        context = self._parties
+        reply = await context.upstream.forward(self._full_method, request + delta, CREATE_TIMEOUT_S)
         self.id = parse(cri.CreateContainerResponse, reply).container_id
         self.first_id = self.first_id or self.id
         self.request, self.reply = request, reply
-        parties.hidden.containers.add(self.id)
+        context.hidden.containers.add(self.id)
 
     async def status(self) -> cri.ContainerStatusResponse:
         """What the runtime says of it, in full.
@@ -254,26 +254,26 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime would not; plugins are told all the same.
         """
-        parties, known_id = self._parties, self.id or self.first_id
-        parties.world.accepted.discard(known_id)
-        due = parties.life.removed(known_id)
+        context, known_id = self._parties, self.id or self.first_id
+        context.world.accepted.discard(known_id)
+        due = context.life.removed(known_id)
         try:
             if self.id:
                 await self._remove()
         finally:
-            await parties.teller.tell(due)
+            await context.teller.tell(due)
 
     async def _remove(self) -> None:
-        parties, container_id = self._parties, self.id
+        context, container_id = self._parties, self.id
         try:
-            await parties.upstream.remove_container(container_id)
+            await context.upstream.remove_container(container_id)
         except AnswerFailed as error:
-            parties.log.error(
+            context.log.error(
                 "a container that no client gets cannot be removed", id=container_id, error=error.message
             )
             raise
         self.id = ""
-        parties.hidden.removed(container_id)
+        context.hidden.removed(container_id)
 
     def show(self) -> None:
         """From now on clients see it."""

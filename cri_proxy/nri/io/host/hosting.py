@@ -110,17 +110,17 @@ class NriHosting:
 
     def open(self, full_method: str) -> Optional[Interception]:
         """As the engine's, with plugins around it."""
-        parties, method = self._parties, runtime_method(full_method)
+        context, method = self._parties, runtime_method(full_method)
         if method in SHOWING:
-            is_needed = self._is_asking or bool(parties.hidden)
-            return Showing(parties.hidden, method) if is_needed else None
+            is_needed = self._is_asking or bool(context.hidden)
+            return Showing(context.hidden, method) if is_needed else None
         engine = self._engine.open(full_method)
         if method == "GetContainerEvents":
-            return ContainerEvents(parties, engine, full_method)
-        if method in _MAKING and (self.is_on or len(parties.leftovers)):
+            return ContainerEvents(context, engine, full_method)
+        if method in _MAKING and (self.is_on or len(context.leftovers)):
             return _Undecided(self, engine, full_method)
         kind = _KINDS.get(method) if self._is_asking else None
-        return engine if kind is None else kind(parties, engine, full_method)
+        return engine if kind is None else kind(context, engine, full_method)
 
     def open_making(self, engine: Optional[Interception], full_method: str) -> Interception:
         """A RunPodSandbox or CreateContainer whose request is there: asked about, or counted."""

@@ -26,42 +26,42 @@ class Run(HostedCall):
     async def _run(self, key: SandboxKey) -> bytes:
         """:raises AnswerFailed: the runtime's error, or plugins' refusal."""
         what, keys = f'sandbox name "{key[0]}"', frozenset([key])
-        async with self.parties.leftovers.making(what, lambda: bool(self.sandbox_id), sandboxes=keys):
+        async with self.context.leftovers.making(what, lambda: bool(self.sandbox_id), sandboxes=keys):
             reply = await self._make_and_ask()
         await self.replied(reply)
         return reply
 
     async def _make_and_ask(self) -> bytes:
-        parties = self.parties
-        reply = await parties.upstream.forward(self.full_method, self.message, SANDBOX_TIMEOUT_S)
+        context = self.context
+        reply = await context.upstream.forward(self.full_method, self.message, SANDBOX_TIMEOUT_S)
         self.sandbox_id = parse(cri.RunPodSandboxResponse, reply).pod_sandbox_id
-        parties.hidden.sandboxes.add(self.sandbox_id)
+        context.hidden.sandboxes.add(self.sandbox_id)
         try:
-            pod = await parties.world.pod(self.sandbox_id)
-            parties.life.pod_created(self.sandbox_id)
-            await parties.host.run_pod(pod)
-            parties.world.accepted.add(self.sandbox_id)
+            pod = await context.world.pod(self.sandbox_id)
+            context.life.pod_created(self.sandbox_id)
+            await context.host.run_pod(pod)
+            context.world.accepted.add(self.sandbox_id)
         except PluginRefused as error:
-            parties.log.warning("plugins do not let a pod run", pod=self.sandbox_id, why=str(error))
+            context.log.warning("plugins do not let a pod run", pod=self.sandbox_id, why=str(error))
             await self._unmake()
             raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
         except Exception:
             self.bug()
-        parties.life.pod_running(self.sandbox_id)
-        parties.hidden.sandboxes.discard(self.sandbox_id)
-        parties.world.accepted.discard(self.sandbox_id)
+        context.life.pod_running(self.sandbox_id)
+        context.hidden.sandboxes.discard(self.sandbox_id)
+        context.world.accepted.discard(self.sandbox_id)
         return reply
 
     async def _unmake(self) -> None:
-        parties, sandbox_id = self.parties, self.sandbox_id
-        await parties.teller.tell(parties.life.pod_stopped(sandbox_id))
+        context, sandbox_id = self.context, self.sandbox_id
+        await context.teller.tell(context.life.pod_stopped(sandbox_id))
         try:
-            await parties.upstream.remove_sandbox(sandbox_id)
+            await context.upstream.remove_sandbox(sandbox_id)
         except AnswerFailed as error:
-            parties.log.error(
+            context.log.error(
                 "a sandbox that nobody gets could not be removed", id=sandbox_id, error=error.message
             )
         else:
             self.sandbox_id = ""
-            parties.hidden.removed(sandbox_id)
-        await parties.teller.tell(parties.life.pod_removed(sandbox_id))
+            context.hidden.removed(sandbox_id)
+        await context.teller.tell(context.life.pod_removed(sandbox_id))
