@@ -195,7 +195,7 @@ class UncommittedContainer:
     """
 
     def __init__(self, context: HostContext, full_method: str) -> None:
-        self._parties = context
+        self._context = context
         self._full_method = full_method
         self.id = ""
         self.first_id = ""
@@ -207,7 +207,7 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime's error.
         """
-        context = self._parties
+        context = self._context
         reply = await context.upstream.forward(self._full_method, request + delta, CREATE_TIMEOUT_S)
         self.id = parse(cri.CreateContainerResponse, reply).container_id
         self.first_id = self.first_id or self.id
@@ -220,7 +220,7 @@ class UncommittedContainer:
         :raises AnswerFailed: the runtime's error.
         """
         request = cri.ContainerStatusRequest(container_id=self.id, verbose=True)
-        status: cri.ContainerStatusResponse = await self._parties.upstream.call(
+        status: cri.ContainerStatusResponse = await self._context.upstream.call(
             "ContainerStatus", request, cri.ContainerStatusResponse
         )
         return status
@@ -230,7 +230,7 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime would not.
         """
-        self._parties.life.hold(self.id)
+        self._context.life.hold(self.id)
         await self._remove()
 
     async def make_anew(self, request: bytes, delta: bytes) -> None:
@@ -238,7 +238,7 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime's error.
         """
-        world, life, first_id = self._parties.world, self._parties.life, self.first_id
+        world, life, first_id = self._context.world, self._context.life, self.first_id
         await self.make(request, delta + annotated(first_id))
         pod_id = life.pod_of(first_id)
         world.known.made_anew(first_id, self.id)
@@ -254,7 +254,7 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime would not; plugins are told all the same.
         """
-        context, known_id = self._parties, self.id or self.first_id
+        context, known_id = self._context, self.id or self.first_id
         context.world.accepted.discard(known_id)
         due = context.life.removed(known_id)
         try:
@@ -264,7 +264,7 @@ class UncommittedContainer:
             await context.teller.tell(due)
 
     async def _remove(self) -> None:
-        context, container_id = self._parties, self.id
+        context, container_id = self._context, self.id
         try:
             await context.upstream.remove_container(container_id)
         except AnswerFailed as error:
@@ -277,6 +277,6 @@ class UncommittedContainer:
 
     def show(self) -> None:
         """From now on clients see it."""
-        self._parties.hidden.containers.discard(self.id)
-        self._parties.world.accepted.discard(self.id)
+        self._context.hidden.containers.discard(self.id)
+        self._context.world.accepted.discard(self.id)
         self.id = ""

@@ -94,7 +94,7 @@ class NriHosting:
         teller = EventDispatcher(self.host, self.world, log)
         leftovers = Cleanup(upstream, marks, hidden, services.keeper, log)
         under_way = StepsUnderWay()
-        self._parties = HostContext(
+        self._context = HostContext(
             self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
         )
         self._passing = CallsInFlight()
@@ -110,7 +110,7 @@ class NriHosting:
 
     def open(self, full_method: str) -> Optional[Interception]:
         """As the engine's, with plugins around it."""
-        context, method = self._parties, runtime_method(full_method)
+        context, method = self._context, runtime_method(full_method)
         if method in SHOWING:
             is_needed = self._is_asking or bool(context.hidden)
             return Showing(context.hidden, method) if is_needed else None
@@ -125,10 +125,10 @@ class NriHosting:
     def open_making(self, engine: Optional[Interception], full_method: str) -> Interception:
         """A RunPodSandbox or CreateContainer whose request is there: asked about, or counted."""
         if not self._is_asking:
-            return self._passing.open(self._parties, engine, full_method)
+            return self._passing.open(self._context, engine, full_method)
         if runtime_method(full_method) == "CreateContainer":
-            return Create(self._parties, engine, full_method, self._expression)
-        return Run(self._parties, engine, full_method)
+            return Create(self._context, engine, full_method, self._expression)
+        return Run(self._context, engine, full_method)
 
     @property
     def is_on(self) -> bool:
@@ -153,7 +153,7 @@ class NriHosting:
             self.why = owner
         elif not self._is_begun:
             self._is_begun = True
-            self._parties.leftovers.load()
+            self._context.leftovers.load()
 
     async def start(self) -> None:
         """Decide whether plugins are hosted, and begin; before clients are served, if the runtime answers."""
@@ -164,7 +164,7 @@ class NriHosting:
     def runtime_returned(self) -> None:
         """Now it can be asked whether it has NRI itself."""
         if self._is_begun:
-            self._parties.teller.spawn(self._try("NRI plugins cannot be hosted", self.decide()))
+            self._context.teller.spawn(self._try("NRI plugins cannot be hosted", self.decide()))
 
     async def decide(self) -> None:
         """Find out whether the runtime has NRI itself; start the host if not. May be called any time."""
@@ -204,7 +204,7 @@ class NriHosting:
 
     async def run(self) -> None:
         """What goes on until the daemon stops, which cancels it."""
-        await asyncio.gather(self._look(), self._warm(), self._parties.leftovers.run())
+        await asyncio.gather(self._look(), self._warm(), self._context.leftovers.run())
 
     async def _look(self) -> None:
         """Notice what has ended by itself."""
@@ -255,10 +255,10 @@ class NriHosting:
             "plugins": self.host.plugins() if self.is_on else [],
             "problems": [
                 *(self.host.problems if self.is_on else ()),
-                *filter(None, [self._parties.marks.problem]),
+                *filter(None, [self._context.marks.problem]),
             ],
             "is_asking": self._is_asking,
-            "unfinished": len(self._parties.hidden.making) + len(self._parties.hidden.making_sandboxes),
+            "unfinished": len(self._context.hidden.making) + len(self._context.hidden.making_sandboxes),
         }
 
     async def close(self) -> None:
@@ -268,7 +268,7 @@ class NriHosting:
                 self._starting.cancel()
                 await asyncio.wait({self._starting})
             await self.host.close()
-        await self._parties.teller.close()
+        await self._context.teller.close()
 
 
 class _Undecided:
