@@ -36,7 +36,7 @@ class HostContext:
     teller: EventDispatcher
     upstream: Upstream
     marks: IntentLog
-    leftovers: Cleanup
+    cleanup: Cleanup
     under_way: StepsUnderWay
     log: Any
 

@@ -45,12 +45,12 @@ class CallInFlight(HostedCall):
 
     async def request(self, message: bytes) -> Outcome:
         # What a daemon before this one has left of that name goes first, whoever is there now.
-        leftovers = self.context.leftovers
+        cleanup = self.context.cleanup
         try:
             if runtime_method(self.full_method) == "CreateContainer":
-                await leftovers.clear_for(container_key(parse(cri.CreateContainerRequest, message)))
+                await cleanup.clear_for(container_key(parse(cri.CreateContainerRequest, message)))
             else:
-                await leftovers.clear_for_sandbox(sandbox_key(parse(cri.RunPodSandboxRequest, message)))
+                await cleanup.clear_for_sandbox(sandbox_key(parse(cri.RunPodSandboxRequest, message)))
         except (AnswerFailed, UnreadableRequest):
             pass  # the runtime says what there is to say
         return await super().request(message)

@@ -72,7 +72,7 @@ class Create(HostedCall):
         """
         key = container_key(self._asked)
         what, keys = f'container name "{key[1]}"', frozenset([key])
-        async with self.context.leftovers.making(what, lambda: bool(self._made.id), containers=keys):
+        async with self.context.cleanup.making(what, lambda: bool(self._made.id), containers=keys):
             return await self._make_and_ask()
 
     async def _make_and_ask(self) -> bytes:

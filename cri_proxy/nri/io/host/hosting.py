@@ -92,10 +92,10 @@ class NriHosting:
             nri_settings(config), self.world, log, services.metrics, lambda: (runtime.name, runtime.version)
         )
         teller = EventDispatcher(self.host, self.world, log)
-        leftovers = Cleanup(upstream, marks, hidden, services.keeper, log)
+        cleanup = Cleanup(upstream, marks, hidden, services.keeper, log)
         under_way = StepsUnderWay()
         self._context = HostContext(
-            self.host, self.world, life, hidden, teller, upstream, marks, leftovers, under_way, log
+            self.host, self.world, life, hidden, teller, upstream, marks, cleanup, under_way, log
         )
         self._passing = CallsInFlight()
         self.world.on_due = teller.soon
@@ -117,7 +117,7 @@ class NriHosting:
         engine = self._engine.open(full_method)
         if method == "GetContainerEvents":
             return ContainerEvents(context, engine, full_method)
-        if method in _MAKING and (self.is_on or len(context.leftovers)):
+        if method in _MAKING and (self.is_on or len(context.cleanup)):
             return _Undecided(self, engine, full_method)
         kind = _KINDS.get(method) if self._is_asking else None
         return engine if kind is None else kind(context, engine, full_method)
@@ -153,7 +153,7 @@ class NriHosting:
             self.why = owner
         elif not self._is_begun:
             self._is_begun = True
-            self._context.leftovers.load()
+            self._context.cleanup.load()
 
     async def start(self) -> None:
         """Decide whether plugins are hosted, and begin; before clients are served, if the runtime answers."""
@@ -204,7 +204,7 @@ class NriHosting:
 
     async def run(self) -> None:
         """What goes on until the daemon stops, which cancels it."""
-        await asyncio.gather(self._look(), self._warm(), self._context.leftovers.run())
+        await asyncio.gather(self._look(), self._warm(), self._context.cleanup.run())
 
     async def _look(self) -> None:
         """Notice what has ended by itself."""

@@ -26,7 +26,7 @@ class Run(HostedCall):
     async def _run(self, key: SandboxKey) -> bytes:
         """:raises AnswerFailed: the runtime's error, or plugins' refusal."""
         what, keys = f'sandbox name "{key[0]}"', frozenset([key])
-        async with self.context.leftovers.making(what, lambda: bool(self.sandbox_id), sandboxes=keys):
+        async with self.context.cleanup.making(what, lambda: bool(self.sandbox_id), sandboxes=keys):
             reply = await self._make_and_ask()
         await self.replied(reply)
         return reply

@@ -40,7 +40,7 @@ async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
     await runtime.close()
 
 
-def leftovers(tmp_path: Path, upstream: Upstream, hidden: Visibility) -> Cleanup:
+def cleanup(tmp_path: Path, upstream: Upstream, hidden: Visibility) -> Cleanup:
     made = Cleanup(upstream, IntentLog(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
     made.load()
     return made
@@ -65,7 +65,7 @@ async def test_only_what_was_never_started_and_is_marked_is_removed(
         containers=[key_of(fake, ids["half-made"]), key_of(fake, ids["runs"])]
     )
     hidden = Visibility()
-    left = leftovers(tmp_path, upstream, hidden)
+    left = cleanup(tmp_path, upstream, hidden)
     assert len(left) == 2 and key_of(fake, ids["half-made"]) in hidden.making
     await left.clear()
     assert set(fake.containers) == {ids["runs"], ids["other"]}
@@ -81,7 +81,7 @@ async def test_a_sandbox_is_removed_if_nobody_has_used_it(
     fake.add_container(used, container_config("c"))
     names = [("empty", "default", "u1", 0), ("used", "default", "u2", 0)]
     IntentLog(tmp_path / "state", LOG).add(sandboxes=names)
-    left = leftovers(tmp_path, upstream, Visibility())
+    left = cleanup(tmp_path, upstream, Visibility())
     await left.clear_for_sandbox(("somebody", "else", "", 0))
     assert set(fake.pods) == {empty, used}
     await left.clear_for_sandbox(names[0])
@@ -98,7 +98,7 @@ async def test_what_cannot_be_removed_stays_hidden_and_marked_and_is_tried_again
     IntentLog(tmp_path / "state", LOG).add(containers=[key])
     script = fake.script("RemoveContainer", error=(2, "busy"))
     hidden = Visibility()
-    left = leftovers(tmp_path, upstream, hidden)
+    left = cleanup(tmp_path, upstream, hidden)
     with pytest.raises(AnswerFailed, match="busy"):
         await left.clear_for(key)
     assert key in hidden.making
