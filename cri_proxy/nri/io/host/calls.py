@@ -33,7 +33,7 @@ class HostContext:
     world: PodView
     life: Lifecycle
     hidden: Visibility
-    teller: EventDispatcher
+    dispatcher: EventDispatcher
     upstream: Upstream
     marks: IntentLog
     cleanup: Cleanup
@@ -113,26 +113,26 @@ class Start(HostedCall):
         world, life = self.context.world, self.context.life
         container = await world.container(self.container_id)
         if container is not None:
-            await self.context.teller.told(life.pod_of(self.container_id))
+            await self.context.dispatcher.told(life.pod_of(self.container_id))
             pod = await world.pod(life.pod_of(self.container_id))
             await self.context.host.start_container(pod, container)
         return outcome
 
     async def after(self, end: CallEnd, code: int) -> None:
-        life, teller = self.context.life, self.context.teller
+        life, dispatcher = self.context.life, self.context.dispatcher
         if self.is_refused or end is CallEnd.REFUSED:
-            teller.soon(life.stopped(self.container_id))
+            dispatcher.soon(life.stopped(self.container_id))
         elif end is CallEnd.OK:
             life.started(self.container_id)
             if life.pod_of(self.container_id):
-                teller.soon([_post(nri.POST_START_CONTAINER, life, self.container_id)])
+                dispatcher.soon([_post(nri.POST_START_CONTAINER, life, self.container_id)])
 
 
 class Stop(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK:
             container_id = parse(cri.StopContainerRequest, self.message).container_id
-            self.context.teller.soon(self.context.life.stopped(container_id))
+            self.context.dispatcher.soon(self.context.life.stopped(container_id))
 
 
 class Removal(HostedCall):
@@ -157,13 +157,13 @@ class Removal(HostedCall):
         """:raises AnswerFailed: the runtime's error."""
         context = self.context
         reply = await context.upstream.forward(self.full_method, message, REMOVAL_TIMEOUT_S)
-        await context.teller.tell(self.gone())
+        await context.dispatcher.tell(self.gone())
         await self.replied(reply)
         return reply
 
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.context.teller.soon(self.gone())
+            self.context.dispatcher.soon(self.gone())
 
 
 class Remove(Removal):
@@ -204,12 +204,12 @@ class UpdateContainer(HostedCall):
         if container is None:
             return b""
         self.container_id = request.container_id
-        await self.context.teller.told(self.context.life.pod_of(self.container_id))
+        await self.context.dispatcher.told(self.context.life.pod_of(self.container_id))
         pod = await world.pod(self.context.life.pod_of(self.container_id))
         updates = await self.context.host.update(pod, container, view_resources(request.linux))
         own = [update for update in updates if update.container_id == container.id]
         others = [update for update in updates if update.container_id != container.id]
-        await self.context.teller.apply_others(others)
+        await self.context.dispatcher.apply_others(others)
         if not own:
             return b""
         linux = world.expression.resources(own[-1])
@@ -220,7 +220,7 @@ class UpdateContainer(HostedCall):
             linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
             self.context.world.known.note_resources(self.container_id, view_resources(linux))
             due = _post(nri.POST_UPDATE_CONTAINER, self.context.life, self.container_id)
-            self.context.teller.soon([due])
+            self.context.dispatcher.soon([due])
 
 
 class UpdatePod(HostedCall):
@@ -241,7 +241,7 @@ class UpdatePod(HostedCall):
             self.context.world.known.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
             )
-            self.context.teller.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
+            self.context.dispatcher.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
 
 
 class StopPod(HostedCall):
@@ -273,7 +273,7 @@ async def end_pod(context: HostContext, pod_id: str) -> None:
             await context.upstream.stop_container(container_id)
         except Exception as error:  # the runtime stops them with the sandbox, or says why not
             context.log.warning("a container did not stop", id=container_id, error=str(error))
-    await context.teller.tell(life.pod_stopped(pod_id))
+    await context.dispatcher.tell(life.pod_stopped(pod_id))
 
 
 def _post(event: int, life: Lifecycle, container_id: str) -> Due:
@@ -336,4 +336,4 @@ class ContainerEvents(HostedCall):
         except ValueError:
             return
         if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
-            self.context.teller.soon(self.context.life.stopped(event.container_id))
+            self.context.dispatcher.soon(self.context.life.stopped(event.container_id))

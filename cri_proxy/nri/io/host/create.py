@@ -96,8 +96,8 @@ class Create(HostedCall):
         await self.replied(reply)
         made.show()
         if pod_id := context.life.pod_of(container_id):
-            context.teller.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
-        await context.teller.apply_others(updates)
+            context.dispatcher.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
+        await context.dispatcher.apply_others(updates)
         return reply
 
     # ------------------------------------------------------------------ what plugins ask for
@@ -261,7 +261,7 @@ class UncommittedContainer:
             if self.id:
                 await self._remove()
         finally:
-            await context.teller.tell(due)
+            await context.dispatcher.tell(due)
 
     async def _remove(self) -> None:
         context, container_id = self._context, self.id

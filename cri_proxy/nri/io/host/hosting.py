@@ -91,14 +91,14 @@ class NriHosting:
         self.host = NriHost(
             nri_settings(config), self.world, log, services.metrics, lambda: (runtime.name, runtime.version)
         )
-        teller = EventDispatcher(self.host, self.world, log)
+        dispatcher = EventDispatcher(self.host, self.world, log)
         cleanup = Cleanup(upstream, marks, hidden, services.keeper, log)
         under_way = StepsUnderWay()
         self._context = HostContext(
-            self.host, self.world, life, hidden, teller, upstream, marks, cleanup, under_way, log
+            self.host, self.world, life, hidden, dispatcher, upstream, marks, cleanup, under_way, log
         )
         self._passing = CallsInFlight()
-        self.world.on_due = teller.soon
+        self.world.on_due = dispatcher.soon
         self.world.settled = under_way.settled
         self.host.on_change = self._changed
         self._deliver = services.keeper.updates.deliver
@@ -164,7 +164,7 @@ class NriHosting:
     def runtime_returned(self) -> None:
         """Now it can be asked whether it has NRI itself."""
         if self._is_begun:
-            self._context.teller.spawn(self._try("NRI plugins cannot be hosted", self.decide()))
+            self._context.dispatcher.spawn(self._try("NRI plugins cannot be hosted", self.decide()))
 
     async def decide(self) -> None:
         """Find out whether the runtime has NRI itself; start the host if not. May be called any time."""
@@ -268,7 +268,7 @@ class NriHosting:
                 self._starting.cancel()
                 await asyncio.wait({self._starting})
             await self.host.close()
-        await self._context.teller.close()
+        await self._context.dispatcher.close()
 
 
 class _Undecided:

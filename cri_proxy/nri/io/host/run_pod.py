@@ -54,7 +54,7 @@ class Run(HostedCall):
 
     async def _unmake(self) -> None:
         context, sandbox_id = self.context, self.sandbox_id
-        await context.teller.tell(context.life.pod_stopped(sandbox_id))
+        await context.dispatcher.tell(context.life.pod_stopped(sandbox_id))
         try:
             await context.upstream.remove_sandbox(sandbox_id)
         except AnswerFailed as error:
@@ -64,4 +64,4 @@ class Run(HostedCall):
         else:
             self.sandbox_id = ""
             context.hidden.removed(sandbox_id)
-        await context.teller.tell(context.life.pod_removed(sandbox_id))
+        await context.dispatcher.tell(context.life.pod_removed(sandbox_id))
