@@ -109,8 +109,13 @@ class NriHost:
     @property
     def connected(self) -> bool:
         """Whether requests must be told here: there is a plugin, or one comes just now, or a rule is to be kept."""
-        roster = self._roster
-        return bool(roster.peers or roster.joining or roster.missing() or roster.settings.is_validating)
+        connected_plugins = self._roster
+        return bool(
+            connected_plugins.peers
+            or connected_plugins.joining
+            or connected_plugins.missing()
+            or connected_plugins.settings.is_validating
+        )
 
     def plugins(self) -> list[dict[str, Any]]:
         """For ``nri status``: those that are connected, those that were launched and are not, those missing."""

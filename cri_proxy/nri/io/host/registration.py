@@ -61,12 +61,12 @@ class Registrar:
     """Admits plugins to a roster. ``runtime``: the name and version of the runtime, as plugins are told."""
 
     def __init__(
-        self, roster: ConnectedPlugins, world: PluginView, runtime: Callable[[], tuple[str, str]]
+        self, connected_plugins: ConnectedPlugins, world: PluginView, runtime: Callable[[], tuple[str, str]]
     ) -> None:
-        self._roster = roster
+        self._roster = connected_plugins
         self._world = world
         self._runtime = runtime
-        self._log = roster.log
+        self._log = connected_plugins.log
         self._order = 0
         self._penalties: dict[str, _Penalty] = {}
 

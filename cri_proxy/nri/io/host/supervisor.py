@@ -35,11 +35,11 @@ def launcher_of(
 class PluginSupervisor:
     """Of one host."""
 
-    def __init__(self, roster: ConnectedPlugins, registrar: Registrar) -> None:
-        self._roster = roster
+    def __init__(self, connected_plugins: ConnectedPlugins, registrar: Registrar) -> None:
+        self._roster = connected_plugins
         self._registrar = registrar
-        self._log = roster.log
-        self._launcher = launcher_of(roster.settings.launcher, os.environ)
+        self._log = connected_plugins.log
+        self._launcher = launcher_of(connected_plugins.settings.launcher, os.environ)
         self._kept: list[_Kept] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Optional[PluginListener] = None
