@@ -63,8 +63,10 @@ class NriHost:
     ) -> None:
         """``runtime``: the runtime's name and version, as plugins are told them."""
         self._log = log
-        self._roster = ConnectedPlugins(settings, log, NriMetrics(metrics.registry))
-        self._arrivals = PluginSupervisor(self._roster, Registrar(self._roster, world, runtime))
+        self._connected_plugins = ConnectedPlugins(settings, log, NriMetrics(metrics.registry))
+        self._arrivals = PluginSupervisor(
+            self._connected_plugins, Registrar(self._connected_plugins, world, runtime)
+        )
         #: Create, update and stop: their answers may be about the same containers.
         self._merging = asyncio.Lock()
 
@@ -77,7 +79,7 @@ class NriHost:
     async def close(self) -> None:
         """Tell all plugins that it is over; those that were launched end."""
         self._arrivals.stop_listening()
-        goodbyes = [self._say_goodbye(peer) for peer in self._roster.peers]
+        goodbyes = [self._say_goodbye(peer) for peer in self._connected_plugins.peers]
         await asyncio.gather(*goodbyes)
         await self._arrivals.close()
 
@@ -86,30 +88,30 @@ class NriHost:
             await asyncio.wait_for(peer.call("Shutdown", b"", SHUTDOWN_S), SHUTDOWN_S)
         except (CallFailed, PeerLost, asyncio.TimeoutError):
             pass  # it goes anyway
-        self._roster.drop(peer, "the host stops")
+        self._connected_plugins.drop(peer, "the host stops")
 
     @property
     def settings(self) -> NriSettings:
         """May be replaced while it runs; sockets and paths are read at the start only."""
-        return self._roster.settings
+        return self._connected_plugins.settings
 
     @settings.setter
     def settings(self, settings: NriSettings) -> None:
-        self._roster.settings = settings
+        self._connected_plugins.settings = settings
 
     @property
     def on_change(self) -> Optional[Callable[[], None]]:
         """Called after a plugin has come or gone."""
-        return self._roster.on_change
+        return self._connected_plugins.on_change
 
     @on_change.setter
     def on_change(self, called: Optional[Callable[[], None]]) -> None:
-        self._roster.on_change = called
+        self._connected_plugins.on_change = called
 
     @property
     def connected(self) -> bool:
         """Whether requests must be told here: there is a plugin, or one comes just now, or a rule is to be kept."""
-        connected_plugins = self._roster
+        connected_plugins = self._connected_plugins
         return bool(
             connected_plugins.peers
             or connected_plugins.joining
@@ -119,9 +121,9 @@ class NriHost:
 
     def plugins(self) -> list[dict[str, Any]]:
         """For ``nri status``: those that are connected, those that were launched and are not, those missing."""
-        rows = [peer.document() for peer in self._roster.peers]
+        rows = [peer.document() for peer in self._connected_plugins.peers]
         rows += self._arrivals.absent()
-        for wanted in self._roster.missing():
+        for wanted in self._connected_plugins.missing():
             rows.append({"name": wanted, "index": "", "origin": "required", "state": "missing"})
         return rows
 
@@ -134,14 +136,14 @@ class NriHost:
 
     async def run_pod(self, pod: Shown[nri.PodSandbox]) -> None:
         """:raises PluginRefused: the pod must not run."""
-        async with self._roster.gate.shared():
+        async with self._connected_plugins.gate.shared():
             self._check_required(pod.message, "")
             await self._ask_all(EventMessage(nri.RUN_POD_SANDBOX, pod.data))
 
     async def start_container(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> None:
         """:raises PluginRefused: it must not be started."""
         message = EventMessage(nri.START_CONTAINER, pod.data, container.data)
-        async with self._roster.gate.shared():
+        async with self._connected_plugins.gate.shared():
             await self._ask_all(message)
 
     async def update_pod(
@@ -150,7 +152,7 @@ class NriHost:
         """:raises PluginRefused: it must not be updated."""
         rest = nri.UpdatePodSandboxRequest(overhead_linux_resources=overhead, linux_resources=resources)
         message = EventMessage(nri.UPDATE_POD_SANDBOX, pod.data, rest=rest.SerializeToString())
-        async with self._roster.gate.shared():
+        async with self._connected_plugins.gate.shared():
             await self._ask_all(message)
 
     async def create(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> Merged:
@@ -160,14 +162,14 @@ class NriHost:
             fails the request.
         """
         container = Shown(view_unmade(container.message))
-        async with self._roster.gate.shared(), self._merging:
+        async with self._connected_plugins.gate.shared(), self._merging:
             # All who are there now, also those that end in the midst of this.
-            validators = self._roster.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)
+            validators = self._connected_plugins.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)
             present = self._present()
             merge = Merge(container.message)
             updates = MergedUpdates(merge.owners, created=container.id)
             seen = container
-            for peer in self._roster.takers(nri.CREATE_CONTAINER):
+            for peer in self._connected_plugins.takers(nri.CREATE_CONTAINER):
                 if merge.container is not seen.message:
                     seen = Shown(merge.container)
                 message = EventMessage(nri.CREATE_CONTAINER, pod.data, seen.data)
@@ -204,9 +206,9 @@ class NriHost:
         """
         rest = nri.UpdateContainerRequest(linux_resources=resources).SerializeToString()
         message = EventMessage(nri.UPDATE_CONTAINER, pod.data, container.data, rest)
-        async with self._roster.gate.shared(), self._merging:
+        async with self._connected_plugins.gate.shared(), self._merging:
             updates = MergedUpdates(updated=container.id, resources=resources)
-            for peer in self._roster.takers(nri.UPDATE_CONTAINER):
+            for peer in self._connected_plugins.takers(nri.UPDATE_CONTAINER):
                 asked = await self._ask(peer, message, nri.UpdateContainerResponse)
                 if asked is None:
                     continue
@@ -227,7 +229,7 @@ class NriHost:
         ``picture``: the newest of the world's when it ended.
         """
         message = EventMessage(nri.STOP_CONTAINER, pod.data, container.data)
-        async with self._roster.gate.shared(), self._merging:
+        async with self._connected_plugins.gate.shared(), self._merging:
             updates = MergedUpdates()
             for peer in self._meant(nri.STOP_CONTAINER, container.id, picture):
                 asked = await self._told(self._ask(peer, message, nri.StopContainerResponse))
@@ -254,17 +256,17 @@ class NriHost:
         """
         # Events of pods have no container.
         message = EventMessage(event, pod.data, None if container is None else container.data)
-        async with self._roster.gate.shared():
+        async with self._connected_plugins.gate.shared():
             for peer in self._meant(event, pod.id if container is None else container.id, picture):
                 await self._told(self._ask(peer, message, None))
 
     def _meant(self, event: int, some_id: str, picture: int) -> list[RegisteredPlugin]:
         """The plugins that are told what has happened to something: not those that came after it."""
-        return [peer for peer in self._roster.takers(event) if peer.is_meant(some_id, picture)]
+        return [peer for peer in self._connected_plugins.takers(event) if peer.is_meant(some_id, picture)]
 
     def is_told(self, event: int) -> bool:
         """Whether anybody is there for an event, or may be in a moment."""
-        return bool(self._roster.joining or self._roster.takers(event))
+        return bool(self._connected_plugins.joining or self._connected_plugins.takers(event))
 
     async def _told(self, asking: Awaitable[Any]) -> Any:
         try:
@@ -276,7 +278,7 @@ class NriHost:
     # ------------------------------------------------------------------ one plugin
 
     async def _ask_all(self, message: EventMessage) -> None:
-        for peer in self._roster.takers(message.event):
+        for peer in self._connected_plugins.takers(message.event):
             await self._ask(peer, message, None)
 
     async def _ask(
@@ -294,7 +296,7 @@ class NriHost:
                 f'plugin "{peer.title}" failed {rpc_of(message.event).method}: {error}'
             ) from None
         except PeerLost as lost:
-            self._roster.drop(peer, str(lost))
+            self._connected_plugins.drop(peer, str(lost))
             if self._is_fatal(peer):
                 sentence = f'plugin "{peer.title}" did not answer {rpc_of(message.event).method}: {lost}'
                 raise PluginRefused(sentence) from None
@@ -312,7 +314,10 @@ class NriHost:
     # ------------------------------------------------------------------ rules
 
     def _present(self) -> list[nri.PluginInstance]:
-        return [nri.PluginInstance(name=p.identity.name, index=p.identity.index) for p in self._roster.peers]
+        return [
+            nri.PluginInstance(name=p.identity.name, index=p.identity.index)
+            for p in self._connected_plugins.peers
+        ]
 
     def _check_required(self, pod: nri.PodSandbox, container_name: str) -> None:
         try:
@@ -346,7 +351,7 @@ class NriHost:
         except PeerLost as lost:
             # As by NRI's own host: what it would have said is not known. It is asked about no other create, for it
             # is gone; that none passes without it at all is said by ``nri.required_plugins``.
-            self._roster.drop(peer, str(lost))
+            self._connected_plugins.drop(peer, str(lost))
             if self._is_fatal(peer) or not self.settings.passes_without_validators:
                 raise PluginRefused(nri_validate.failed_in(peer.title, str(lost))) from None
             return

@@ -63,7 +63,7 @@ class Registrar:
     def __init__(
         self, connected_plugins: ConnectedPlugins, world: PluginView, runtime: Callable[[], tuple[str, str]]
     ) -> None:
-        self._roster = connected_plugins
+        self._connected_plugins = connected_plugins
         self._world = world
         self._runtime = runtime
         self._log = connected_plugins.log
@@ -103,7 +103,7 @@ class Registrar:
                 await asyncio.wait([running])
                 return connection.reason
             finally:
-                self._roster.drop(peer, connection.reason or "the host stops")
+                self._connected_plugins.drop(peer, connection.reason or "the host stops")
         finally:
             connection.close("the host stops")
             await asyncio.wait([running])
@@ -120,11 +120,11 @@ class Registrar:
     async def _admit(
         self, visit: _Visit, connection: NriConnection, config: str
     ) -> tuple[RegisteredPlugin, list[nri.ContainerUpdate]]:
-        settings = self._roster.settings
+        settings = self._connected_plugins.settings
         # 1. It says who it is.
         identity = await visit.registered(connection, settings.registration_timeout_s)
         self._order += 1
-        peer = RegisteredPlugin(identity, connection, self._roster.metrics, self._order)
+        peer = RegisteredPlugin(identity, connection, self._connected_plugins.metrics, self._order)
         # 2. It is told what there is, and says what it wants to hear of.
         name, version = self._runtime()
         request = nri.ConfigureRequest(
@@ -152,13 +152,13 @@ class Registrar:
 
     async def _synchronize(self, peer: RegisteredPlugin) -> list[nri.ContainerUpdate]:
         """Add a plugin such that nothing is lost between what it is told here and its first event."""
-        with self._roster.join():
-            async with self._roster.gate.alone():
-                updates = await self._exchange(peer, self._roster.settings.sync_timeout_s)
+        with self._connected_plugins.join():
+            async with self._connected_plugins.gate.alone():
+                updates = await self._exchange(peer, self._connected_plugins.settings.sync_timeout_s)
                 if peer.connection.closed.is_set():
                     raise NotAdmitted(peer.connection.reason)
                 self._penalties.pop(peer.title, None)
-                self._roster.add(peer)
+                self._connected_plugins.add(peer)
         return updates
 
     async def _exchange(self, peer: RegisteredPlugin, timeout_s: float) -> list[nri.ContainerUpdate]:
@@ -200,7 +200,7 @@ class Registrar:
     def _penalize(self, title: str) -> None:
         penalty = self._penalties.pop(title, _Penalty(0, 0.0))
         failures = penalty.failures + 1
-        wait_s = self._roster.settings.sync_timeout_s * pause_s(failures)
+        wait_s = self._connected_plugins.settings.sync_timeout_s * pause_s(failures)
         self._penalties[title] = _Penalty(failures, time.monotonic() + wait_s)
         while len(self._penalties) > _MOST_PENALTIES:
             del self._penalties[next(iter(self._penalties))]

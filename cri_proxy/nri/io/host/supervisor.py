@@ -36,7 +36,7 @@ class PluginSupervisor:
     """Of one host."""
 
     def __init__(self, connected_plugins: ConnectedPlugins, registrar: Registrar) -> None:
-        self._roster = connected_plugins
+        self._connected_plugins = connected_plugins
         self._registrar = registrar
         self._log = connected_plugins.log
         self._launcher = launcher_of(connected_plugins.settings.launcher, os.environ)
@@ -48,7 +48,7 @@ class PluginSupervisor:
 
     async def start(self) -> None:
         """Return once every launched plugin is connected or has failed for the first time, and others can come."""
-        settings = self._roster.settings
+        settings = self._connected_plugins.settings
         found, passed_over = await asyncio.to_thread(discover, settings.plugin_path, settings.config_path)
         for passed in passed_over:
             self._note(f"{passed.path} is not launched: {passed.reason}")
