@@ -40,7 +40,7 @@ class CallInFlight(HostedCall):
         self, context: HostContext, engine: Optional[Interception], full_method: str, passing: CallsInFlight
     ) -> None:
         super().__init__(context, engine, full_method)
-        self._passing = passing
+        self._calls_in_flight = passing
         context.under_way.begun(self)
 
     async def request(self, message: bytes) -> Outcome:
@@ -57,4 +57,4 @@ class CallInFlight(HostedCall):
 
     async def after(self, end: CallEnd, code: int) -> None:
         self.context.under_way.over(self)
-        self._passing.over()
+        self._calls_in_flight.over()

@@ -97,7 +97,7 @@ class NriHosting:
         self._context = HostContext(
             self.host, self.world, life, hidden, dispatcher, upstream, marks, cleanup, under_way, log
         )
-        self._passing = CallsInFlight()
+        self._calls_in_flight = CallsInFlight()
         self.world.on_due = dispatcher.soon
         self.world.settled = under_way.settled
         self.host.on_change = self._changed
@@ -125,7 +125,7 @@ class NriHosting:
     def open_making(self, engine: Optional[Interception], full_method: str) -> Interception:
         """A RunPodSandbox or CreateContainer whose request is there: asked about, or counted."""
         if not self._is_asking:
-            return self._passing.open(self._context, engine, full_method)
+            return self._calls_in_flight.open(self._context, engine, full_method)
         if runtime_method(full_method) == "CreateContainer":
             return Create(self._context, engine, full_method, self._expression)
         return Run(self._context, engine, full_method)
@@ -228,7 +228,7 @@ class NriHosting:
         # At first at once: a plugin from before a restart comes as soon as it can.
         pause_s = 0.0
         while True:
-            await self._passing.wait()
+            await self._calls_in_flight.wait()
             await asyncio.sleep(pause_s)
             pause_s = WARM_AFTER_S
             if self.is_on:
