@@ -116,7 +116,7 @@ class ClusterLayer:
 
     async def _check(self, loaded: settings.ConfigInForce, policy: ClusterPolicy) -> None:
         services = self._daemon.services
-        engine = services.keeper.engine
+        engine = services.node_state.engine
         if engine is None:
             raise BadPolicy("the daemon is degraded and places nothing: see cri-resmgr status")
         config = services.config.taking_over(loaded.config)

@@ -80,7 +80,7 @@ class Commands:
         return {name: commands[name] for name in (*SHARED, *self._view.table())}
 
     def _engine(self) -> Engine:
-        engine: Optional[Engine] = self._daemon.services.keeper.engine
+        engine: Optional[Engine] = self._daemon.services.node_state.engine
         if engine is None:
             reasons = "; ".join(self._daemon.health.reasons.values()) or "it is starting"
             raise ControlError(f"the daemon is degraded and passes bytes only: {reasons}")
@@ -90,16 +90,16 @@ class Commands:
 
     async def status(self, arguments: dict[str, Any]) -> Any:
         daemon, services = self._daemon, self._daemon.services
-        keeper, runtime = services.keeper, services.runtime
+        node_state, runtime = services.node_state, services.runtime
         # They may be younger than the last round.
         services.health.note("state", services.store.problem)
-        if (engine := keeper.active()) is not None:
+        if (engine := node_state.active()) is not None:
             services.health.note("invariants", unmet_in_short(engine))
         connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
         document: dict[str, Any] = {
             "version": VERSION,
             "mode": daemon.mode,
-            "mode_wanted": keeper.mode,
+            "mode_wanted": node_state.mode,
             "degraded": dict(services.health.reasons),
             "warnings": services.health.warnings,
             "uptime_s": round(time.monotonic() - self._started, 1),
@@ -114,13 +114,15 @@ class Commands:
             },
             "exits": self._exits(),
             "state_unsaved": services.store.waiting,
-            "updates_waiting": len(keeper.updates.unsettled),
+            "updates_waiting": len(node_state.updates.unsettled),
             "affinity": daemon.affinity.status(),
             "cluster": daemon.cluster.document(),
             "counters": counters(services.metrics.registry),
         }
-        if keeper.engine is not None:
-            document.update(engine_status(keeper.engine, services.config["policy.Active"], keeper.clock()))
+        if node_state.engine is not None:
+            document.update(
+                engine_status(node_state.engine, services.config["policy.Active"], node_state.clock())
+            )
         return document
 
     def _exits(self) -> str:
@@ -136,7 +138,7 @@ class Commands:
 
     async def explain(self, arguments: dict[str, Any]) -> Any:
         name = str(arguments.get("container", ""))
-        document = explain(self._engine(), name, self._daemon.services.keeper.clock())
+        document = explain(self._engine(), name, self._daemon.services.node_state.clock())
         if document is None:
             raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
         return {**document, "unsaved": self._is_unsaved(name)}
@@ -190,7 +192,7 @@ class Commands:
                 raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
             self._daemon.assembly.set_mode(wanted)
             await self._daemon.services.store.settled()
-        return {"mode": self._daemon.mode, "wanted": self._daemon.services.keeper.mode}
+        return {"mode": self._daemon.mode, "wanted": self._daemon.services.node_state.mode}
 
     async def release(self, arguments: dict[str, Any]) -> Any:
         engine = self._engine()
@@ -199,7 +201,7 @@ class Commands:
         else:
             grants = [self._one(str(arguments.get("container", "")))]
         updates = [u for g in grants if (u := engine.release(g.key)) is not None]
-        self._daemon.services.keeper.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
+        self._daemon.services.node_state.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
         return await self._carry_out(updates, len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
@@ -265,10 +267,10 @@ class Commands:
             raise ControlError(str(error)) from None
 
     async def _carry_out(self, updates: list[CpusetUpdate], count: int) -> Any:
-        keeper = self._daemon.services.keeper
-        await keeper.saved()
-        await keeper.updates.send_and_wait(updates, WAIT_S, by_command=True)
-        waiting = keeper.updates.unsettled
+        node_state = self._daemon.services.node_state
+        await node_state.saved()
+        await node_state.updates.send_and_wait(updates, WAIT_S, by_command=True)
+        waiting = node_state.updates.unsettled
         return {
             "containers": count,
             "updates": [

@@ -35,7 +35,7 @@ class AffinityCommands:
 
     async def affinity(self, arguments: dict[str, Any]) -> Any:
         """The graph as the daemon sees it, with where everybody is."""
-        controller, engine = self._controller, self._daemon.services.keeper.engine
+        controller, engine = self._controller, self._daemon.services.node_state.engine
         if engine is None:
             raise ControlError("the daemon is degraded and passes bytes only: see cri-resmgr status")
         return {**controller.status(), **await graph_document(engine, controller.traffic())}

@@ -76,7 +76,7 @@ class ViewCommands:
         since = arguments.get("events_since")
         if since is not None and (isinstance(since, bool) or not isinstance(since, int) or since < 0):
             raise ControlError(f"events_since is {since!r}, expected a whole number of 0 or more, or null")
-        engine: Optional[Engine] = self._daemon.services.keeper.engine
+        engine: Optional[Engine] = self._daemon.services.node_state.engine
         document = {**self._head(), **self._daemon.orders.notable.since(since)}
         if engine is None:
             nothing: dict[str, Any] = {
@@ -110,7 +110,7 @@ class ViewCommands:
             "version": VERSION,
             "instance": daemon.instance,
             "mode": daemon.mode,
-            "mode_wanted": services.keeper.mode,
+            "mode_wanted": services.node_state.mode,
             "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),
             "policy": services.config["policy.Active"],
             "degraded": dict(services.health.reasons),

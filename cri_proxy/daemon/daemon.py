@@ -134,7 +134,7 @@ class Daemon:
         await asyncio.wait({starting, told}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-        elif not told.done() and self.services.keeper.engine is None:
+        elif not told.done() and self.services.node_state.engine is None:
             self.health.note("start", STARTING)
 
     async def _let_in(self) -> None:
@@ -145,7 +145,7 @@ class Daemon:
             self.health.note("start", "")
 
     def _announce(self) -> None:
-        engine, front = self.services.keeper.engine, self.front
+        engine, front = self.services.node_state.engine, self.front
         assert front is not None
         self.log.info(
             f"cri-resmgr {VERSION}",
@@ -190,9 +190,9 @@ class Daemon:
         self.assembly = Assembly(self.services, read_boot_id(self.options.boot_id_file))
         self.rounds = Maintenance(self.services, self.assembly, self._bring_up, self._try_again)
         self._configure_affinity()
-        self.services.keeper.memory_bytes = read_memory_bytes(self.options.meminfo_file)
-        self.services.keeper.on_doubt = self.rounds.look_soon
-        self.services.keeper.on_pod = self.rounds.note_pod
+        self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
+        self.services.node_state.on_doubt = self.rounds.look_soon
+        self.services.node_state.on_pod = self.rounds.note_pod
         self._apply_settings()
         self.health.note("config", loaded.problem)
         self.health.warn("config", loaded.warnings)
@@ -302,11 +302,11 @@ class Daemon:
                 await server.stop()
         await self.metrics_http.follow("")
         await self.affinity.close()
-        await services.keeper.updates.close()
+        await services.node_state.updates.close()
         if (
-            services.keeper.engine is not None
+            services.node_state.engine is not None
         ):  # else there is nothing to keep, or a thread is still reading it
-            services.keeper.save()
+            services.node_state.save()
             await services.store.close()
             self.assembly.end()
         services.store.let_go()
@@ -372,7 +372,7 @@ class Daemon:
     async def _keep(self) -> None:
         """Remember the configuration, if it is one that has brought the engine up."""
         services, store = self.services, self.services.store
-        if services.keeper.engine is None or "config" in self.health.reasons:
+        if services.node_state.engine is None or "config" in self.health.reasons:
             return
         loaded, folder = self._loaded, Path(services.config["state.directory"])
         runtime = "" if services.runtime.is_guess else services.runtime.path
@@ -431,7 +431,7 @@ class Daemon:
             self.assembly.set_mode(services.config["relay.mode"], by_command=False)
         if "metrics.listen" in changed:
             await self._serve_metrics()
-        if services.keeper.engine is not None:
+        if services.node_state.engine is not None:
             await self.assembly.follow_config()
         await self._keep()
         self.affinity.reconfigured()
@@ -444,9 +444,9 @@ class Daemon:
     def _apply_settings(self) -> None:
         services, config = self.services, self.services.config
         logs.set_up(config["log.level"], config["log.format"], self._repeats)
-        services.keeper.shrink_wait_s = config["placement.shrink_wait"]
+        services.node_state.shrink_wait_s = config["placement.shrink_wait"]
         services.store.wait_s = config["state.wait"]
-        services.keeper.fail_closed = tuple(config["placement.fail_closed_namespaces"])
+        services.node_state.fail_closed = tuple(config["placement.fail_closed_namespaces"])
         services.machine.source = Path(config["topology.source"])
         services.machine.kubelet = Path(config["kubelet.directory"])
         if self.watch is not None:

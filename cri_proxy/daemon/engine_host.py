@@ -53,8 +53,8 @@ class Assembly:
         services.store.on_change = self.note_state
         services.reconciler.taken_over = self._taken_over
         root = Path(services.config["topology.cgroup_root"])
-        services.keeper.devices = self._devices()
-        services.keeper.quotas = Quotas(root, services.log, self._keep_quotas)
+        services.node_state.devices = self._devices()
+        services.node_state.quotas = Quotas(root, services.log, self._keep_quotas)
 
     def _devices(self) -> Devices:
         # What this machine's sysfs says is not true of one that a file describes.
@@ -69,7 +69,7 @@ class Assembly:
         """Say whether records are durable, here and to the next daemon."""
         problem = self._services.store.problem
         self._services.health.note("state", problem)
-        if self._services.keeper.engine is None:
+        if self._services.node_state.engine is None:
             return
         if problem:
             self._mark.set()
@@ -78,7 +78,7 @@ class Assembly:
 
     def end(self) -> None:
         """The service ends; what could not be written by now is for the next daemon to find."""
-        if self._services.store.waiting and self._services.keeper.engine is not None:
+        if self._services.store.waiting and self._services.node_state.engine is not None:
             self._mark.set()
 
     def _taken_over(self, containers: int) -> None:
@@ -95,7 +95,7 @@ class Assembly:
         """Read the machine and the state, and put an engine to work. False: there is still none."""
         async with self._lock:
             services = self._services
-            if services.keeper.engine is not None:
+            if services.node_state.engine is not None:
                 return True
             try:
                 loaded = await self._load()
@@ -123,7 +123,7 @@ class Assembly:
             services.health.note("engine", "")
             services.health.note("state", services.store.problem)
             services.health.tell()
-            services.keeper.send(updates)
+            services.node_state.send(updates)
             return True
 
     async def _load(self) -> LoadedState:
@@ -175,9 +175,9 @@ class Assembly:
 
     def _recall_quotas(self, meta: Mapping[str, str]) -> None:
         # Another boot's cgroups are gone.
-        if self._services.keeper.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
+        if self._services.node_state.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
             self._meta[QUOTAS_KEY] = meta.get(QUOTAS_KEY, "")
-            self._services.keeper.quotas.recall(self._meta[QUOTAS_KEY])
+            self._services.node_state.quotas.recall(self._meta[QUOTAS_KEY])
 
     def engage(self, engine: Engine) -> None:
         """Put an engine to work, in place of the one before."""
@@ -186,7 +186,7 @@ class Assembly:
             services.metrics.unwatch(self._watched)
         self._watched = services.metrics.watch(engine)
         self.on_engage(engine)
-        services.keeper.engine = engine
+        services.node_state.engine = engine
         self._meta[HASH_KEY] = engine.host.topology.hash()
         services.store.write(engine.drain(), self._meta)
         services.look.set()
@@ -218,13 +218,13 @@ class Assembly:
 
     async def follow_config(self) -> None:
         """Let the engine follow a new configuration."""
-        self._services.keeper.devices = self._devices()
+        self._services.node_state.devices = self._devices()
         await self._follow(by_reload=True)
 
     async def _follow(self, by_reload: bool) -> None:
         services = self._services
         async with self._lock:
-            engine = services.keeper.engine
+            engine = services.node_state.engine
             if engine is None:
                 services.look.set()
                 return
@@ -235,7 +235,7 @@ class Assembly:
                 services.health.note("topology", f"the machine could not be read again: {error}")
                 return
             services.health.note("topology", "")
-            if engine is not services.keeper.engine:
+            if engine is not services.node_state.engine:
                 return
             before, host = engine.host, self.host(machine)
             engine.note_free_memory(host.free_memory)
@@ -248,16 +248,16 @@ class Assembly:
             updates = engine.rehost(host, make_policy(services.config, host.topology), options)
             self._meta[HASH_KEY] = host.topology.hash()
             services.store.write({}, self._meta)
-            services.keeper.save()
-            services.keeper.send(updates)
+            services.node_state.save()
+            services.node_state.send(updates)
 
     # ------------------------------------------------------------------ the mode
 
     @property
     def mode(self) -> str:
         """The mode in force: off while there is no engine, whatever was asked for."""
-        keeper = self._services.keeper
-        return "off" if keeper.engine is None else keeper.mode
+        node_state = self._services.node_state
+        return "off" if node_state.engine is None else node_state.mode
 
     def set_mode(self, mode: str, by_command: bool = True) -> None:
         """Change what is done with requests. By command: until another mode is configured.
@@ -265,7 +265,7 @@ class Assembly:
         ``services.store.settled()`` waits until it outlives the daemon.
         """
         services = self._services
-        services.keeper.switch(mode)
+        services.node_state.switch(mode)
         self._meta[MODE_KEY] = mode if by_command else ""
         self._meta[CONFIGURED_KEY] = services.config["relay.mode"]
         # Not the boot id: records of another boot may be there that were not looked at yet.
@@ -282,7 +282,7 @@ class Assembly:
         # For good: also when the former one is configured again.
         self._meta.update({MODE_KEY: "" if is_over else mode, CONFIGURED_KEY: configured})
         if not is_over:
-            self._services.keeper.switch(mode)
+            self._services.node_state.switch(mode)
 
 
 def restore(

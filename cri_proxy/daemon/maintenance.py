@@ -157,7 +157,7 @@ class Maintenance:
         services, loop = self._services, asyncio.get_running_loop()
         full_at = 0.0
         while True:
-            waiting_s = RETRY_S if services.keeper.engine is None else services.config["reconcile.poll"]
+            waiting_s = RETRY_S if services.node_state.engine is None else services.config["reconcile.poll"]
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(services.look.wait(), waiting_s)
             full = services.look.is_set() or loop.time() >= full_at
@@ -179,15 +179,15 @@ class Maintenance:
 
     async def _reconcile_once(self, full: bool) -> bool:
         """One round; returns whether it has left nothing open that another look could settle."""
-        services, keeper, is_compared = self._services, self._services.keeper, True
-        if keeper.engine is None and not await self._bring_up():
+        services, node_state, is_compared = self._services, self._services.node_state, True
+        if node_state.engine is None and not await self._bring_up():
             return True
-        engine = keeper.active()
+        engine = node_state.active()
         if engine is None:
             return True
         if full:
             await self._assembly.follow_machine()
-            keeper.updates.retry()
+            node_state.updates.retry()
             await services.store.checkpoint()
         if services.runtime.api and (full or not self._events_read):
             is_compared = await self._compare(full)
@@ -196,10 +196,10 @@ class Maintenance:
         if newest is not None:
             await self.note_pod(newest)
         # It may have been replaced meanwhile.
-        engine = keeper.active()
+        engine = node_state.active()
         if engine is not None:
-            keeper.send(engine.tick(keeper.clock()))
-            keeper.save()
+            node_state.send(engine.tick(node_state.clock()))
+            node_state.save()
             if full:
                 self._follow_quotas(engine)
                 self._mend(engine)
@@ -210,13 +210,13 @@ class Maintenance:
 
     def _mend(self, engine: Engine) -> None:
         """What must never be is mended, where that can be; what is left of it is a reason."""
-        keeper = self._services.keeper
-        if keeper.enforcing:
-            mended = engine.mend(keeper.clock())
+        node_state = self._services.node_state
+        if node_state.enforcing:
+            mended = engine.mend(node_state.clock())
             if mended.broken:
                 self._services.log.warning("invariants were broken", sentences=mended.broken)
-            keeper.send(mended.updates)
-            keeper.save()
+            node_state.send(mended.updates)
+            node_state.save()
         self._services.health.note("invariants", unmet_in_short(engine))
 
     async def _compare(self, full: bool) -> bool:
@@ -236,11 +236,13 @@ class Maintenance:
 
     def _follow_quotas(self, engine: Engine) -> None:
         """Lift again what kubelet has limited anew: it writes pods' cgroups itself."""
-        keeper = self._services.keeper
-        keeper.follow_quotas()
-        if keeper.quotas is not None:
-            keeper.send(keeper.quotas.drifted(engine.grants.values(), self._services.reconciler.cgroup_of))
-            self._services.health.warn("quotas", keeper.quotas.sentences(engine.pods.values()))
+        node_state = self._services.node_state
+        node_state.follow_quotas()
+        if node_state.quotas is not None:
+            node_state.send(
+                node_state.quotas.drifted(engine.grants.values(), self._services.reconciler.cgroup_of)
+            )
+            self._services.health.warn("quotas", node_state.quotas.sentences(engine.pods.values()))
 
     @property
     def _events_read(self) -> bool:
@@ -248,17 +250,17 @@ class Maintenance:
 
     async def read_events(self) -> None:
         """Our own event stream: only while no client has one and where that takes nothing from anybody."""
-        services, keeper = self._services, self._services.keeper
+        services, node_state = self._services, self._services.node_state
         while True:
             await asyncio.sleep(1)
-            engine = keeper.active()
+            engine = node_state.active()
             if engine is None or services.events.streams or not services.runtime.events_can_be_shared():
                 continue
             try:
                 services.events.own_stream = True
                 async for event in services.runtime.events():
-                    note_event(keeper, engine, event)
-                    if services.events.streams or engine is not keeper.active():
+                    note_event(node_state, engine, event)
+                    if services.events.streams or engine is not node_state.active():
                         break
             except (grpc.aio.AioRpcError, ValueError):
                 pass  # polling notices exits, too

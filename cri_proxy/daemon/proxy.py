@@ -47,7 +47,7 @@ class Proxy:
         self._image_runtime: Optional[RuntimeClient] = None
         restores = Restores(LatePlacement(services))
         services.reconciler.welcome = restores.welcome
-        self._nri = make_hosting(services, CriInterceptor(services.keeper, services.events, restores))
+        self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
         self._calls = LastCall(self._nri)
 
     async def open(self) -> None:
@@ -88,7 +88,7 @@ class Proxy:
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:
-        self._services.keeper.failed_open(runtime_method(method), reason)
+        self._services.node_state.failed_open(runtime_method(method), reason)
 
     def _note_closing(self, reason: str) -> None:
         self._services.metrics.connections_closed.inc()
@@ -103,7 +103,7 @@ class Proxy:
         )
 
     def _note_bug(self, error: Exception) -> None:
-        self._services.keeper.failed_open("", "bug", error)
+        self._services.node_state.failed_open("", "bug", error)
 
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         async def bring_up() -> None:

@@ -97,8 +97,8 @@ async def _engine(node: _Node, loaded: LoadedState) -> Engine:
     # The runtime's list comes first: containers without a record are adopted, records of dead ones go.
     metrics = Metrics("")
     updates = Updates(node.runtime, metrics, node.log)
-    keeper = NodeState(node.store, updates, metrics, node.log, engine, mode="observe")
-    await Reconciler(node.runtime, cgroups, keeper).run()
+    node_state = NodeState(node.store, updates, metrics, node.log, engine, mode="observe")
+    await Reconciler(node.runtime, cgroups, node_state).run()
     return engine
 
 

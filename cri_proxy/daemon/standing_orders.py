@@ -41,12 +41,12 @@ class StandingOrders:
     @property
     def orders(self) -> Orders:
         """Those in force."""
-        return self.services.keeper.orders
+        return self.services.node_state.orders
 
     def recall(self, meta: Mapping[str, str]) -> dict[str, str]:
         """Take over what the state file says, unless orders came since the start; what it is to say from now on."""
         if not self._is_told:
-            self.services.keeper.orders, left_out = read_orders(meta.get(ORDERS_KEY, ""))
+            self.services.node_state.orders, left_out = read_orders(meta.get(ORDERS_KEY, ""))
             for why in left_out:
                 self.services.log.warning("a kept order is left out", why=why)
         return {ORDERS_KEY: write_orders(self.orders)}
@@ -73,7 +73,7 @@ class StandingOrders:
 
     async def _follow(self, orders: Orders) -> None:
         services, self._is_told = self.services, True
-        services.keeper.set_orders(orders)
+        services.node_state.set_orders(orders)
         services.store.write({}, {ORDERS_KEY: write_orders(orders)})
         await services.store.settled()
         self._wake.set()
@@ -82,12 +82,12 @@ class StandingOrders:
         """Why overrides of containers that run are not carried out now; "" = they are."""
         if self.orders.freeze:
             return FROZEN
-        keeper = self.services.keeper
-        return "" if keeper.enforcing else f"in mode {keeper.mode} nothing is moved"
+        node_state = self.services.node_state
+        return "" if node_state.enforcing else f"in mode {node_state.mode} nothing is moved"
 
     def states(self) -> list[dict[str, Any]]:
         """Every override with what became of it."""
-        engine: Optional[Engine] = self.services.keeper.engine
+        engine: Optional[Engine] = self.services.node_state.engine
         if engine is None:
             told = {"state": "waiting", "sentence": "the daemon is degraded and places nothing"}
             return [{**vars(override), **told} for override in self.orders.overrides]
@@ -96,18 +96,18 @@ class StandingOrders:
     async def carry_out(self) -> None:
         """Move containers into the zones they are pinned to, as far as they fit."""
         async with self._lock:
-            engine = self.services.keeper.active()
+            engine = self.services.node_state.active()
             if engine is None or not self.orders.overrides or self.still():
                 return
             keys = engine.pinned_outside()
             for start in range(0, len(keys), AT_ONCE):
                 await self._move(engine, keys[start : start + AT_ONCE])
-                if self.still() or engine is not self.services.keeper.active():
+                if self.still() or engine is not self.services.node_state.active():
                     return
 
     async def _move(self, engine: Engine, keys: tuple[str, ...]) -> None:
         """Move some containers into their zones, as far as they fit; calls are relayed afterwards."""
-        plan = engine.pinning_plan(keys, self.services.keeper.clock())
+        plan = engine.pinning_plan(keys, self.services.node_state.clock())
         if plan.moves:
             outcome = await self.mover.make(engine, plan)
             for failed in outcome.failed:

@@ -50,8 +50,8 @@ from policies.model import BudgetSpent, PlacementRefused, Quota
 class CriInterceptor:
     """Opens an ``Interception`` for every intercepted method while the engine is to be asked."""
 
-    def __init__(self, keeper: NodeState, events: EventCount, restores: Restores) -> None:
-        self._keeper = keeper
+    def __init__(self, node_state: NodeState, events: EventCount, restores: Restores) -> None:
+        self._keeper = node_state
         self._events = events
         self._restores = restores
 
@@ -76,8 +76,8 @@ class InterceptedCall:
     filter: Optional[Callable[[bytes], bytes]] = None
     method = ""
 
-    def __init__(self, keeper: NodeState, engine: Engine) -> None:
-        self.keeper = keeper
+    def __init__(self, node_state: NodeState, engine: Engine) -> None:
+        self.node_state = node_state
         self.engine = engine
         self.outcome = "passed"
         self.fields: dict[str, Any] = {}
@@ -111,19 +111,19 @@ class InterceptedCall:
             await self.close(end, code, details)
         except Exception as error:
             self._fail_open(error)
-        self.keeper.metrics.requests.labels(self.method, self.outcome).inc()
+        self.node_state.metrics.requests.labels(self.method, self.outcome).inc()
         self.fields.update(outcome=self.outcome, us=round(self.decision_us))
         if code:
             self.fields.update(code=code, details=details[:MESSAGE_CHARS])
-        self.keeper.log.info(self.method, **self.fields)
+        self.node_state.log.info(self.method, **self.fields)
 
     def _fail_open(self, error: Exception) -> None:
         reason = _reason(error)
         self.outcome = f"failed open: {reason}"
-        self.keeper.failed_open(self.method, reason, error)
+        self.node_state.failed_open(self.method, reason, error)
 
     def _undecided(self) -> Outcome:
-        if not self.keeper.fails_closed(self.namespace):
+        if not self.node_state.fails_closed(self.namespace):
             return Forward()
         reason = self.outcome.rpartition(" ")[2]
         self.outcome = "refused"
@@ -156,32 +156,34 @@ class CreateContainer(InterceptedCall):
     bound = False
 
     async def decide(self, message: bytes) -> Outcome:
-        keeper, engine = self.keeper, self.engine
-        request = read_create(message, engine.pods, keeper.memory_bytes)
+        node_state, engine = self.node_state, self.engine
+        request = read_create(message, engine.pods, node_state.memory_bytes)
         container = request.container
         self.namespace = container.pod.namespace
         self.fields.update(container=container.path, attempt=container.attempt)
         if container.wishes.notes:
-            keeper.log.warning("annotations", container=container.path, ignored=list(container.wishes.notes))
-        container = await look_up(keeper, engine, container, request.uses)
-        if keeper.active() is not engine:  # it was replaced meanwhile
+            node_state.log.warning(
+                "annotations", container=container.path, ignored=list(container.wishes.notes)
+            )
+        container = await look_up(node_state, engine, container, request.uses)
+        if node_state.active() is not engine:  # it was replaced meanwhile
             return Forward()
         started = time.perf_counter()
-        admission = engine.admit(container, request.fence, keeper.clock(), keeper.enforcing)
-        keeper.metrics.decision_seconds.observe(time.perf_counter() - started)
+        admission = engine.admit(container, request.fence, node_state.clock(), node_state.enforcing)
+        node_state.metrics.decision_seconds.observe(time.perf_counter() - started)
         self.admission = admission
         self._tell(admission)
-        keeper.save()
+        node_state.save()
         delta = write_create_delta(admission.placement)  # while the thread that writes wakes up
-        await keeper.make_room(admission.before)
+        await node_state.make_room(admission.before)
         return Forward(delta)
 
     async def decide_again(self, message: bytes) -> Outcome:
         """Give the place back and decide anew: plugins have changed the request that was decided about."""
         if self.admission is not None:
             ticket, self.admission = self.admission.ticket, None
-            updates = self.engine.cancel(ticket, self.keeper.clock(), "plugins have changed the request")
-            self.keeper.send(updates)
+            updates = self.engine.cancel(ticket, self.node_state.clock(), "plugins have changed the request")
+            self.node_state.send(updates)
         return await self.request(message)
 
     def _tell(self, admission: Admission) -> None:
@@ -200,28 +202,28 @@ class CreateContainer(InterceptedCall):
         container_id = parse(cri.CreateContainerResponse, message).container_id
         if not container_id:
             return
-        missed = self.engine.bind(self.admission.ticket, container_id, self.keeper.clock())
+        missed = self.engine.bind(self.admission.ticket, container_id, self.node_state.clock())
         self.bound = True
         # Its place is durable; by that and the runtime's list it is found should this be lost.
-        self.keeper.save()
+        self.node_state.save()
         self.fields["id"] = container_id
-        self.keeper.send(missed)
+        self.node_state.send(missed)
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.admission is None or self.bound:
             return
         if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
-            self.keeper.send(
+            self.node_state.send(
                 self.engine.cancel(
-                    self.admission.ticket, self.keeper.clock(), f"not created: {details[:MESSAGE_CHARS]}"
+                    self.admission.ticket, self.node_state.clock(), f"not created: {details[:MESSAGE_CHARS]}"
                 )
             )
         else:
             self.outcome = "in doubt"
-            self.keeper.send(self.engine.doubt(self.admission.ticket))
-            self.keeper.on_doubt()
-        await self.keeper.saved()
+            self.node_state.send(self.engine.doubt(self.admission.ticket))
+            self.node_state.on_doubt()
+        await self.node_state.saved()
 
 
 class UpdateContainerResources(InterceptedCall):
@@ -231,17 +233,17 @@ class UpdateContainerResources(InterceptedCall):
     give_back: Optional[Quota] = None
 
     async def decide(self, message: bytes) -> Outcome:
-        keeper, engine = self.keeper, self.engine
+        node_state, engine = self.node_state, self.engine
         request = read_update(message)
         grant = engine.grants.get(request.container_id)
         self.fields["id"] = self.container_id = request.container_id
-        if grant is None or not (keeper.enforcing or grant.stance is Stance.OBSERVED):
+        if grant is None or not (node_state.enforcing or grant.stance is Stance.OBSERVED):
             return Forward()
         container = grant.container
         self.namespace = container.pod.namespace
         self.fields["container"] = container.path
         resources = update_resources(container.resources, request.linux, container.qos)
-        self.admission = engine.resize(request.container_id, resources, request.fence, keeper.clock())
+        self.admission = engine.resize(request.container_id, resources, request.fence, node_state.clock())
         if self.admission is None:
             return Forward()
         self.fields.update(cpus=format_cpus(self.admission.placement.cpus), why=self.admission.decision.why)
@@ -251,10 +253,10 @@ class UpdateContainerResources(InterceptedCall):
             else f"untouched: {self.admission.stance.value}"
         )
         self.give_back = self.admission.give_back
-        if self.give_back is None and keeper.updates.owes_quota(self.container_id):
+        if self.give_back is None and node_state.updates.owes_quota(self.container_id):
             self.give_back = engine.grants[self.admission.ticket].quota
-        keeper.save()
-        await keeper.make_room(self.admission.before)
+        node_state.save()
+        await node_state.make_room(self.admission.before)
         return Forward(write_update_delta(self.admission.placement, self.give_back))
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
@@ -265,20 +267,20 @@ class UpdateContainerResources(InterceptedCall):
             is_open = self.admission.ticket in self.engine.tickets  # else a later resize has superseded it
             if is_open and (sent.cpus or self.give_back is not None):
                 why = "a client's update came between"
-                self.keeper.updates.overtaken(
+                self.node_state.updates.overtaken(
                     CpusetUpdate(self.container_id, sent, False, why, self.give_back)
                 )
-            self.keeper.send(self.engine.commit(self.admission.ticket, self.keeper.clock()))
+            self.node_state.send(self.engine.commit(self.admission.ticket, self.node_state.clock()))
         elif end is CallEnd.REFUSED:
             self.outcome = "cancelled"
-            self.keeper.send(self.engine.cancel(self.admission.ticket, self.keeper.clock()))
+            self.node_state.send(self.engine.cancel(self.admission.ticket, self.node_state.clock()))
         else:
             self.outcome = "in doubt"
-            self.keeper.send(self.engine.doubt(self.admission.ticket))
+            self.node_state.send(self.engine.doubt(self.admission.ticket))
             # Resync looks at what it has and repairs it; not so while an update of ours is waiting.
-            self.keeper.updates.forget(self.container_id)
-            self.keeper.on_doubt()
-        await self.keeper.saved()
+            self.node_state.updates.forget(self.container_id)
+            self.node_state.on_doubt()
+        await self.node_state.saved()
 
 
 class RunPodSandbox(InterceptedCall):
@@ -294,9 +296,9 @@ class RunPodSandbox(InterceptedCall):
         sandbox_id = parse(cri.RunPodSandboxResponse, message).pod_sandbox_id
         pod = read_pod(request.config, sandbox_id, request.runtime_handler)
         self.engine.add_pod(pod)
-        await self.keeper.saved()
+        await self.node_state.saved()
         self.fields.update(pod=f"{pod.namespace}/{pod.name}", id=sandbox_id)
-        await self.keeper.on_pod(pod)
+        await self.node_state.on_pod(pod)
 
 
 class RestorePod(InterceptedCall):
@@ -307,8 +309,8 @@ class RestorePod(InterceptedCall):
     pod_uid = ""
     is_placed = False
 
-    def __init__(self, keeper: NodeState, engine: Engine, restores: Restores) -> None:
-        super().__init__(keeper, engine)
+    def __init__(self, node_state: NodeState, engine: Engine, restores: Restores) -> None:
+        super().__init__(node_state, engine)
         self._restores = restores
 
     async def decide(self, message: bytes) -> Outcome:
@@ -320,7 +322,7 @@ class RestorePod(InterceptedCall):
         return Forward()
 
     async def done(self, message: bytes) -> None:
-        made = read_restore(self.message, message, self.keeper.memory_bytes)
+        made = read_restore(self.message, message, self.node_state.memory_bytes)
         self.fields.update(containers=len(made))
         await self._restores.place(self.engine, made)
         # Those that the reply names and the request does not are the next comparison's.
@@ -332,7 +334,7 @@ class RestorePod(InterceptedCall):
         is_known = self.is_placed or end is CallEnd.REFUSED
         self._restores.ended(self.pod_uid, is_known)
         if not is_known:
-            self.keeper.on_doubt()
+            self.node_state.on_doubt()
 
 
 class UpdatePodSandboxResources(InterceptedCall):
@@ -349,7 +351,7 @@ class UpdatePodSandboxResources(InterceptedCall):
             self.fields["id"] = request.pod_sandbox_id
             size = sum_pod_size(request.resources, request.overhead)
             self.engine.resize_pod(request.pod_sandbox_id, size, memory_limit_of(request.resources))
-            await self.keeper.saved()
+            await self.node_state.saved()
 
 
 class _AboutContainer(InterceptedCall):
@@ -376,10 +378,10 @@ class StartContainer(_AboutContainer):
         elif (
             end is CallEnd.REFUSED and code != UNAVAILABLE
         ):  # of a runtime that is away the place is not to blame
-            distrusted = self.engine.start_failed(self.container_id, details, self.keeper.clock())
-            self.keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
+            distrusted = self.engine.start_failed(self.container_id, details, self.node_state.clock())
+            self.node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
             self.fields["next_create_untouched"] = distrusted
-        await self.keeper.saved()
+        await self.node_state.saved()
 
 
 class StopContainer(_AboutContainer):
@@ -387,9 +389,9 @@ class StopContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK:
-            self.keeper.updates.forget(self.container_id)
-            self.keeper.send(self.engine.exited(self.container_id, None, self.keeper.clock()))
-            await self.keeper.saved()
+            self.node_state.updates.forget(self.container_id)
+            self.node_state.send(self.engine.exited(self.container_id, None, self.node_state.clock()))
+            await self.node_state.saved()
 
 
 class RemoveContainer(_AboutContainer):
@@ -397,9 +399,9 @@ class RemoveContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.keeper.updates.forget(self.container_id)
-            self.keeper.send(self.engine.remove(self.container_id))
-            await self.keeper.saved()
+            self.node_state.updates.forget(self.container_id)
+            self.node_state.send(self.engine.remove(self.container_id))
+            await self.node_state.saved()
 
 
 class EndPodSandbox(InterceptedCall):
@@ -414,8 +416,8 @@ class EndPodSandbox(InterceptedCall):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.keeper.send(self.engine.end_pod(self.sandbox_id))
-            await self.keeper.saved()
+            self.node_state.send(self.engine.end_pod(self.sandbox_id))
+            await self.node_state.saved()
 
 
 class StopPodSandbox(EndPodSandbox):

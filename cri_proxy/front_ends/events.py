@@ -17,8 +17,8 @@ class EventStream:
 
     filter: Optional[Callable[[bytes], bytes]] = None
 
-    def __init__(self, keeper: NodeState, count: EventCount) -> None:
-        self._keeper = keeper
+    def __init__(self, node_state: NodeState, count: EventCount) -> None:
+        self._keeper = node_state
         self._count = count
         self._counted = False
 
@@ -42,20 +42,20 @@ class EventStream:
         self._keeper.log.info("GetContainerEvents ended", code=code)
 
 
-def note_event(keeper: NodeState, engine: Engine, event: cri.ContainerEventResponse) -> None:
+def note_event(node_state: NodeState, engine: Engine, event: cri.ContainerEventResponse) -> None:
     """Tell the engine what a container event says."""
     if event.container_event_type in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
-        keeper.updates.forget(event.container_id)
+        node_state.updates.forget(event.container_id)
     if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
         codes = [
             s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at
         ]
-        keeper.send(engine.exited(event.container_id, codes[0] if codes else None, keeper.clock()))
+        node_state.send(engine.exited(event.container_id, codes[0] if codes else None, node_state.clock()))
     elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
-        keeper.send(engine.remove(event.container_id))
+        node_state.send(engine.remove(event.container_id))
     elif event.container_event_type == cri.CONTAINER_STARTED_EVENT:
         engine.started(event.container_id)
-        keeper.on_started(event.container_id)
+        node_state.on_started(event.container_id)
     else:
         return
-    keeper.save()
+    node_state.save()

@@ -33,67 +33,69 @@ class LatePlacement:
 
         Those that were not started yet have been told when this returns, if the runtime is not too slow.
         """
-        keeper = self._services.keeper
+        node_state = self._services.node_state
         decided: list[Arrival] = []
         before: list[CpusetUpdate] = []
         after: list[CpusetUpdate] = []
         for arrival in core.in_order(found):
             arrival = await self._looked_up(engine, arrival)
-            if keeper.active() is not engine:  # it was replaced meanwhile
+            if node_state.active() is not engine:  # it was replaced meanwhile
                 return
             steps = self._decide(engine, arrival)
-            keeper.save()
+            node_state.save()
             decided.append(arrival)
             before += steps.before
             after += steps.after
         if not decided:
             return
-        await keeper.make_room(before)
-        if keeper.engine is engine:
+        await node_state.make_room(before)
+        if node_state.engine is engine:
             own = [update for arrival in decided for update in core.own_update(engine, arrival)]
             waiting = {arrival.id for arrival in decided if not arrival.is_running}
-            await keeper.make_room([update for update in own if update.id in waiting])
-            keeper.send([*(update for update in own if update.id not in waiting), *after])
-            self._note_untold(engine, waiting & keeper.updates.unsettled)
+            await node_state.make_room([update for update in own if update.id in waiting])
+            node_state.send([*(update for update in own if update.id not in waiting), *after])
+            self._note_untold(engine, waiting & node_state.updates.unsettled)
 
     def _note_untold(self, engine: Engine, ids: Iterable[str]) -> None:
         """Containers that may start before they have their CPUs: those come with the update, which is sent again."""
-        keeper = self._services.keeper
+        node_state = self._services.node_state
         for grant in [engine.grants[key] for key in sorted(ids) if key in engine.grants]:
-            keeper.log.warning("not told before its start", container=grant.container.path, id=grant.key)
+            node_state.log.warning("not told before its start", container=grant.container.path, id=grant.key)
             why = f"{grant.why}; the runtime could not be told before its start"
-            keeper.send(engine.amend(replace(grant, why=why)))
-        keeper.save()
+            node_state.send(engine.amend(replace(grant, why=why)))
+        node_state.save()
 
     async def _looked_up(self, engine: Engine, arrival: Arrival) -> Arrival:
-        keeper, container = self._services.keeper, arrival.container
+        node_state, container = self._services.node_state, arrival.container
         if container.wishes.notes:
-            keeper.log.warning("annotations", container=container.path, ignored=list(container.wishes.notes))
+            node_state.log.warning(
+                "annotations", container=container.path, ignored=list(container.wishes.notes)
+            )
         if container.pod.id not in engine.pods:
             engine.add_pod(container.pod)
-            await keeper.on_pod(container.pod)
-        return replace(arrival, container=await look_up(keeper, engine, container, arrival.uses))
+            await node_state.on_pod(container.pod)
+        return replace(arrival, container=await look_up(node_state, engine, container, arrival.uses))
 
     def _decide(self, engine: Engine, arrival: Arrival) -> Steps:
-        keeper, started = self._services.keeper, time.perf_counter()
-        now_s = keeper.clock()
+        node_state, started = self._services.node_state, time.perf_counter()
+        now_s = node_state.clock()
         fields: dict[str, Any] = {}
         try:
-            steps = core.place(engine, arrival, now_s, keeper.enforcing)
+            steps = core.place(engine, arrival, now_s, node_state.enforcing)
             outcome = engine.grants[arrival.id].stance.value
             self.count += 1
         except Exception as error:
             reason = _reason(error)
             outcome = "untouched: refused" if reason == "refused" else f"failed open: {reason}"
             if reason != "refused":
-                keeper.metrics.failed_open.labels(reason).inc()
+                node_state.metrics.failed_open.labels(reason).inc()
                 fields["exc_info"] = reason == "bug"
             steps = Steps(after=core.leave_untouched(engine, arrival, now_s, f"not placed: {error}"))
         elapsed_s = time.perf_counter() - started
-        keeper.metrics.decision_seconds.observe(elapsed_s)
-        keeper.metrics.requests.labels("arrival", outcome).inc()
+        node_state.metrics.decision_seconds.observe(elapsed_s)
+        node_state.metrics.requests.labels("arrival", outcome).inc()
         grant = engine.grants[arrival.id]
-        keeper.log.info(
+        node_state.log.info(
             "arrival", container=grant.container.path, id=arrival.id, cpus=format_cpus(grant.placement.cpus),
             mems=format_cpus(grant.placement.mems), rung=grant.placement.level, why=grant.why, outcome=outcome,
             us=round(elapsed_s * 1e6), late_ms=_late_ms(arrival.started_at_ns), **fields,

@@ -12,7 +12,7 @@ from policies.model import Container
 
 
 async def look_up(
-    keeper: NodeState, engine: Engine, container: Container, uses: tuple[Use, ...]
+    node_state: NodeState, engine: Engine, container: Container, uses: tuple[Use, ...]
 ) -> Container:
     """The container with the hints of what it uses, and with its quota kept where that cannot be lifted.
 
@@ -24,11 +24,11 @@ async def look_up(
         return container
     counting = counted(uses, container, settings)
     if counting:
-        hints = await keeper.devices.hints(counting, engine.host.topology)
+        hints = await node_state.devices.hints(counting, engine.host.topology)
         container = replace(container, hints=hints)
-    if keeper.quotas is not None and wants_lift(container, settings):
-        refusal = keeper.quotas.refusal(container.pod.cgroup_parent)
+    if node_state.quotas is not None and wants_lift(container, settings):
+        refusal = node_state.quotas.refusal(container.pod.cgroup_parent)
         if refusal:
-            keeper.log.warning("a CPU quota is not lifted", container=container.path, reason=refusal)
+            node_state.log.warning("a CPU quota is not lifted", container=container.path, reason=refusal)
             container = with_quota_kept(container, refusal)
     return container

@@ -57,7 +57,7 @@ class Standalone:
         self._looked = Path(services.config["state.directory"]) / LOOKED
         self._since_ns = _recent_ns(self._looked)
         services.reconciler.welcome = self._welcome
-        services.keeper.on_started = self._started
+        services.node_state.on_started = self._started
 
     # ------------------------------------------------------------------ as the daemon calls it
 
@@ -113,13 +113,13 @@ class Standalone:
     # ------------------------------------------------------------------ finding containers
 
     def _started(self, container_id: str) -> None:
-        engine = self._services.keeper.engine
+        engine = self._services.node_state.engine
         if engine is None or container_id not in engine.grants:
             self._hint.set()
 
     async def _look(self) -> None:
         services, now_s = self._services, asyncio.get_running_loop().time()
-        engine = services.keeper.active()
+        engine = services.node_state.active()
         if engine is None:
             self._engine = None
             return

@@ -50,10 +50,10 @@ async def adopt_all(engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str
 class Reconciler:
     """One runtime's list against one engine's records. ``run`` may be called any time; runs never overlap."""
 
-    def __init__(self, runtime: RuntimeClient, cgroups: Cgroups, keeper: NodeState) -> None:
+    def __init__(self, runtime: RuntimeClient, cgroups: Cgroups, node_state: NodeState) -> None:
         self._runtime = runtime
         self._cgroups = cgroups
-        self._keeper = keeper
+        self._keeper = node_state
         self._lock = asyncio.Lock()
         #: What is done with containers that nobody announced.
         self.welcome: Welcome = adopt_all
@@ -81,15 +81,19 @@ class Reconciler:
         :raises grpc.aio.AioRpcError: the runtime does not answer; nothing has changed then.
         """
         async with self._lock:
-            keeper = self._keeper
-            engine = keeper.active()
+            node_state = self._keeper
+            engine = node_state.active()
             if engine is None:
                 return Resync()
-            listed_at_s, then, unsettled = keeper.clock(), dict(engine.grants), keeper.updates.unsettled
+            listed_at_s, then, unsettled = (
+                node_state.clock(),
+                dict(engine.grants),
+                node_state.updates.unsettled,
+            )
             listed = await self._runtime.containers()
             seen = {c.id: _seen(c, engine.pods) for c in listed}
             for ended in [s.id for s in seen.values() if s.exited]:
-                keeper.updates.forget(ended)
+                node_state.updates.forget(ended)
             await self._exit_codes(engine, seen)
             found = await self._details(unknown_ids(engine, seen.values()), seen)
             adopted = await self.welcome(engine, found)
@@ -100,21 +104,21 @@ class Reconciler:
                 await self._pod_sizes(engine)
             known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
             await self._held(engine, {**known, **details}, seen)
-            unsettled |= keeper.updates.unsettled
+            unsettled |= node_state.updates.unsettled
             is_newer = self.is_newer and with_cpusets
-            listing = Listing(seen, listed_at_s, details, then, unsettled, keeper.enforcing, is_newer)
+            listing = Listing(seen, listed_at_s, details, then, unsettled, node_state.enforcing, is_newer)
             parts = []
-            for part in resync_slices(engine, listing, keeper.clock()):
-                if engine is not keeper.active():
+            for part in resync_slices(engine, listing, node_state.clock()):
+                if engine is not node_state.active():
                     break
-                keeper.send(part.updates)
-                keeper.save()
+                node_state.send(part.updates)
+                node_state.save()
                 self._tell(part, {**then, **engine.grants})
                 parts.append(part)
                 await asyncio.sleep(0)
-            if is_newer and engine is keeper.active():
+            if is_newer and engine is node_state.active():
                 self.is_newer = False
-                await keeper.store.settled()
+                await node_state.store.settled()
                 self.taken_over(len(parts[0].adopted))
             self._keeper.metrics.resyncs.labels("ok").inc()
             self._paths = {key: path for key, path in self._paths.items() if key in seen}

@@ -52,7 +52,7 @@ class Services:
     health: Health
     runtime: RuntimeClient
     store: StateWriter
-    keeper: NodeState
+    node_state: NodeState
     cgroups: Cgroups
     machine: MachineReader
     reconciler: Reconciler
@@ -68,8 +68,8 @@ def make_parts(
     store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
     updates = Updates(runtime, metrics, log)
     updates.written = store.settled
-    keeper = NodeState(store, updates, metrics, log)
-    keeper.switch(config["relay.mode"])
+    node_state = NodeState(store, updates, metrics, log)
+    node_state.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()
     return Services(
@@ -79,10 +79,10 @@ def make_parts(
         health=health,
         runtime=runtime,
         store=store,
-        keeper=keeper,
+        node_state=node_state,
         cgroups=cgroups,
         machine=MachineReader(Path(config["topology.source"]), cgroups, Path(config["kubelet.directory"])),
-        reconciler=Reconciler(runtime, cgroups, keeper),
+        reconciler=Reconciler(runtime, cgroups, node_state),
         events=EventCount(look.set),
         look=look,
     )

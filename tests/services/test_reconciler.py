@@ -68,11 +68,11 @@ def test_devices_and_mounts_are_what_was_asked_for(info: dict[str, Any], devices
 
 async def test_the_line_about_a_comparison_names_the_containers(found: Found) -> None:
     seen, levels = structlog.testing.LogCapture(), structlog.make_filtering_bound_logger(0)
-    found.keeper.log = structlog.wrap_logger(None, processors=[seen], wrapper_class=levels)
+    found.node_state.log = structlog.wrap_logger(None, processors=[seen], wrapper_class=levels)
     await found.reconciler.run()
     for key in (found.good, found.odd):
         del found.runtime.containers[key]
-    found.keeper.clock = lambda: 2000.0
+    found.node_state.clock = lambda: 2000.0
     await found.reconciler.run()
     adopted, removed = [line for line in seen.entries if line["event"] == "resync"]
     both = ["ns/good/app", "ns/odd/app"]
@@ -101,13 +101,13 @@ class Found:
         self.runtime = runtime
         self.client = RuntimeClient(runtime.socket)
         store = StateWriter(Store(folder / "state"), metrics, log)
-        self.keeper = NodeState(store, Updates(self.client, metrics, log), metrics, log)
-        self.keeper.clock = lambda: 1000.0
+        self.node_state = NodeState(store, Updates(self.client, metrics, log), metrics, log)
+        self.node_state.clock = lambda: 1000.0
         config = read_config([SettingsSource("test", values={})]).config
         host, _ = make_host(config, Machine(topology(HYGON_7285_2S)))
-        self.engine = self.keeper.engine = make_engine(config, host)
+        self.engine = self.node_state.engine = make_engine(config, host)
         self.cgroups = Cgroups(folder / "cgroup", folder / "proc")
-        self.reconciler = Reconciler(self.client, self.cgroups, self.keeper)
+        self.reconciler = Reconciler(self.client, self.cgroups, self.node_state)
         self.good, self.odd = self._add("good"), self._add("odd")
 
     def _add(self, name: str) -> str:
@@ -144,7 +144,7 @@ class Found:
 async def found(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Found]:
     found = Found(runtime, tmp_path)
     yield found
-    await found.keeper.updates.close()
+    await found.node_state.updates.close()
     await found.client.close()
 
 
@@ -321,7 +321,7 @@ async def on_its_cgroup(found: Found) -> str:
     found.cgroup(path, "0-127", "0-127")
     limits(found, path, 20, "200000 100000")
     await found.reconciler.run()
-    found.keeper.send(found.engine.manage(found.good))
+    found.node_state.send(found.engine.manage(found.good))
     await found.runtime.wait_for_call("UpdateContainerResources")
     found.cgroup(path, found.runtime.cpuset(found.good), "0-127")
     return path
@@ -385,7 +385,7 @@ async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(
     limits(found, "/kubepods/burstable/podx", 79, "800000 100000")
     await found.reconciler.run()
     assert found.engine.pods[sandbox].size == replace(size, milli_limit=8000)
-    assert 'cri_resmgr_drift_total{result="pod resized"} 2.0' in found.keeper.metrics.text()
+    assert 'cri_resmgr_drift_total{result="pod resized"} 2.0' in found.node_state.metrics.text()
     version = found.engine.version
     await found.reconciler.run()
     assert found.engine.version == version

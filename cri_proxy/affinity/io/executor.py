@@ -61,7 +61,7 @@ class Carrier:
 
     async def part(self, engine: Engine, accepted: Accepted, most_moves: int) -> MoveOutcome:
         """Make as many of the moves that are left, at most ``AT_ONCE``. Nothing made and nothing failed = none is left."""
-        now_s = self.services.keeper.clock()
+        now_s = self.services.node_state.clock()
         question = accepted.question
         proposal = without_banned(question, accepted.proposal, self.bans(now_s))
         plan = plan_of(engine, question, proposal, min(most_moves, AT_ONCE), now_s)
@@ -90,7 +90,7 @@ class Carrier:
 
     def _ban(self, failed: Collection[FailedMove], homes: dict[str, frozenset[int]]) -> None:
         for each in failed:
-            self._bans.add(each.id, homes[each.id], self.services.keeper.clock())
+            self._bans.add(each.id, homes[each.id], self.services.node_state.clock())
 
     # ------------------------------------------------------------------ afterwards
 

@@ -79,25 +79,25 @@ class Mover:
 
     async def make(self, engine: Engine, plan: Plan) -> MoveOutcome:
         """Make those moves that still hold and wait for the runtime. What it refuses is back at its old place then."""
-        keeper = self._services.keeper
+        node_state = self._services.node_state
         # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
         if stopped := self._stopped(engine):
             return MoveOutcome(stopped=stopped)
         updates = engine.apply(plan)
-        keeper.save()
+        node_state.save()
         made = [move for move in plan.moves if _is_made(engine, move)]
-        await keeper.updates.send_and_wait(updates, WAIT_S)
+        await node_state.updates.send_and_wait(updates, WAIT_S)
         failed = []
         for move in made:
-            error = keeper.updates.refusal(move.id)
+            error = node_state.updates.refusal(move.id)
             if error:
                 back = self._take_back(engine, move, f"the runtime refused it: {error}")
                 if back:
                     # It has never left its old place, so it need not be told; others may have made room for it.
-                    keeper.updates.forget(move.id)
-                    keeper.send(update for update in back if update.id != move.id)
+                    node_state.updates.forget(move.id)
+                    node_state.send(update for update in back if update.id != move.id)
                     failed.append(FailedMove(move.id, path_of(engine, move.id), error))
-        keeper.save()
+        node_state.save()
         refused = {failure.id for failure in failed}
         for move in [] if plan.is_order else made:
             if move.id not in refused and move.id in engine.grants:
@@ -109,21 +109,21 @@ class Mover:
 
     def _stopped(self, engine: Engine) -> str:
         """Why nothing may be moved in this engine (any more); "" = it may."""
-        keeper = self._services.keeper
-        if not keeper.enforcing:
-            return f"in mode {keeper.mode} nothing is moved"
-        if keeper.orders.freeze:
+        node_state = self._services.node_state
+        if not node_state.enforcing:
+            return f"in mode {node_state.mode} nothing is moved"
+        if node_state.orders.freeze:
             return FROZEN
-        return "" if engine is keeper.active() else "the engine was replaced meanwhile"
+        return "" if engine is node_state.active() else "the engine was replaced meanwhile"
 
     def _unanswered(self, made: tuple[Move, ...]) -> str:
-        updates = self._services.keeper.updates
+        updates = self._services.node_state.updates
         waiting = [move for move in made if move.id in updates.unsettled and not updates.refusal(move.id)]
         return "the runtime does not answer" if waiting else ""
 
     def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
         """What has to be sent for it; nothing = the container has to stay where it is."""
-        back = engine.take_back(move, why) if engine is self._services.keeper.engine else ()
+        back = engine.take_back(move, why) if engine is self._services.node_state.engine else ()
         said = "a move was taken back" if back else "a move could not be taken back"
         self._services.log.warning(said, container=path_of(engine, move.id), why=why)
         return back
@@ -132,14 +132,14 @@ class Mover:
 
     async def look(self, engine: Engine) -> None:
         """Read how long containers have waited so far; what comes between two looks is the time before a plan."""
-        now_s = self._services.keeper.clock()
+        now_s = self._services.node_state.clock()
         if now_s - self._looked_s >= SHORTEST_S:  # between two that are nearer nothing can be said
             self._looked_s = now_s
             self._looks = (self._looks[1], await self._read(engine))
 
     async def _read(self, engine: Engine) -> PressureSample:
         return await asyncio.to_thread(
-            self._pressure.look, self._paths(engine), self._services.keeper.clock()
+            self._pressure.look, self._paths(engine), self._services.node_state.clock()
         )
 
     def _paths(self, engine: Engine) -> dict[str, str]:
@@ -182,9 +182,9 @@ class Mover:
                 if back:
                     updates += back
                     failed.append(FailedMove(move.id, path_of(engine, move.id), worse.sentence))
-        self._services.keeper.save()
+        self._services.node_state.save()
         self._services.metrics.moves.labels("taken_back").inc(len(failed))
-        await self._services.keeper.updates.send_and_wait(updates, WAIT_S)
+        await self._services.node_state.updates.send_and_wait(updates, WAIT_S)
         return tuple(failed)
 
 

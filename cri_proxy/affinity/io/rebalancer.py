@@ -88,7 +88,7 @@ class AffinityController:
 
     def follow(self, engine: Optional[Engine] = None) -> None:
         """The graph or the engine is another one: let the engine know what is known now."""
-        engine = engine or self.services.keeper.engine
+        engine = engine or self.services.node_state.engine
         traffic, metrics = self.traffic(), self.services.metrics
         if engine is not None:
             engine.set_traffic(traffic)
@@ -105,17 +105,17 @@ class AffinityController:
 
     def still(self, settings: AffinitySettings) -> str:
         """Why nothing moves by itself now; "" = it does."""
-        keeper = self.services.keeper
+        node_state = self.services.node_state
         if not settings.enabled:
             return "affinity.enabled is off"
         if not settings.is_automatic:
             return "affinity.rebalance is manual"
         if not settings.moves_per_minute:
             return "affinity.moves_per_minute is 0"
-        if keeper.orders.freeze:
+        if node_state.orders.freeze:
             return FROZEN
-        if not keeper.enforcing or keeper.engine is None:
-            return f"mode {keeper.mode}" if keeper.engine is not None else "the daemon is degraded"
+        if not node_state.enforcing or node_state.engine is None:
+            return f"mode {node_state.mode}" if node_state.engine is not None else "the daemon is degraded"
         return f"the picture of the traffic is old: {frozen}" if (frozen := self.traffic().frozen) else ""
 
     # ------------------------------------------------------------------ by itself
@@ -148,13 +148,13 @@ class AffinityController:
 
     async def _round(self) -> float:
         """One plan, or a further part of one; returns the seconds until the next round."""
-        settings, engine = self.settings, self.services.keeper.active()
+        settings, engine = self.settings, self.services.node_state.active()
         if engine is not None and settings.pressure_guard and self._rest is None:
             await self.mover.look(engine)  # also for moves that people ask for
         if engine is None or self.still(settings):
             self._rest = None
             return settings.interval_s
-        pace, now_s = self._paced(settings), self.services.keeper.clock()
+        pace, now_s = self._paced(settings), self.services.node_state.clock()
         if self._rest is None:
             if settings.pressure_guard and not self.mover.can_guard:
                 return settings.interval_s
@@ -164,12 +164,12 @@ class AffinityController:
             await self._go_on(engine, self._rest, pace)
         if self._rest is None:
             return settings.interval_s
-        return max(1.0, pace.moves.wait_s(1, self.services.keeper.clock()))
+        return max(1.0, pace.moves.wait_s(1, self.services.node_state.clock()))
 
     def _paced(self, settings: AffinitySettings) -> MoveRateLimit:
         """The buckets; new ones (full) where the configuration has changed."""
         if self._pace is None or self._settings != settings:
-            self._pace, self._settings = MoveRateLimit(settings, self.services.keeper.clock()), settings
+            self._pace, self._settings = MoveRateLimit(settings, self.services.node_state.clock()), settings
         return self._pace
 
     async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
@@ -197,7 +197,7 @@ class AffinityController:
         :raises CannotRebalance: the engine is never still.
         """
         memory = await self.mover.memory(engine)
-        clock = self.services.keeper.clock
+        clock = self.services.node_state.clock
         question = await ask_in_slices(engine, lambda: question_slices(engine, settings, clock(), memory))
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
@@ -214,18 +214,18 @@ class AffinityController:
     def _accept(self, question: PlanningSnapshot, proposal: Proposal, settings: AffinitySettings) -> Accepted:
         gain = proposal.cost_before - proposal.cost_after
         moves = len({move.key for move in proposal.moves})
-        self.last = Last(self.services.keeper.clock(), proposal.why, moves, gain)
+        self.last = Last(self.services.node_state.clock(), proposal.why, moves, gain)
         return Accepted(question, proposal, settings, self.last)
 
     async def _go_on(self, engine: Engine, rest: Accepted, pace: MoveRateLimit) -> None:
         """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
-        keeper = self.services.keeper
+        node_state = self.services.node_state
         async with self._lock:
             if why := self._overtaken(rest):
                 self._rest = None
                 self.services.log.info("the rest of a plan is dropped", why=why)
                 return
-            now_s = keeper.clock()
+            now_s = node_state.clock()
             outcome = await self._carrier.part(engine, rest, pace.allowed(now_s))
             tried = len(outcome.made) + len(outcome.failed)
             pace.spend(tried, followed_bytes(engine, rest.question, outcome), now_s)
@@ -274,13 +274,15 @@ class AffinityController:
 
         :raises CannotRebalance: there is none now; says why.
         """
-        keeper = self.services.keeper
-        engine = keeper.active()
+        node_state = self.services.node_state
+        engine = node_state.active()
         if engine is None:
             raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
-        if not (dry_run or keeper.enforcing):
-            raise CannotRebalance(f"in mode {keeper.mode} nothing is moved; --dry-run shows what would be")
-        if keeper.orders.freeze and not dry_run:
+        if not (dry_run or node_state.enforcing):
+            raise CannotRebalance(
+                f"in mode {node_state.mode} nothing is moved; --dry-run shows what would be"
+            )
+        if node_state.orders.freeze and not dry_run:
             raise CannotRebalance(f"{FROZEN}; --dry-run shows what would be moved")
         return engine
 
@@ -323,7 +325,7 @@ class AffinityController:
             "last_plan": None
             if last is None
             else {
-                "age_s": round(self.services.keeper.clock() - last.at_s, 1),
+                "age_s": round(self.services.node_state.clock() - last.at_s, 1),
                 "why": last.why,
                 "moves": last.moves,
                 "moved": last.moved,

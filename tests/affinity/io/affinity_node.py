@@ -93,7 +93,7 @@ class Node:
         self.planner = InterruptedPlanner()
         self.affinity = AffinityController(self.services, self.source, self.planner, self.mover)
         host, _ = make_host(self.services.config, Machine(topology(HYGON_7285_2S)))
-        self.services.keeper.engine = make_engine(self.services.config, host)
+        self.services.node_state.engine = make_engine(self.services.config, host)
         #: What containers wait while the guard does, in seconds by name.
         self.pressure: dict[str, float] = {}
         self.ids: dict[str, str] = {}
@@ -102,12 +102,12 @@ class Node:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
         runtime = RuntimeClient(self.runtime.socket)
         store = StateWriter(Store(self.folder / "state"), metrics, log)
-        keeper = NodeState(store, Updates(runtime, metrics, log), metrics, log)
-        keeper.clock = self.clock
+        node_state = NodeState(store, Updates(runtime, metrics, log), metrics, log)
+        node_state.clock = self.clock
         cgroups = Cgroups(self.folder / "cgroup")
         return Services(
-            config=config, log=log, metrics=metrics, health=Health(metrics, log, lambda: keeper.mode),
-            runtime=runtime, store=store, keeper=keeper, cgroups=cgroups,
+            config=config, log=log, metrics=metrics, health=Health(metrics, log, lambda: node_state.mode),
+            runtime=runtime, store=store, node_state=node_state, cgroups=cgroups,
             machine=MachineReader(Path("/sys"), cgroups, self.folder),
             reconciler=CgroupPaths(),  # type: ignore[arg-type]
             events=EventCount(lambda: None), look=asyncio.Event(),
@@ -118,12 +118,12 @@ class Node:
 
     @property
     def engine(self) -> Engine:
-        assert self.services.keeper.engine is not None
-        return self.services.keeper.engine
+        assert self.services.node_state.engine is not None
+        return self.services.node_state.engine
 
     def freeze(self, on: bool) -> None:
         """What the command does; without keeping it."""
-        self.services.keeper.set_orders(Orders(freeze=on))
+        self.services.node_state.set_orders(Orders(freeze=on))
 
     async def create(self, client: CriClient, name: str, cpus: float = 1, memory: int = 0) -> str:
         """A container that runs, placed by the engine as a create would be."""
@@ -189,7 +189,7 @@ class Node:
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.affinity.close()
-        await self.services.keeper.updates.close()
+        await self.services.node_state.updates.close()
         await self.services.store.close()
         await self.services.runtime.close()
 

@@ -39,7 +39,7 @@ def answered(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
 
 def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]) -> None:
     """What happens when the runtime is told of new CPUs; an error is its answer."""
-    deliver = node.services.keeper.updates.deliver
+    deliver = node.services.node_state.updates.deliver
 
     async def interrupted(update: CpusetUpdate) -> None:
         error = happens(update)
@@ -47,7 +47,7 @@ def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]
             raise error
         await deliver(update)
 
-    node.services.keeper.updates.deliver = interrupted
+    node.services.node_state.updates.deliver = interrupted
 
 
 # ---------------------------------------------------------------------- while it counts
@@ -55,7 +55,7 @@ def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]
 
 def to_mode(mode: str) -> Callable[[Node], None]:
     def switch(node: Node) -> None:
-        node.services.keeper.mode = mode
+        node.services.node_state.mode = mode
 
     return switch
 
@@ -69,7 +69,7 @@ def to_config(**affinity: Any) -> Callable[[Node], None]:
 
 
 def to_another_engine(node: Node) -> None:
-    node.services.keeper.engine = make_engine(node.services.config, node.engine.host)
+    node.services.node_state.engine = make_engine(node.services.config, node.engine.host)
 
 
 SWITCHES = {
@@ -239,5 +239,5 @@ async def test_a_runtime_that_does_not_answer_is_not_given_more(node: Node, clie
     await many(node, client)
     on_update(node, lambda update: answered(grpc.StatusCode.UNAVAILABLE))
     document = await node.affinity.rebalance(dry_run=False)
-    assert document["moved"] == len(node.services.keeper.updates.unsettled) == AT_ONCE
+    assert document["moved"] == len(node.services.node_state.updates.unsettled) == AT_ONCE
     assert document["notes"] == ["not all was tried: the runtime does not answer"]

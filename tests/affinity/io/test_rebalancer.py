@@ -110,7 +110,7 @@ async def test_nothing_moves_by_itself(
     async with Node(runtime, tmp_path, config) as node:
         await apart(node, client, "web", "db")
         node.talk(("web", "db"), frozen=frozen)
-        node.services.keeper.mode = mode
+        node.services.node_state.mode = mode
         node.freeze(by_hand)
         await node.round()
         assert not runtime.calls_of("UpdateContainerResources")
@@ -167,7 +167,7 @@ async def test_what_the_runtime_refuses_is_back_at_its_place(node: Node, client:
     for name, cpus in before.items():
         assert node.leaf(name) == cpus
         assert node.engine.grants[node.ids[name]].cpus == cpus
-    assert node.services.keeper.updates.unsettled == frozenset()
+    assert node.services.node_state.updates.unsettled == frozenset()
     assert "the runtime refused it: no such cgroup" in " ".join(g.why for g in node.engine.grants.values())
 
 
@@ -191,10 +191,10 @@ async def test_a_runtime_that_is_away_is_no_refusal(node: Node, client: CriClien
         "UpdateContainerResources", error=(grpc.StatusCode.UNAVAILABLE, "restarting"), times=1
     )
     await node.round()
-    assert len(node.services.keeper.updates.unsettled) == 1
-    node.services.keeper.updates.retry()
+    assert len(node.services.node_state.updates.unsettled) == 1
+    node.services.node_state.updates.retry()
     await node.runtime.wait_for_call("UpdateContainerResources", 2)
-    while node.services.keeper.updates.unsettled:
+    while node.services.node_state.updates.unsettled:
         await asyncio.sleep(0.01)
     assert node.together("web", "db")
 
@@ -294,7 +294,7 @@ async def test_a_refused_move_is_told_to_whoever_asked(node: Node, client: CriCl
 async def test_in_mode_observe_only_a_dry_run_is_possible(node: Node, client: CriClient) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
-    node.services.keeper.mode = "observe"
+    node.services.node_state.mode = "observe"
     with pytest.raises(
         CannotRebalance, match="in mode observe nothing is moved; --dry-run shows what would be"
     ):

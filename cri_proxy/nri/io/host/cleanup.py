@@ -29,12 +29,12 @@ class Cleanup:
     """What is to be removed; ``run`` does it until it is cancelled."""
 
     def __init__(
-        self, upstream: Upstream, marks: IntentLog, hidden: Visibility, keeper: NodeState, log: Any
+        self, upstream: Upstream, marks: IntentLog, hidden: Visibility, node_state: NodeState, log: Any
     ) -> None:
         self._upstream = upstream
         self._marks = marks
         self._hidden = hidden
-        self._keeper = keeper
+        self._keeper = node_state
         self._log = log
         self._containers: set[ContainerKey] = set()
         self._sandboxes: set[SandboxKey] = set()

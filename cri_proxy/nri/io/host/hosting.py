@@ -92,7 +92,7 @@ class NriHosting:
             nri_settings(config), self.world, log, services.metrics, lambda: (runtime.name, runtime.version)
         )
         dispatcher = EventDispatcher(self.host, self.world, log)
-        cleanup = Cleanup(upstream, marks, hidden, services.keeper, log)
+        cleanup = Cleanup(upstream, marks, hidden, services.node_state, log)
         under_way = StepsUnderWay()
         self._context = HostContext(
             self.host, self.world, life, hidden, dispatcher, upstream, marks, cleanup, under_way, log
@@ -101,8 +101,8 @@ class NriHosting:
         self.world.on_due = dispatcher.soon
         self.world.settled = under_way.settled
         self.host.on_change = self._changed
-        self._deliver = services.keeper.updates.deliver
-        services.keeper.updates.deliver = self._move
+        self._deliver = services.node_state.updates.deliver
+        services.node_state.updates.deliver = self._move
         self._is_begun = False
         self._starting: Optional[asyncio.Task[None]] = None
 
@@ -138,7 +138,7 @@ class NriHosting:
     @property
     def _is_asking(self) -> bool:
         """Whether calls are told to plugins: in mode off nothing but bytes passes."""
-        return self.is_on and self.host.connected and self._services.keeper.mode != OFF
+        return self.is_on and self.host.connected and self._services.node_state.mode != OFF
 
     def _changed(self) -> None:
         if not self.host.connected:

@@ -54,8 +54,8 @@ class _Flying:
 class NriPlacing:
     """The events of one node. Public coroutines are events by their RPCs' names in snake case; each returns the reply."""
 
-    def __init__(self, keeper: NodeState, sender: NriSender) -> None:
-        self._keeper = keeper
+    def __init__(self, node_state: NodeState, sender: NriSender) -> None:
+        self._keeper = node_state
         self._sender = sender
         self._creating: dict[str, _Flying] = {}
         self._updating: dict[str, _Flying] = {}
@@ -124,7 +124,7 @@ class NriPlacing:
     # ------------------------------------------------------------------ a create
 
     async def create_container(self, request: Any, told: Told) -> Optional[Message]:
-        keeper, engine = self._keeper, self._keeper.active()
+        node_state, engine = self._keeper, self._keeper.active()
         told.fields["id"], told.namespace = request.container.id, request.pod.namespace
         if engine is None:
             return None
@@ -132,27 +132,27 @@ class NriPlacing:
         pod = self._pod(engine, request.pod)
         self._note_failed_starts(engine, (pod.uid, request.container.name))
         attempt = reader.next_attempt(engine.grants.values(), pod.uid, request.container.name)
-        read = reader.read_container(request.container, pod, attempt, keeper.memory_bytes)
+        read = reader.read_container(request.container, pod, attempt, node_state.memory_bytes)
         told.fields.update(container=read.container.path, attempt=read.container.attempt)
         if read.container.wishes.notes:
             notes = list(read.container.wishes.notes)
-            keeper.log.warning("annotations", container=read.container.path, ignored=notes)
-        container = await look_up(keeper, engine, read.container, read.uses)
-        if keeper.active() is not engine:  # it was replaced meanwhile
+            node_state.log.warning("annotations", container=read.container.path, ignored=notes)
+        container = await look_up(node_state, engine, read.container, read.uses)
+        if node_state.active() is not engine:  # it was replaced meanwhile
             return None
         # 2. Its place. From here on no other decision is waited for: what is admitted is answered.
-        now_s = keeper.clock()
-        admission = engine.admit(container, read.fence, now_s, keeper.enforcing)
-        keeper.metrics.decision_seconds.observe(keeper.clock() - now_s)
+        now_s = node_state.clock()
+        admission = engine.admit(container, read.fence, now_s, node_state.enforcing)
+        node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
         self._creating[request.container.id] = _Flying(engine, admission, now_s)
-        keeper.save()
+        node_state.save()
         # 3. The answer; who makes room is told with it, before the container is made.
         _tell(told, admission)
         adjust = reader.write_adjustment(admission.placement, read.fence)
         reply: Message = nri.CreateContainerResponse(
             adjust=adjust, update=self._in_answer(engine, admission.before)
         )
-        await keeper.store.settled()
+        await node_state.store.settled()
         return reply
 
     def _note_failed_starts(self, engine: Engine, who: tuple[str, str]) -> None:
@@ -173,15 +173,15 @@ class NriPlacing:
 
     def bind(self, container_id: str) -> None:
         """The runtime has made a container, as it says itself."""
-        keeper, flying = self._keeper, self._creating.pop(container_id, None)
+        node_state, flying = self._keeper, self._creating.pop(container_id, None)
         if flying is None:
             return
-        missed = flying.engine.bind(flying.admission.ticket, container_id, keeper.clock())
+        missed = flying.engine.bind(flying.admission.ticket, container_id, node_state.clock())
         grant = flying.engine.grants.get(container_id)
         if grant is not None:
             self._unstarted[container_id] = (grant.container.pod.uid, grant.container.name)
-        keeper.save()
-        keeper.send(missed)
+        node_state.save()
+        node_state.send(missed)
 
     async def post_start_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
@@ -196,48 +196,48 @@ class NriPlacing:
     # ------------------------------------------------------------------ an update
 
     async def update_container(self, request: Any, told: Told) -> Optional[Message]:
-        keeper, engine = self._keeper, self._keeper.active()
+        node_state, engine = self._keeper, self._keeper.active()
         key = told.fields["id"] = request.container.id
         linux = reader.cri_resources(request.linux_resources)
         if self._sender.is_ours(key, linux):
             told.outcome = "ours"
             return None
         grant = None if engine is None else engine.grants.get(key)
-        if engine is None or grant is None or not (keeper.enforcing or grant.stance is Stance.OBSERVED):
+        if engine is None or grant is None or not (node_state.enforcing or grant.stance is Stance.OBSERVED):
             return None
         container = grant.container
         told.namespace = container.pod.namespace
         told.fields["container"] = container.path
         resources = update_resources(container.resources, linux, container.qos)
-        admission = engine.resize(key, resources, read_fence(linux), keeper.clock())
+        admission = engine.resize(key, resources, read_fence(linux), node_state.clock())
         if admission is None:
             return None
         give_back = admission.give_back or self._owed(engine, key)
         before = self._updating.get(key)
         if before is not None:  # nobody has told how that ended
-            keeper.send(before.engine.doubt(before.admission.ticket))
-            keeper.on_doubt()
-        self._updating[key] = _Flying(engine, admission, keeper.clock(), give_back)
-        keeper.save()
+            node_state.send(before.engine.doubt(before.admission.ticket))
+            node_state.on_doubt()
+        self._updating[key] = _Flying(engine, admission, node_state.clock(), give_back)
+        node_state.save()
         _tell(told, admission)
         own = reader.write_container_update(key, admission.placement, give_back)
         updates = [*self._in_answer(engine, admission.before), *([own] if own is not None else [])]
         reply: Message = nri.UpdateContainerResponse(update=updates)
-        await keeper.store.settled()
+        await node_state.store.settled()
         return reply
 
     async def post_update_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
-        keeper, flying = self._keeper, self._updating.pop(key, None)
+        node_state, flying = self._keeper, self._updating.pop(key, None)
         if flying is None:
             return
         sent = flying.admission.placement
         is_open = flying.admission.ticket in flying.engine.tickets  # else it was settled by a comparison
         if is_open and (sent.cpus or flying.give_back is not None):
             why = "a client's update came between"
-            keeper.updates.overtaken(CpusetUpdate(key, sent, False, why, flying.give_back))
-        keeper.send(flying.engine.commit(flying.admission.ticket, keeper.clock()))
-        keeper.save()
+            node_state.updates.overtaken(CpusetUpdate(key, sent, False, why, flying.give_back))
+        node_state.send(flying.engine.commit(flying.admission.ticket, node_state.clock()))
+        node_state.save()
 
     def _owed(self, engine: Engine, key: str) -> Optional[Quota]:
         """The quota that a container was to get back and has not yet."""
@@ -281,10 +281,10 @@ class NriPlacing:
         if flying is None:
             return False
         told.outcome = "cancelled"
-        keeper = self._keeper
+        node_state = self._keeper
         reason = "not created: the runtime has taken it back"
-        keeper.send(flying.engine.cancel(flying.admission.ticket, keeper.clock(), reason))
-        keeper.save()
+        node_state.send(flying.engine.cancel(flying.admission.ticket, node_state.clock(), reason))
+        node_state.save()
         return True
 
     # ------------------------------------------------------------------ what nobody tells
@@ -297,7 +297,7 @@ class NriPlacing:
 
     def doubt(self, late_s: float = 0.0) -> None:
         """Nobody knows what becomes of requests older than this: resync finds out. One that is told of yet is bound."""
-        keeper, now_s = self._keeper, self._keeper.clock()
+        node_state, now_s = self._keeper, self._keeper.clock()
         doubted = False
         for flights in (self._creating, self._updating):
             for key, flying in list(flights.items()):
@@ -305,11 +305,11 @@ class NriPlacing:
                 if ticket is None:  # it was settled by a resync
                     del flights[key]
                 elif not ticket.in_doubt and now_s - flying.since_s >= late_s:
-                    keeper.send(flying.engine.doubt(ticket.id))
+                    node_state.send(flying.engine.doubt(ticket.id))
                     doubted = True
         if doubted:
-            keeper.save()
-            keeper.on_doubt()
+            node_state.save()
+            node_state.on_doubt()
 
     # ------------------------------------------------------------------ answers
 

@@ -64,8 +64,8 @@ class NriPlugin:
         self._path = str(services.config["nri.plugin.socket"])
         self._identity = PluginName(services.config["nri.plugin.name"], services.config["nri.plugin.index"])
         self._sender = NriSender(services.runtime, services.log)
-        services.keeper.updates.deliver = self._sender.deliver
-        self._placing = NriPlacing(services.keeper, self._sender)
+        services.node_state.updates.deliver = self._sender.deliver
+        self._placing = NriPlacing(services.node_state, self._sender)
         self._session: Optional[NriSession] = None
         self._is_up = asyncio.Event()
         self._returned = asyncio.Event()
@@ -162,7 +162,7 @@ class NriPlugin:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: Optional[Taken] = None
     ) -> str:
         hooks = Hooks(self._configured, self._synchronized, self._shut_down)
-        session = NriSession(self._services.keeper, self._placing, hooks, self._is_small)
+        session = NriSession(self._services.node_state, self._placing, hooks, self._is_small)
         self._session = session
         try:
             return await session.run(reader, writer, self._identity, taken)
@@ -223,7 +223,7 @@ class NriPlugin:
         await self._is_up.wait()
         try:
             if snapshot is not None:
-                await nri_sync.follow(self._services.keeper, self._placing, snapshot)
+                await nri_sync.follow(self._services.node_state, self._placing, snapshot)
         except Exception:
             self._services.log.error("what the runtime runs could not be gone through", exc_info=True)
         self._services.look.set()

@@ -74,12 +74,12 @@ class NriSession:
 
     def __init__(
         self,
-        keeper: NodeState,
+        node_state: NodeState,
         placing: NriPlacing,
         hooks: Hooks,
         refused: Callable[[HostFacts], bool],
     ) -> None:
-        self._keeper = keeper
+        self._keeper = node_state
         self._hooks = hooks
         self._refused = refused
         self._snapshot = Snapshot()
@@ -255,9 +255,9 @@ class NriSession:
 
     def _fail_open(self, told: Told, error: Exception) -> Optional[CallFailed]:
         """What to answer instead: nothing, or where the namespace fails closed an error."""
-        keeper, reason = self._keeper, _reason(error)
-        keeper.failed_open(told.method, reason, error)
-        if told.method not in ("CreateContainer", "UpdateContainer") or not keeper.fails_closed(
+        node_state, reason = self._keeper, _reason(error)
+        node_state.failed_open(told.method, reason, error)
+        if told.method not in ("CreateContainer", "UpdateContainer") or not node_state.fails_closed(
             told.namespace
         ):
             told.outcome = f"failed open: {reason}"

@@ -36,26 +36,26 @@ class Snapshot:
         return not request.more
 
 
-async def follow(keeper: NodeState, placing: NriPlacing, snapshot: Snapshot) -> Resync:
+async def follow(node_state: NodeState, placing: NriPlacing, snapshot: Snapshot) -> Resync:
     """Bring the records in line with a snapshot, in slices between which events pass."""
-    engine = keeper.active()
+    engine = node_state.active()
     if engine is None:
         return Resync()
-    _note_pods(engine, snapshot.pods, keeper.log)
+    _note_pods(engine, snapshot.pods, node_state.log)
     for container in snapshot.containers:
         placing.bind(container.id)
     seen = reader.read_seen(snapshot.containers, engine.pods, engine.grants)
-    details = await _details(keeper, engine, snapshot, unknown_ids(engine, seen.values()))
+    details = await _details(node_state, engine, snapshot, unknown_ids(engine, seen.values()))
     # A host tells the cpuset it has written down: enough to know where a container runs that nobody knows, not
     # enough to call a known one's changed.
     listing = Listing(seen, snapshot.at_s, details, unsettled=frozenset(engine.grants))
     parts = []
-    for part in resync_slices(engine, listing, keeper.clock()):
-        keeper.send(part.updates)
-        keeper.save()
+    for part in resync_slices(engine, listing, node_state.clock()):
+        node_state.send(part.updates)
+        node_state.save()
         parts.append(part)
         await asyncio.sleep(0)
-        if engine is not keeper.active():
+        if engine is not node_state.active():
             break
     return merged(parts)
 
@@ -73,7 +73,7 @@ def _note_pods(engine: Engine, pods: list[nri.PodSandbox], log: Any) -> None:
 
 
 async def _details(
-    keeper: NodeState, engine: Engine, snapshot: Snapshot, ids: tuple[str, ...]
+    node_state: NodeState, engine: Engine, snapshot: Snapshot, ids: tuple[str, ...]
 ) -> dict[str, Container]:
     unknown = set(ids)
     details = {}
@@ -83,6 +83,6 @@ async def _details(
         pod = engine.pods.get(container.pod_sandbox_id)
         if container.id in unknown and pod is not None:
             with contextlib.suppress(UnreadableRequest):  # it is left as it is
-                read = reader.read_container(container, pod, 0, keeper.memory_bytes)
+                read = reader.read_container(container, pod, 0, node_state.memory_bytes)
                 details[container.id] = read.container
     return details
