@@ -51,7 +51,7 @@ class CriInterceptor:
     """Opens an ``Interception`` for every intercepted method while the engine is to be asked."""
 
     def __init__(self, node_state: NodeState, events: EventCount, restores: Restores) -> None:
-        self._keeper = node_state
+        self._node_state = node_state
         self._events = events
         self._restores = restores
 
@@ -59,15 +59,15 @@ class CriInterceptor:
         method = intercepted(full_method)
         if not method:
             return None
-        engine = self._keeper.active()
+        engine = self._node_state.active()
         if engine is None and method != "GetContainerEvents":
             return None
         if method == "GetContainerEvents":
-            return EventStream(self._keeper, self._events)
+            return EventStream(self._node_state, self._events)
         assert engine is not None
         if method == "RestorePod":
-            return RestorePod(self._keeper, engine, self._restores)
-        return _KINDS[method](self._keeper, engine)
+            return RestorePod(self._node_state, engine, self._restores)
+        return _KINDS[method](self._node_state, engine)
 
 
 class InterceptedCall:

@@ -18,7 +18,7 @@ class EventStream:
     filter: Optional[Callable[[bytes], bytes]] = None
 
     def __init__(self, node_state: NodeState, count: EventCount) -> None:
-        self._keeper = node_state
+        self._node_state = node_state
         self._count = count
         self._counted = False
 
@@ -28,18 +28,18 @@ class EventStream:
         return Forward()
 
     async def replied(self, message: bytes) -> None:
-        engine = self._keeper.active()
+        engine = self._node_state.active()
         if engine is None:
             return
         try:
-            note_event(self._keeper, engine, parse(cri.ContainerEventResponse, message))
+            note_event(self._node_state, engine, parse(cri.ContainerEventResponse, message))
         except Exception as error:
-            self._keeper.log.error("event not understood", error=str(error))
+            self._node_state.log.error("event not understood", error=str(error))
 
     async def ended(self, end: CallEnd, code: int, details: str) -> None:
         if self._counted:
             self._count.add(-1)
-        self._keeper.log.info("GetContainerEvents ended", code=code)
+        self._node_state.log.info("GetContainerEvents ended", code=code)
 
 
 def note_event(node_state: NodeState, engine: Engine, event: cri.ContainerEventResponse) -> None:

@@ -53,7 +53,7 @@ class Reconciler:
     def __init__(self, runtime: RuntimeClient, cgroups: Cgroups, node_state: NodeState) -> None:
         self._runtime = runtime
         self._cgroups = cgroups
-        self._keeper = node_state
+        self._node_state = node_state
         self._lock = asyncio.Lock()
         #: What is done with containers that nobody announced.
         self.welcome: Welcome = adopt_all
@@ -81,7 +81,7 @@ class Reconciler:
         :raises grpc.aio.AioRpcError: the runtime does not answer; nothing has changed then.
         """
         async with self._lock:
-            node_state = self._keeper
+            node_state = self._node_state
             engine = node_state.active()
             if engine is None:
                 return Resync()
@@ -120,7 +120,7 @@ class Reconciler:
                 self.is_newer = False
                 await node_state.store.settled()
                 self.taken_over(len(parts[0].adopted))
-            self._keeper.metrics.resyncs.labels("ok").inc()
+            self._node_state.metrics.resyncs.labels("ok").inc()
             self._paths = {key: path for key, path in self._paths.items() if key in seen}
             self._outside = {key: where for key, where in self._outside.items() if key in seen}
             self._explained = {key: found for key, found in self._explained.items() if key in seen}
@@ -128,7 +128,7 @@ class Reconciler:
 
     def _tell(self, result: Resync, grants: Mapping[str, Grant]) -> None:
         """``grants``: those before and after it, by the keys in ``result``."""
-        metrics, log = self._keeper.metrics, self._keeper.log
+        metrics, log = self._node_state.metrics, self._node_state.log
         metrics.drift.labels("repaired").inc(len(result.drifted))
         metrics.drift.labels("foreign").inc(len(result.foreign))
         metrics.drift.labels("resized").inc(len(result.resized))
@@ -185,7 +185,7 @@ class Reconciler:
             try:
                 details[container_id] = self._arrival(container_id, pod, got, seen)
             except Exception:  # of one container; the others are looked at all the same
-                self._keeper.log.error("a container cannot be understood", id=container_id, exc_info=True)
+                self._node_state.log.error("a container cannot be understood", id=container_id, exc_info=True)
         return details
 
     def _arrival(
@@ -215,7 +215,7 @@ class Reconciler:
         self, pod: Pod, status: cri.ContainerStatus, linux: cri.LinuxContainerResources
     ) -> Container:
         qos = read_qos(pod.cgroup_parent, linux)
-        resources = read_resources(linux, qos, self._keeper.memory_bytes)
+        resources = read_resources(linux, qos, self._node_state.memory_bytes)
         name, attempt = status.metadata.name, status.metadata.attempt
         labels, annotations = dict(status.labels), dict(status.annotations)
         return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
@@ -228,7 +228,7 @@ class Reconciler:
             try:
                 pods[sandbox.id] = _pod(sandbox, info)
             except Exception:  # of one pod; it is known by its name, and the others by all there is
-                self._keeper.log.error("a pod cannot be understood", id=sandbox.id, exc_info=True)
+                self._node_state.log.error("a pod cannot be understood", id=sandbox.id, exc_info=True)
                 meta = sandbox.metadata
                 pods[sandbox.id] = Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
         return pods
@@ -246,7 +246,7 @@ class Reconciler:
         self._refused |= {s.id for s in news if s.id not in engine.pods}
         missing = {s for s in engine.pods if s not in listed}
         for sandbox_id in missing & self._missing:
-            self._keeper.send(engine.end_pod(sandbox_id))
+            self._node_state.send(engine.end_pod(sandbox_id))
         self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
 
     async def _cgroups_of(self, engine: Engine, seen: dict[str, ListedContainer]) -> None:
@@ -282,7 +282,7 @@ class Reconciler:
         found = await asyncio.to_thread(
             lambda: {key: self._cgroups.limits(pod_cgroup(pod.cgroup_parent)) for key, pod in pods.items()}
         )
-        taken = {} if self._keeper.quotas is None else self._keeper.quotas.taken
+        taken = {} if self._node_state.quotas is None else self._node_state.quotas.taken
         of_pod: dict[str, list[int]] = {}
         for grant in engine.grants.values():
             limit = grant.container.resources.memory_limit_bytes
@@ -299,8 +299,8 @@ class Reconciler:
             if size != pod.size and engine.pods.get(key) is pod:
                 engine.resize_pod(key, size)
                 if pod.size is not None:  # else it is not changed but known now
-                    self._keeper.metrics.drift.labels("pod resized").inc()
-                    self._keeper.log.info(
+                    self._node_state.metrics.drift.labels("pod resized").inc()
+                    self._node_state.log.info(
                         "a pod was resized past us", pod=f"{pod.namespace}/{pod.name}", id=key
                     )
 

@@ -34,7 +34,7 @@ class Cleanup:
         self._upstream = upstream
         self._marks = marks
         self._hidden = hidden
-        self._keeper = node_state
+        self._node_state = node_state
         self._log = log
         self._containers: set[ContainerKey] = set()
         self._sandboxes: set[SandboxKey] = set()
@@ -159,10 +159,10 @@ class Cleanup:
             await self._upstream.remove_container(item.id)
             self._hidden.removed(item.id)
             self._log.info("removed a container that was left half made", id=item.id, name=item.metadata.name)
-            engine = self._keeper.engine
+            engine = self._node_state.engine
             if engine is not None:
-                self._keeper.send(engine.remove(item.id))
-                self._keeper.save()
+                self._node_state.send(engine.remove(item.id))
+                self._node_state.save()
 
     async def _clear_sandboxes(self, keys: frozenset[SandboxKey]) -> None:
         listed = await self._upstream.call(

@@ -55,7 +55,7 @@ class NriPlacing:
     """The events of one node. Public coroutines are events by their RPCs' names in snake case; each returns the reply."""
 
     def __init__(self, node_state: NodeState, sender: NriSender) -> None:
-        self._keeper = node_state
+        self._node_state = node_state
         self._sender = sender
         self._creating: dict[str, _Flying] = {}
         self._updating: dict[str, _Flying] = {}
@@ -69,12 +69,12 @@ class NriPlacing:
     # ------------------------------------------------------------------ pods
 
     async def run_pod_sandbox(self, request: Any, told: Told) -> None:
-        engine = self._keeper.active()
+        engine = self._node_state.active()
         if engine is None:
             return
         pod = self._pod(engine, request.pod)
         told.fields.update(pod=f"{pod.namespace}/{pod.name}", id=pod.id)
-        self._keeper.save()
+        self._node_state.save()
         # Its cgroup may be news; reading the machine goes on where it takes longer than the event may.
         look = asyncio.get_running_loop().create_task(self._look_at(pod))
         self._looks.add(look)
@@ -83,9 +83,9 @@ class NriPlacing:
 
     async def _look_at(self, pod: Pod) -> None:
         try:
-            await self._keeper.on_pod(pod)
+            await self._node_state.on_pod(pod)
         except Exception:
-            self._keeper.log.error("a pod's cgroup could not be looked at", exc_info=True)
+            self._node_state.log.error("a pod's cgroup could not be looked at", exc_info=True)
 
     async def close(self) -> None:
         """End what goes on behind the events."""
@@ -99,18 +99,18 @@ class NriPlacing:
 
     async def post_update_pod_sandbox(self, request: Any, told: Told) -> None:
         told.fields["id"] = request.pod.id
-        engine, told_sizes = self._keeper.active(), self._sizes.pop(request.pod.id, None)
+        engine, told_sizes = self._node_state.active(), self._sizes.pop(request.pod.id, None)
         if engine is not None and told_sizes is not None:
             engine.resize_pod(request.pod.id, *told_sizes)
-            self._keeper.save()
+            self._node_state.save()
 
     async def stop_pod_sandbox(self, request: Any, told: Told) -> None:
         told.fields["id"] = request.pod.id
         self._sizes.pop(request.pod.id, None)
-        engine = self._keeper.active()
+        engine = self._node_state.active()
         if engine is not None:
-            self._keeper.send(engine.end_pod(request.pod.id))
-            self._keeper.save()
+            self._node_state.send(engine.end_pod(request.pod.id))
+            self._node_state.save()
 
     remove_pod_sandbox = stop_pod_sandbox
 
@@ -124,7 +124,7 @@ class NriPlacing:
     # ------------------------------------------------------------------ a create
 
     async def create_container(self, request: Any, told: Told) -> Optional[Message]:
-        node_state, engine = self._keeper, self._keeper.active()
+        node_state, engine = self._node_state, self._node_state.active()
         told.fields["id"], told.namespace = request.container.id, request.pod.namespace
         if engine is None:
             return None
@@ -164,8 +164,8 @@ class NriPlacing:
             del self._unstarted[key]
             if not self._starts_told:
                 continue
-            distrusted = engine.start_failed(key, "", self._keeper.clock())
-            self._keeper.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
+            distrusted = engine.start_failed(key, "", self._node_state.clock())
+            self._node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
 
     async def post_create_container(self, request: Any, told: Told) -> None:
         told.fields["id"] = request.container.id
@@ -173,7 +173,7 @@ class NriPlacing:
 
     def bind(self, container_id: str) -> None:
         """The runtime has made a container, as it says itself."""
-        node_state, flying = self._keeper, self._creating.pop(container_id, None)
+        node_state, flying = self._node_state, self._creating.pop(container_id, None)
         if flying is None:
             return
         missed = flying.engine.bind(flying.admission.ticket, container_id, node_state.clock())
@@ -188,15 +188,15 @@ class NriPlacing:
         self.bind(key)
         self._unstarted.pop(key, None)
         self._starts_told = True
-        engine = self._keeper.active()
+        engine = self._node_state.active()
         if engine is not None:
             engine.started(key)
-            self._keeper.save()
+            self._node_state.save()
 
     # ------------------------------------------------------------------ an update
 
     async def update_container(self, request: Any, told: Told) -> Optional[Message]:
-        node_state, engine = self._keeper, self._keeper.active()
+        node_state, engine = self._node_state, self._node_state.active()
         key = told.fields["id"] = request.container.id
         linux = reader.cri_resources(request.linux_resources)
         if self._sender.is_ours(key, linux):
@@ -228,7 +228,7 @@ class NriPlacing:
 
     async def post_update_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
-        node_state, flying = self._keeper, self._updating.pop(key, None)
+        node_state, flying = self._node_state, self._updating.pop(key, None)
         if flying is None:
             return
         sent = flying.admission.placement
@@ -242,7 +242,7 @@ class NriPlacing:
     def _owed(self, engine: Engine, key: str) -> Optional[Quota]:
         """The quota that a container was to get back and has not yet."""
         grant = engine.grants.get(key)
-        return grant.quota if grant is not None and self._keeper.updates.owes_quota(key) else None
+        return grant.quota if grant is not None and self._node_state.updates.owes_quota(key) else None
 
     # ------------------------------------------------------------------ the end
 
@@ -250,16 +250,16 @@ class NriPlacing:
         key = told.fields["id"] = request.container.id
         if self._cancelled(key, told):
             return None
-        self._keeper.updates.forget(key)
-        engine = self._keeper.active()
+        self._node_state.updates.forget(key)
+        engine = self._node_state.active()
         if engine is None:
             return None
         grant = engine.grants.get(key)
         if grant is not None:
             told.fields["container"] = grant.container.path
         code = reader.read_exit_code(request.container)
-        updates = engine.exited(key, code, self._keeper.clock())
-        self._keeper.save()
+        updates = engine.exited(key, code, self._node_state.clock())
+        self._node_state.save()
         reply: Message = nri.StopContainerResponse(update=self._in_answer(engine, updates))
         return reply
 
@@ -269,11 +269,11 @@ class NriPlacing:
             return
         self._unstarted.pop(key, None)
         self._updating.pop(key, None)
-        self._keeper.updates.forget(key)
-        engine = self._keeper.active()
+        self._node_state.updates.forget(key)
+        engine = self._node_state.active()
         if engine is not None:
-            self._keeper.send(engine.remove(key))
-            self._keeper.save()
+            self._node_state.send(engine.remove(key))
+            self._node_state.save()
 
     def _cancelled(self, key: str, told: Told) -> bool:
         """Whether this is how the runtime takes back a create that has failed."""
@@ -281,7 +281,7 @@ class NriPlacing:
         if flying is None:
             return False
         told.outcome = "cancelled"
-        node_state = self._keeper
+        node_state = self._node_state
         reason = "not created: the runtime has taken it back"
         node_state.send(flying.engine.cancel(flying.admission.ticket, node_state.clock(), reason))
         node_state.save()
@@ -297,7 +297,7 @@ class NriPlacing:
 
     def doubt(self, late_s: float = 0.0) -> None:
         """Nobody knows what becomes of requests older than this: resync finds out. One that is told of yet is bound."""
-        node_state, now_s = self._keeper, self._keeper.clock()
+        node_state, now_s = self._node_state, self._node_state.clock()
         doubted = False
         for flights in (self._creating, self._updating):
             for key, flying in list(flights.items()):
@@ -315,7 +315,7 @@ class NriPlacing:
 
     def _in_answer(self, engine: Engine, updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
         """Updates of others, as part of an answer; those on their way by other means are overtaken by it."""
-        if not self._keeper.enforcing:
+        if not self._node_state.enforcing:
             return []
         written = []
         for update in updates:
@@ -324,7 +324,7 @@ class NriPlacing:
             message = reader.write_update(update)
             if message is not None:
                 written.append(message)
-                self._keeper.updates.overtaken(update)
+                self._node_state.updates.overtaken(update)
         return written
 
 

@@ -79,7 +79,7 @@ class NriSession:
         hooks: Hooks,
         refused: Callable[[HostFacts], bool],
     ) -> None:
-        self._keeper = node_state
+        self._node_state = node_state
         self._hooks = hooks
         self._refused = refused
         self._snapshot = Snapshot()
@@ -106,7 +106,7 @@ class NriSession:
     ) -> str:
         """Until the connection ends; returns why it has. ``taken``: it is one that the host has launched us with."""
         begun = None if taken is None else taken.begun
-        connection = NriConnection(reader, writer, "plugin", self._handlers(), self._keeper.log, begun)
+        connection = NriConnection(reader, writer, "plugin", self._handlers(), self._node_state.log, begun)
         self._connection = connection
         if taken is not None:
             self._take_over(taken)
@@ -141,7 +141,7 @@ class NriSession:
         """Be where the one is that has spoken for us: configured, perhaps synchronized."""
         if taken.configure is not None:
             self._note_host(taken.configure, 0.0)
-        told_s = self._keeper.clock() - (time.monotonic() - taken.told_s)
+        told_s = self._node_state.clock() - (time.monotonic() - taken.told_s)
         for message in taken.told:
             self._add(message, told_s)
 
@@ -194,7 +194,7 @@ class NriSession:
 
     async def _synchronize(self, message: bytes, timeout_s: float) -> bytes:
         started = time.perf_counter()
-        is_last = self._add(message, self._keeper.clock())
+        is_last = self._add(message, self._node_state.clock())
         self.synchronize_s += time.perf_counter() - started
         return b"" if is_last else bytes(nri.SynchronizeResponse(more=True).SerializeToString())
 
@@ -255,7 +255,7 @@ class NriSession:
 
     def _fail_open(self, told: Told, error: Exception) -> Optional[CallFailed]:
         """What to answer instead: nothing, or where the namespace fails closed an error."""
-        node_state, reason = self._keeper, _reason(error)
+        node_state, reason = self._node_state, _reason(error)
         node_state.failed_open(told.method, reason, error)
         if told.method not in ("CreateContainer", "UpdateContainer") or not node_state.fails_closed(
             told.namespace
@@ -268,8 +268,8 @@ class NriSession:
 
     def _note(self, told: Told, started: float) -> None:
         microseconds = round((time.perf_counter() - started) * 1e6)
-        self._keeper.metrics.requests.labels(told.method, told.outcome).inc()
-        self._keeper.log.info(told.method, **told.fields, outcome=told.outcome, us=microseconds)
+        self._node_state.metrics.requests.labels(told.method, told.outcome).inc()
+        self._node_state.log.info(told.method, **told.fields, outcome=told.outcome, us=microseconds)
 
 
 def works_of(placing: NriPlacing) -> dict[str, Work]:
