@@ -45,11 +45,11 @@ _MARKS = (OURS, NRI, INTEL, "koordinator.sh")
 
 def understood(container: Container) -> Container:
     """The container with what its annotations, its pod's and its pod's labels ask."""
-    wishes = read_wishes(container.name, container.annotations, container.pod, container.qos)
+    wishes = read_preferences(container.name, container.annotations, container.pod, container.qos)
     return replace(container, wishes=wishes)
 
 
-def read_wishes(
+def read_preferences(
     name: str, annotations: Mapping[str, str], pod: Pod, qos: Optional[Qos] = None
 ) -> PlacementPreferences:
     """What is asked of the placement of container ``name``. Never raises: what is wrong is in ``notes`` or ``refusal``.

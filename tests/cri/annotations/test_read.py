@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cri_proxy.cri.annotations.keys import KEYS, NOT_DONE, OUR_NAMES
 from cri_proxy.cri.annotations.koordinator import NUMA_SPEC, QOS_LABEL, RESOURCE_SPEC
-from cri_proxy.cri.annotations.read import MAX_NOTES, read_wishes
+from cri_proxy.cri.annotations.read import MAX_NOTES, read_preferences
 from cri_proxy.text.annotation_value import MAX_CHARACTERS
 from policies.model import MatchExpression, PlacementPreferences, Pod, Qos
 from tests.scenes import make_pod
@@ -29,7 +29,7 @@ def read(
     labels: Any = None,
 ) -> PlacementPreferences:
     pod = replace(make_pod("web", annotations=annotations), labels=labels or {})
-    return read_wishes(name, own or {}, pod, qos)
+    return read_preferences(name, own or {}, pod, qos)
 
 
 def asked(annotations: dict[str, str], **more: Any) -> dict[str, Any]:
@@ -564,8 +564,8 @@ TEXTS = st.one_of(
 def test_whatever_annotations_hold_wishes_are_read(given_: dict[str, str], scope: str, label: str) -> None:
     annotations = {key + scope: text for key, text in given_.items()}
     pod = Pod("id", "uid", "p", "n", labels={QOS_LABEL: label}, annotations=annotations)
-    wishes = read_wishes("app", annotations, pod)
-    assert wishes == read_wishes("app", annotations, pod)
+    wishes = read_preferences("app", annotations, pod)
+    assert wishes == read_preferences("app", annotations, pod)
     assert all(term.weight for term in wishes.affinity)
 
 
