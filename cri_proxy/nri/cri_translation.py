@@ -35,7 +35,7 @@ _ON_V1 = "this host has cgroup v1, on which CRI has no word for it"
 
 
 @dataclass(frozen=True)
-class Expressed:
+class CriTranslation:
     """``linux`` sets what has a value; ``emptied`` are CRI's names of numbers that are asked to be 0, which means unset."""
 
     linux: cri.LinuxContainerResources
@@ -47,7 +47,7 @@ def express(
     site: NodeCapabilities,
     report: Report,
     current: Optional[nri.LinuxResources] = None,
-) -> Expressed:
+) -> CriTranslation:
     """Resources in CRI's words. Classes and rules for devices are not among them: see ``nri_apply``.
 
     ``current``: what the container has, as its spec says: what it has already need not be said.
@@ -67,7 +67,7 @@ def express(
             report(setting, field, "", f"CRI has no {part} {name}")
     _express_hugepages(asked, linux, site, report)
     _express_unified(asked, linux, site, report)
-    return Expressed(linux, frozenset(emptied))
+    return CriTranslation(linux, frozenset(emptied))
 
 
 def resources_of(
