@@ -14,7 +14,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import Inexpressible, NodeCapabilities, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
-from cri_proxy.nri.cri_translation import express
+from cri_proxy.nri.cri_translation import translate
 from cri_proxy.nri.draft import Draft, MergedAdjustment
 from cri_proxy.nri.files import write_annotations, write_cdi_devices, write_devices, write_mounts
 from cri_proxy.nri.merge import HOOKS, REMOVAL
@@ -82,7 +82,7 @@ def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Ap
 def _resources(draft: Draft) -> cri.LinuxContainerResources:
     """What of the resources asked for the request does not say already."""
     asked, had = draft.asked.adjust.linux.resources, draft.config.linux.resources
-    expressed = express(asked, draft.site, draft.report, draft.asked.container.linux.resources)
+    expressed = translate(asked, draft.site, draft.report, draft.asked.container.linux.resources)
     linux = expressed.linux
     for name in expressed.emptied:
         if getattr(had, name):

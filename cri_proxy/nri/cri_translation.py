@@ -42,7 +42,7 @@ class CriTranslation:
     emptied: frozenset[str]
 
 
-def express(
+def translate(
     asked: nri.LinuxResources,
     site: NodeCapabilities,
     report: Report,
@@ -83,7 +83,7 @@ def resources_of(
             report(name, field, "", "CRI can set a class only when a container is created")
     if resources.devices:
         report("device_rules", nri.Devices, "", "CRI cannot change the rules for devices")
-    return express(resources, site, report).linux
+    return translate(resources, site, report).linux
 
 
 def _has_already(current: Optional[nri.LinuxResources], part: str, name: str, asked: Any) -> bool:
