@@ -63,7 +63,7 @@ def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Ap
     for entry in resources.hugepage_limits:
         draft.cut_entries("linux.resources.hugepage_limits", _has_page_size(entry.page_size))
     # 3. What cannot be had.
-    report_unsaid(draft)
+    report_unsupported(draft)
     try:
         changed = draft.write(request)
     except NotProtobuf as error:
@@ -196,7 +196,7 @@ _RDT = (
 )
 
 
-def report_unsaid(draft: Draft) -> None:
+def report_unsupported(draft: Draft) -> None:
     """Report all of it that the container does not have as asked for."""
     adjust, container = draft.asked.adjust, draft.asked.container
     if any(len(getattr(adjust.hooks, name)) for name in HOOKS):
