@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import Inexpressible, NodeCapabilities, is_rejected
+from cri_proxy.config.options.nri_capabilities import NodeCapabilities, Unsupported, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.nri.cri_translation import translate
 from cri_proxy.nri.draft import Draft, MergedAdjustment
@@ -34,8 +34,8 @@ class Applied:
     request: bytes
     recreate: bool
     resources: cri.LinuxContainerResources
-    rejected: tuple[Inexpressible, ...]
-    warned: tuple[Inexpressible, ...]
+    rejected: tuple[Unsupported, ...]
+    warned: tuple[Unsupported, ...]
     #: To be written before the request is sent.
     seccomp: Optional[SeccompFile]
 

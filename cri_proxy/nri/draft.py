@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import Inexpressible, NodeCapabilities
+from cri_proxy.config.options.nri_capabilities import NodeCapabilities, Unsupported
 from cri_proxy.nri.merge import owner_of
 from cri_proxy.text.protobuf_bytes import cut, place_of
 
@@ -30,7 +30,7 @@ class Draft:
         self.asked = asked
         self.site = site
         self.added = cri.ContainerConfig()
-        self.found: list[Inexpressible] = []
+        self.found: list[Unsupported] = []
         self._cuts: list[tuple[str, Callable[[bytes], bool]]] = []
 
     @property
@@ -41,7 +41,7 @@ class Draft:
         """Something cannot be had; ``name`` is that of the setting, ``field`` and ``key`` are who owns it."""
         plugin = owner_of(self.asked.owners, self.asked.container.id, field, key)
         what = f"{nri.Field.Name(field)} {key}".rstrip()
-        self.found.append(Inexpressible(name, plugin, what, why))
+        self.found.append(Unsupported(name, plugin, what, why))
 
     def cut_entries(self, field: str, is_cut: Callable[[bytes], bool]) -> None:
         """Cut entries of a field of the config, ``linux.resources.unified``, by their bytes."""

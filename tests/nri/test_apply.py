@@ -14,9 +14,9 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import (
     REACTIONS,
     Cdi,
-    Inexpressible,
     NodeCapabilities,
     Reaction,
+    Unsupported,
 )
 from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.nri.apply import Applied, apply
@@ -602,4 +602,4 @@ def test_every_setting_has_a_default() -> None:
         case[2] for case in INEXPRESSIBLE_THERE.values()
     }
     assert set(REACTIONS) - names == {"device_rules", "seccomp_policy"}
-    assert Inexpressible("hooks", "", "x", "y").plugin == ""
+    assert Unsupported("hooks", "", "x", "y").plugin == ""

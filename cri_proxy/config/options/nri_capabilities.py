@@ -98,7 +98,7 @@ class NodeCapabilities:
 
 
 @dataclass(frozen=True)
-class Inexpressible:
+class Unsupported:
     """Something a plugin asks for that is not to be had.
 
     ``name`` is that of the setting, ``what`` NRI's word with the key ("Rlimits RLIMIT_NOFILE"), ``plugin`` "" where
@@ -117,6 +117,6 @@ class Inexpressible:
         return f"{who} asked for {self.what}: {self.why}"
 
 
-def is_rejected(found: Inexpressible, site: NodeCapabilities) -> bool:
+def is_rejected(found: Unsupported, site: NodeCapabilities) -> bool:
     """Whether the container must not be created for it."""
     return site.reactions.get(found.name, REACTIONS[found.name]) is Reaction.REJECT
