@@ -72,7 +72,7 @@ def _is_device(path: Path, kind: int, number: int) -> bool:
     return stat.S_IFMT(found.st_mode) == kind and found.st_rdev == number
 
 
-class Expression:
+class Capabilities:
     """One for the daemon; asks its parts for what may change: the runtime's version, the configuration."""
 
     def __init__(

@@ -25,7 +25,7 @@ from cri_proxy.cri.visibility import container_key
 from cri_proxy.front_ends.cri_calls import CreateContainer
 from cri_proxy.nri.apply import Applied
 from cri_proxy.nri.io.host.calls import HostContext, HostedCall
-from cri_proxy.nri.io.host.capabilities import Expression
+from cri_proxy.nri.io.host.capabilities import Capabilities
 from cri_proxy.nri.io.host.cleanup import UNKNOWN
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
 from cri_proxy.nri.io.host.upstream import CREATE_TIMEOUT_S
@@ -47,7 +47,7 @@ class Create(HostedCall):
     """``expression`` says how what plugins ask for is put to the runtime."""
 
     def __init__(
-        self, context: HostContext, engine: Optional[Interception], full_method: str, expression: Expression
+        self, context: HostContext, engine: Optional[Interception], full_method: str, expression: Capabilities
     ) -> None:
         super().__init__(context, engine, full_method)
         self._expression = expression

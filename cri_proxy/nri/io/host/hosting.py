@@ -28,7 +28,7 @@ from cri_proxy.nri.io.host.calls import (
     UpdatePod,
 )
 from cri_proxy.nri.io.host.calls_in_flight import CallsInFlight
-from cri_proxy.nri.io.host.capabilities import Expression
+from cri_proxy.nri.io.host.capabilities import Capabilities
 from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.create import Create
 from cri_proxy.nri.io.host.detection import unhosted_because
@@ -85,7 +85,7 @@ class NriHosting:
         config, log = services.config, services.log
         upstream, hidden, life = Upstream(services.runtime), Visibility(), Lifecycle()
         marks = IntentLog(Path(config["state.directory"]), log, services.store)
-        self._expression = Expression(services)
+        self._expression = Capabilities(services)
         self.world = PodView(services.runtime, upstream, hidden, life, engine.open, self._expression, log)
         runtime = services.runtime
         self.host = NriHost(

@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.visibility import Visibility
-from cri_proxy.nri.io.host.capabilities import Expression
+from cri_proxy.nri.io.host.capabilities import Capabilities
 from cri_proxy.nri.io.host.upstream import UNDO_TIMEOUT_S, Upstream
 from cri_proxy.nri.lifecycle import Due, Lifecycle, State
 from cri_proxy.nri.messages import Shown
@@ -51,7 +51,7 @@ class PodView:
         hidden: Visibility,
         life: Lifecycle,
         open_engine: Callable[[str], Optional[Interception]],
-        expression: Expression,
+        expression: Capabilities,
         log: Any,
     ) -> None:
         self._runtime = runtime
