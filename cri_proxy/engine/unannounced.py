@@ -18,7 +18,7 @@ from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Placement
 
 
 @dataclass(frozen=True)
-class Arrival:
+class UnannouncedContainer:
     """A container that nobody announced. ``fence``: the cpuset and mems it was created with; ``cpus``, ``mems``:
     those it has now, None = not known. ``started_at_ns``: Unix time, 0 = not known. Not running: created only."""
 
@@ -40,7 +40,7 @@ class Steps:
     after: tuple[CpusetUpdate, ...] = ()
 
 
-def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Steps:
+def place(engine: Engine, arrival: UnannouncedContainer, now_s: float, enforce: bool) -> Steps:
     """Place a container that is there as if it were being created. Its own update is ``own_update``'s.
 
     :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
@@ -53,7 +53,7 @@ def place(engine: Engine, arrival: Arrival, now_s: float, enforce: bool) -> Step
     return Steps(admission.before, others)
 
 
-def own_update(engine: Engine, arrival: Arrival) -> tuple[CpusetUpdate, ...]:
+def own_update(engine: Engine, arrival: UnannouncedContainer) -> tuple[CpusetUpdate, ...]:
     """What a container that was placed has to be told: nothing if it has its CPUs, or has ended meanwhile."""
     grant = engine.grants.get(arrival.id)
     if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
@@ -67,7 +67,9 @@ def own_update(engine: Engine, arrival: Arrival) -> tuple[CpusetUpdate, ...]:
     return (CpusetUpdate(arrival.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
 
 
-def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) -> tuple[CpusetUpdate, ...]:
+def leave_untouched(
+    engine: Engine, arrival: UnannouncedContainer, now_s: float, why: str
+) -> tuple[CpusetUpdate, ...]:
     """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
     runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
     grant = Grant(
@@ -85,6 +87,6 @@ def leave_untouched(engine: Engine, arrival: Arrival, now_s: float, why: str) ->
     return engine.adopt(grant)
 
 
-def in_order(arrivals: Iterable[Arrival]) -> list[Arrival]:
+def in_order(arrivals: Iterable[UnannouncedContainer]) -> list[UnannouncedContainer]:
     """As they were started."""
     return sorted(arrivals, key=lambda arrival: (arrival.started_at_ns, arrival.id))

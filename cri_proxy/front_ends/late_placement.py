@@ -14,7 +14,7 @@ from typing import Any, Optional
 from cri_proxy.engine import unannounced as core
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
-from cri_proxy.engine.unannounced import Arrival, Steps
+from cri_proxy.engine.unannounced import Steps, UnannouncedContainer
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
@@ -28,13 +28,13 @@ class LatePlacement:
         self._services = services
         self.count = 0
 
-    async def place(self, engine: Engine, found: Iterable[Arrival]) -> None:
+    async def place(self, engine: Engine, found: Iterable[UnannouncedContainer]) -> None:
         """Decide about all of them in the order of their starts, then tell the runtime: those that make room first.
 
         Those that were not started yet have been told when this returns, if the runtime is not too slow.
         """
         node_state = self._services.node_state
-        decided: list[Arrival] = []
+        decided: list[UnannouncedContainer] = []
         before: list[CpusetUpdate] = []
         after: list[CpusetUpdate] = []
         for arrival in core.in_order(found):
@@ -65,7 +65,7 @@ class LatePlacement:
             node_state.send(engine.amend(replace(grant, why=why)))
         node_state.save()
 
-    async def _looked_up(self, engine: Engine, arrival: Arrival) -> Arrival:
+    async def _looked_up(self, engine: Engine, arrival: UnannouncedContainer) -> UnannouncedContainer:
         node_state, container = self._services.node_state, arrival.container
         if container.wishes.notes:
             node_state.log.warning(
@@ -76,7 +76,7 @@ class LatePlacement:
             await node_state.on_pod(container.pod)
         return replace(arrival, container=await look_up(node_state, engine, container, arrival.uses))
 
-    def _decide(self, engine: Engine, arrival: Arrival) -> Steps:
+    def _decide(self, engine: Engine, arrival: UnannouncedContainer) -> Steps:
         node_state, started = self._services.node_state, time.perf_counter()
         now_s = node_state.clock()
         fields: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cri_proxy.cri.messages import CreateRequest
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.unannounced import Arrival
+from cri_proxy.engine.unannounced import UnannouncedContainer
 from cri_proxy.front_ends.late_placement import LatePlacement
 
 
@@ -39,12 +39,16 @@ class Restores:
         await self._arrivals.place(
             engine,
             [
-                Arrival(key, c.container, c.fence, c.uses, c.fence.cpus, c.fence.mems, is_running=False)
+                UnannouncedContainer(
+                    key, c.container, c.fence, c.uses, c.fence.cpus, c.fence.mems, is_running=False
+                )
                 for key, c in made.items()
             ],
         )
 
-    async def welcome(self, engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str, Arrival]:
+    async def welcome(
+        self, engine: Engine, found: Mapping[str, UnannouncedContainer]
+    ) -> Mapping[str, UnannouncedContainer]:
         """Of the containers without a record those to adopt; what a restore has left is placed."""
         left = {key: a for key, a in found.items() if a.container.pod.uid in self._left - self._under_way}
         await self._arrivals.place(engine, left.values())

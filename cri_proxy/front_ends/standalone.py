@@ -20,7 +20,7 @@ import grpc
 from bpf.kernel.clock import boot_time_s
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.unannounced import Arrival
+from cri_proxy.engine.unannounced import UnannouncedContainer
 from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.services.services import Services
 from cri_proxy.unix_sockets import activated
@@ -137,7 +137,9 @@ class Standalone:
         with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
             self._looked.touch()
 
-    async def _welcome(self, engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str, Arrival]:
+    async def _welcome(
+        self, engine: Engine, found: Mapping[str, UnannouncedContainer]
+    ) -> Mapping[str, UnannouncedContainer]:
         """What ran before us stays as it is; those that were created and not started are waited for."""
         running = {key: arrival for key, arrival in found.items() if arrival.is_running}
         if engine is not self._engine:

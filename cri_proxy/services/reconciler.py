@@ -27,7 +27,7 @@ from cri_proxy.engine.resources import (
     with_quota,
 )
 from cri_proxy.engine.resync import Listing, Resync, merged, resync_slices, unknown_ids
-from cri_proxy.engine.unannounced import Arrival
+from cri_proxy.engine.unannounced import UnannouncedContainer
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState
@@ -39,10 +39,14 @@ AT_A_TIME = 8
 NAMED = 20
 
 #: Given the running and created containers that there is no record of, by id; returns those to take as they are.
-Welcome = Callable[[Engine, Mapping[str, Arrival]], Awaitable[Mapping[str, Arrival]]]
+Welcome = Callable[
+    [Engine, Mapping[str, UnannouncedContainer]], Awaitable[Mapping[str, UnannouncedContainer]]
+]
 
 
-async def adopt_all(engine: Engine, found: Mapping[str, Arrival]) -> Mapping[str, Arrival]:
+async def adopt_all(
+    engine: Engine, found: Mapping[str, UnannouncedContainer]
+) -> Mapping[str, UnannouncedContainer]:
     """Where creates pass through us: whoever was not announced keeps what it has."""
     return found
 
@@ -165,7 +169,9 @@ class Reconciler:
             if not isinstance(got, BaseException):
                 seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
 
-    async def _details(self, ids: tuple[str, ...], seen: dict[str, ListedContainer]) -> dict[str, Arrival]:
+    async def _details(
+        self, ids: tuple[str, ...], seen: dict[str, ListedContainer]
+    ) -> dict[str, UnannouncedContainer]:
         """What containers are that we have no record of, and what they run on."""
         if not ids:
             return {}
@@ -177,7 +183,7 @@ class Reconciler:
         statuses = await gather_limited(
             AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
         )
-        details: dict[str, Arrival] = {}
+        details: dict[str, UnannouncedContainer] = {}
         for container_id, got in zip(ids, statuses):
             pod = pods.get(seen[container_id].sandbox_id)
             if isinstance(got, BaseException) or pod is None:
@@ -194,13 +200,13 @@ class Reconciler:
         pod: Pod,
         got: tuple[cri.ContainerStatus, dict[str, Any]],
         seen: dict[str, ListedContainer],
-    ) -> Arrival:
+    ) -> UnannouncedContainer:
         """One container as its verbose status has it; its cpuset is noted in ``seen``."""
         status, info = got
         linux = linux_resources(status, info)
         self._remember_cgroup(container_id, info)
         item = seen[container_id] = _with_cpusets(seen[container_id], self._look_at(container_id), linux)
-        return Arrival(
+        return UnannouncedContainer(
             container_id,
             self._container(pod, status, linux),
             read_fence(linux),

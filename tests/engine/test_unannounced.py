@@ -10,7 +10,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Life, Stance
 from cri_proxy.engine.unannounced import (
-    Arrival,
+    UnannouncedContainer,
     in_order,
     leave_untouched,
     own_update,
@@ -33,11 +33,13 @@ from tests.scenes import (
 ALL = "0-127"
 
 
-def arrival(container: Container, cpus: Optional[str] = None, key: str = "new", **more: Any) -> Arrival:
-    return Arrival(key, container, cpus=None if cpus is None else parse_cpus(cpus), **more)
+def arrival(
+    container: Container, cpus: Optional[str] = None, key: str = "new", **more: Any
+) -> UnannouncedContainer:
+    return UnannouncedContainer(key, container, cpus=None if cpus is None else parse_cpus(cpus), **more)
 
 
-def come(engine: Engine, who: Arrival, enforce: bool = True) -> list[tuple[str, str]]:
+def come(engine: Engine, who: UnannouncedContainer, enforce: bool = True) -> list[tuple[str, str]]:
     """Place it; what the runtime is told, in order."""
     steps = place(engine, who, 10.0, enforce)
     assert broken_invariants(engine) == []
