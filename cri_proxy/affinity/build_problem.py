@@ -112,7 +112,7 @@ def question_slices(
     )
 
 
-def question_of(
+def snapshot_of(
     engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
 ) -> PlanningSnapshot:
     """The same in one go."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cri_proxy.affinity.build_problem import describe, plan_of, question_of
+from cri_proxy.affinity.build_problem import describe, plan_of, snapshot_of
 from cri_proxy.affinity.settings import affinity_settings, graph_settings
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
@@ -78,7 +78,7 @@ def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[Cpuse
     # The planner is a process of its own in the daemon; nothing of it is loaded until it is needed.
     from policies.affinity.planner.planner import plan
 
-    question = question_of(engine, affinity_settings(config), now_s)
+    question = snapshot_of(engine, affinity_settings(config), now_s)
     proposal = plan(question.problem)
     rows = {row["id"]: row for row in describe(question, proposal)}
     moves = plan_of(engine, question, proposal, len(proposal.moves), now_s)

@@ -14,7 +14,7 @@ from cri_proxy.affinity.build_problem import (
     affinity_settings,
     describe,
     plan_of,
-    question_of,
+    snapshot_of,
 )
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
@@ -64,7 +64,7 @@ def put(
 
 def ask(engine: Engine, traffic: Traffic = NOBODY, now_s: float = 100.0, **changes: Any) -> PlanningSnapshot:
     engine.set_traffic(traffic)
-    return question_of(engine, replace(SETTINGS, **changes), now_s)
+    return snapshot_of(engine, replace(SETTINGS, **changes), now_s)
 
 
 def vertices(question: PlanningSnapshot) -> dict[str, Vertex]:
@@ -158,7 +158,7 @@ def test_who_has_much_memory_stays_in_its_node() -> None:
     engine = engine_on(HYGON_7285_2S)
     put(engine, "a", CCX[3], make_container("a", limit=2, memory=9))
     assert vertices(ask(engine))["a"].sites == (2, 3)
-    in_use = question_of(engine, SETTINGS, 100.0, {"a": GIB})
+    in_use = snapshot_of(engine, SETTINGS, 100.0, {"a": GIB})
     assert len(vertices(in_use)["a"].sites) == 16
 
 

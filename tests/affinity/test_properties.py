@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from cri_proxy.affinity.build_problem import AffinitySettings, plan_of, question_of
+from cri_proxy.affinity.build_problem import AffinitySettings, plan_of, snapshot_of
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.pull.observed import owner_of_container
@@ -34,7 +34,7 @@ class Talking(Node_):
     @rule(most=st.sampled_from([1, 2, 100]), exclusive=st.booleans(), taken_back=st.booleans())
     def rebalance(self, most: int, exclusive: bool, taken_back: bool) -> None:
         options = AffinitySettings(minimum_age_s=0.0, move_exclusive=exclusive)
-        question = question_of(self.engine, options, self.now_s)
+        question = snapshot_of(self.engine, options, self.now_s)
         chosen = plan_of(self.engine, question, plan(question.problem), most, self.now_s)
         owned = {key: grant.exclusive for key, grant in self.engine.grants.items()}
         self._send(self.engine.apply(chosen))

@@ -8,7 +8,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, question_of, question_slices
+from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, question_slices, snapshot_of
 from cri_proxy.affinity.io.slices import TRIES, ask_in_slices
 from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -52,7 +52,7 @@ async def test_others_have_their_turns_between_the_slices() -> None:
     task.cancel()
     # Four times the containers, and whatever else is read besides.
     assert turns > 4 * COUNT / 100
-    assert question == question_of(engine, SETTINGS, NOW_S)
+    assert question == snapshot_of(engine, SETTINGS, NOW_S)
 
 
 CHANGES = {
@@ -74,7 +74,7 @@ async def test_a_change_in_between_is_in_the_question(change: str) -> None:
         CHANGES[change](engine)
 
     question, _ = await asyncio.gather(asked(engine), later())
-    assert question == question_of(engine, SETTINGS, NOW_S)
+    assert question == snapshot_of(engine, SETTINGS, NOW_S)
 
 
 async def test_an_engine_that_is_never_still_cannot_be_asked_about() -> None:
