@@ -33,8 +33,8 @@ __all__ = [
     "affinity_settings",
     "describe",
     "plan_of",
-    "question_of",
-    "question_slices",
+    "snapshot_of",
+    "snapshot_slices",
 ]
 
 #: What a container that asks for nothing counts, lest any number of them is put into one L3: kubelet runs 110 pods a
@@ -73,7 +73,7 @@ class _Vertices:
     fixed: Mapping[str, int]
 
 
-def question_slices(
+def snapshot_slices(
     engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
 ) -> Slices[PlanningSnapshot]:
     """What the planner is to be asked about the engine, and the traffic it knows of, as they are now.
@@ -116,7 +116,7 @@ def snapshot_of(
     engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
 ) -> PlanningSnapshot:
     """The same in one go."""
-    slices = question_slices(engine, settings, now_s, memory_in_use)
+    slices = snapshot_slices(engine, settings, now_s, memory_in_use)
     while True:
         try:
             next(slices)

@@ -19,7 +19,7 @@ from cri_proxy.affinity.build_problem import (
     PlanningSnapshot,
     affinity_settings,
     describe,
-    question_slices,
+    snapshot_slices,
 )
 from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, followed_bytes
 from cri_proxy.affinity.io.mover import Mover
@@ -198,7 +198,7 @@ class AffinityController:
         """
         memory = await self.mover.memory(engine)
         clock = self.services.node_state.clock
-        question = await ask_in_slices(engine, lambda: question_slices(engine, settings, clock(), memory))
+        question = await ask_in_slices(engine, lambda: snapshot_slices(engine, settings, clock(), memory))
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
         if not question.problem.edges:

@@ -8,7 +8,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, question_slices, snapshot_of
+from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, snapshot_of, snapshot_slices
 from cri_proxy.affinity.io.slices import TRIES, ask_in_slices
 from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -34,7 +34,7 @@ def busy_engine() -> Engine:
 
 
 async def asked(engine: Engine) -> Optional[PlanningSnapshot]:
-    return await ask_in_slices(engine, lambda: question_slices(engine, SETTINGS, NOW_S), pause_s=0)
+    return await ask_in_slices(engine, lambda: snapshot_slices(engine, SETTINGS, NOW_S), pause_s=0)
 
 
 async def test_others_have_their_turns_between_the_slices() -> None:
