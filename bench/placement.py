@@ -115,7 +115,7 @@ def container(number: int, count: int, smt: str) -> Container:
         name="app",
         qos=Qos.GUARANTEED,
         resources=Resources(count * 1000, count * 1000, GIB // 4, GIB // 4),
-        wishes=PlacementPreferences(ownership="exclusive", smt=smt),
+        preferences=PlacementPreferences(ownership="exclusive", smt=smt),
     )
 
 

@@ -72,8 +72,8 @@ class Hygon:
         :raises BudgetSpent: the machine offers more places than may be looked at.
         :raises PlacementRefused: its annotations demand what cannot be had.
         """
-        if container.wishes.refusal:
-            raise PlacementRefused(container.wishes.refusal)
+        if container.preferences.refusal:
+            raise PlacementRefused(container.preferences.refusal)
         ask = ask_of(container, self.settings, bool(node.reserved))
         note = ""
         if ask.full:
@@ -121,7 +121,7 @@ class Hygon:
             return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
         self._check_demands(container, choice, hinted)
         home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
-        thin = (container.wishes.smt or self.settings.smt) in ("hide", "spread")
+        thin = (container.preferences.smt or self.settings.smt) in ("hide", "spread")
         cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
         place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
         return with_memory(node, container, self.settings, fence, place, choice.why, choice.has_room)
@@ -137,7 +137,7 @@ class Hygon:
         place = reserved_place(node, container, fence)
         if isinstance(place, str):
             return f"{place}, placed like others"
-        who = "it" if container.wishes.reserved else f"namespace {container.pod.namespace}"
+        who = "it" if container.preferences.reserved else f"namespace {container.pod.namespace}"
         why = f"{who} shares the {len(place.cpus)} reserved CPUs"
         return with_memory(node, container, self.settings, fence, place, why)
 
@@ -161,7 +161,7 @@ class Hygon:
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one L3{room}; there is none")
         if demand and (level not in ONE_NODE or choice.is_full):
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one NUMA node{room}; there is none")
-        if container.wishes.strict_hints and any(h.isdisjoint(choice.site.nodes) for h in hinted):
+        if container.preferences.strict_hints and any(h.isdisjoint(choice.site.nodes) for h in hinted):
             raise PlacementRefused(
                 f"{who} demands CPUs near its devices; NUMA node {format_cpus(frozenset().union(*hinted))} has no room"
             )
@@ -169,5 +169,5 @@ class Hygon:
 
 def _noted(decision: Decision, container: Container) -> Decision:
     """What of its annotations was ignored belongs to the explanation."""
-    notes = container.wishes.notes
+    notes = container.preferences.notes
     return replace(decision, why="; ".join((decision.why, *notes))) if notes else decision

@@ -153,7 +153,7 @@ def memory_of(
 ) -> MemoryChoice:
     """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``MemoryNeed``."""
     resources = container.resources
-    types, pages = container.wishes.memory_types, resources.hugepage_sizes
+    types, pages = container.preferences.memory_types, resources.hugepage_sizes
     need = MemoryNeed(types, pages, node.memory_shared(container), had)
     limit, only = resources.memory_limit_bytes, settings.memory_only_nodes
     return choose_memory(node, cpus, limit, settings.memory, only, fence.mems, need)

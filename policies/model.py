@@ -150,7 +150,7 @@ class Container:
     resources: Resources = Resources()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    wishes: PlacementPreferences = PlacementPreferences()
+    preferences: PlacementPreferences = PlacementPreferences()
     hints: tuple[Hint, ...] = ()
 
     @property

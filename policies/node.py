@@ -164,7 +164,7 @@ class Node:
             resident = replace(resident, cpus=resident.cpus.intersection(self._charge))
         self.residents[key] = resident
         self._of_pod.setdefault(resident.pod_uid, {})[key] = resident
-        if resident.container is not None and resident.container.wishes.affinity:
+        if resident.container is not None and resident.container.preferences.affinity:
             self.with_terms[key] = resident
         if resident.group:
             self.groups.setdefault(resident.group, {})[key] = resident

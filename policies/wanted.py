@@ -11,45 +11,45 @@ from policies.settings import PlacementSettings
 
 def l3_mode_of(container: Container, settings: PlacementSettings) -> str:
     """How the container is to sit in L3s: prefer, require, exclusive or spread."""
-    return container.wishes.l3 or settings.l3
+    return container.preferences.l3 or settings.l3
 
 
 def demand_of(container: Container, settings: PlacementSettings) -> str:
     """The smallest domain that is demanded: "l3", "numa" or ""."""
     if l3_mode_of(container, settings) == "require":
         return "l3"
-    return "numa" if container.wishes.numa == "require" else ""
+    return "numa" if container.preferences.numa == "require" else ""
 
 
 def without_demands(container: Container) -> Container:
     """The container as if what it demands were only preferred. One that owns CPUs by a demand goes on owning some."""
-    wishes = container.wishes
-    owns = wishes.l3 == "exclusive" or wishes.isolated == "require"
+    preferences = container.preferences
+    owns = preferences.l3 == "exclusive" or preferences.isolated == "require"
     less = replace(
-        wishes,
-        ownership=wishes.ownership or ("exclusive" if owns else ""),
-        isolated="prefer" if wishes.isolated == "require" else wishes.isolated,
+        preferences,
+        ownership=preferences.ownership or ("exclusive" if owns else ""),
+        isolated="prefer" if preferences.isolated == "require" else preferences.isolated,
         l3="prefer",
         numa="",
         strict_hints=False,
         refusal="",
     )
-    return replace(container, wishes=less)
+    return replace(container, preferences=less)
 
 
 def hinted_nodes(container: Container, settings: PlacementSettings) -> tuple[frozenset[int], ...]:
-    """The NUMA nodes of each thing the container uses, as far as its wishes and the configuration let them count."""
-    wishes = container.wishes
-    hints = (h for h in container.hints if h.nodes and hint_counts(h.kind, h.path, wishes, settings))
+    """The NUMA nodes of each thing the container uses, as far as its annotations and the configuration let them count."""
+    preferences = container.preferences
+    hints = (h for h in container.hints if h.nodes and hint_counts(h.kind, h.path, preferences, settings))
     return tuple(hint.nodes for hint in hints)
 
 
-def hint_counts(kind: str, path: str, wishes: PlacementPreferences, settings: PlacementSettings) -> bool:
+def hint_counts(kind: str, path: str, preferences: PlacementPreferences, settings: PlacementSettings) -> bool:
     """Whether what is near a device or a mount is to be thought of at all."""
-    kinds = settings.hints if wishes.hints is None else wishes.hints
+    kinds = settings.hints if preferences.hints is None else preferences.hints
     names = (path, f"{kind}:{path}", kind)
-    denied = any(fnmatchcase(name, glob) for glob in wishes.hints_deny for name in names)
-    allowed = any(fnmatchcase(name, glob) for glob in wishes.hints_allow for name in names)
+    denied = any(fnmatchcase(name, glob) for glob in preferences.hints_deny for name in names)
+    allowed = any(fnmatchcase(name, glob) for glob in preferences.hints_allow for name in names)
     # As nri-plugins: deny what is meant first, then allow the few that are wanted.
     return allowed or (kind in kinds and not denied)
 

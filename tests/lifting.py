@@ -26,10 +26,10 @@ class Lifting(Owning):
 
     def place(self, node: Node, container: Container, *arguments: Any, **named: Any) -> Decision:
         decision = super().place(node, container, *arguments, **named)
-        place, wishes = decision.placement, container.wishes
+        place, preferences = decision.placement, container.preferences
         owns = (bool(place.exclusive) and place.exclusive == place.cpus) or "LIFT_ALL" in os.environ
-        lift = owns and container.resources.milli_limit is not None and wishes.cfs_quota != "keep"
-        why = "; ".join((decision.why, *wishes.notes))
+        lift = owns and container.resources.milli_limit is not None and preferences.cfs_quota != "keep"
+        why = "; ".join((decision.why, *preferences.notes))
         return replace(decision, placement=replace(place, lift_quota=lift), why=why)
 
 

@@ -42,7 +42,7 @@ Number = Union[int, float]
 
 HYGON = PlacementSettings()
 TOPOLOGY_AWARE = PlacementSettings(ownership="exclusive")
-NO_WISHES = PlacementPreferences()
+NO_PREFERENCES = PlacementPreferences()
 
 
 @cache
@@ -90,7 +90,7 @@ def make_container(
     qos: Optional[Qos] = None,
     memory: int = 0,
     attempt: int = 0,
-    wishes: PlacementPreferences = NO_WISHES,
+    preferences: PlacementPreferences = NO_PREFERENCES,
     hints: tuple[Hint, ...] = (),
 ) -> Container:
     """``request`` defaults to nothing, or to ``limit`` where that makes the container Guaranteed. ``memory``: GiB."""
@@ -106,7 +106,7 @@ def make_container(
             milli_limit=None if limit is None else milli(limit),
             memory_limit_bytes=memory * GIB,
         ),
-        wishes=wishes,
+        preferences=preferences,
         hints=hints,
     )
 
@@ -216,7 +216,7 @@ class Owning:
         whole = container.resources.milli_request // 1000
         survey = node.survey(fence.cpus)
         rooms = [(survey.share_nano([i]), i) for i, cpus in enumerate(survey.cpus) if len(cpus) > whole]
-        shares = container.qos is not Qos.GUARANTEED or container.wishes.ownership == "shared"
+        shares = container.qos is not Qos.GUARANTEED or container.preferences.ownership == "shared"
         if shares or not whole or not rooms or not node.shared - node.reserved:
             return self._shared.place(node, container, fence, affinity, near)
         leaf = survey.cpus[min(rooms)[1]]

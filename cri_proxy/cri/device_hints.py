@@ -54,7 +54,7 @@ def pci_address(path: str) -> Optional[str]:
 
 def counted(uses: Iterable[Use], container: Container, settings: PlacementSettings) -> tuple[Use, ...]:
     """Those whose hints the policies will think of."""
-    return tuple(use for use in uses if hint_counts(*use, container.wishes, settings))
+    return tuple(use for use in uses if hint_counts(*use, container.preferences, settings))
 
 
 def hints_by_address(uses: Iterable[Use], devices: Mapping[str, int]) -> tuple[Hint, ...]:

@@ -265,13 +265,13 @@ def resized(
             Stance.KUBELET,
             fence.asked.cpus or NO_CPUS,
         )
-    same_wish = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
+    same_preference = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if old.is_outgrown:  # what it has now is not what its place was chosen for
-        same_wish = same_limit = False
+        same_preference = same_limit = False
     stay = old.placement
     with books.without([old.key]):
-        if not same_wish or not stay.cpus:
+        if not same_preference or not stay.cpus:
             decision = _resized_anew(books, old, container, fence)
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)

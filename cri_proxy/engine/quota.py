@@ -37,7 +37,7 @@ def _needs_a_limit(grant: Grant) -> bool:
 
 def wants_lift(container: Container, settings: PlacementSettings) -> bool:
     """Whether a policy may lift the quota of a container that is about to be created."""
-    return (container.wishes.cfs_quota or settings.cfs_quota) == "lift"
+    return (container.preferences.cfs_quota or settings.cfs_quota) == "lift"
 
 
 def lifts_to_end(
@@ -51,9 +51,11 @@ def lifts_to_end(
 
 def with_quota_kept(container: Container, reason: str) -> Container:
     """The container as one whose quota is not to be lifted, with the reason among its notes."""
-    wishes = container.wishes
+    preferences = container.preferences
     note = f"its CPU quota is not lifted: {reason}"
-    return replace(container, wishes=replace(wishes, cfs_quota="keep", notes=(*wishes.notes, note)))
+    return replace(
+        container, preferences=replace(preferences, cfs_quota="keep", notes=(*preferences.notes, note))
+    )
 
 
 def pod_cgroup(cgroup_parent: str) -> str:

@@ -287,7 +287,7 @@ def _place_anew(books: Ledger, grant: Grant, may_own: bool = True) -> Optional[D
     was = (grant.placement.home or (grant.displaced.home if grant.displaced else NO_CPUS)) or None
     container, note = grant.container, ""
     if not may_own:
-        container = replace(container, wishes=replace(container.wishes, ownership="shared"))
+        container = replace(container, preferences=replace(container.preferences, ownership="shared"))
     with books.without([grant.key]):
         pull = books.pull(grant.container, grant.key)
         for _ in range(2):

@@ -161,9 +161,9 @@ class CreateContainer(InterceptedCall):
         container = request.container
         self.namespace = container.pod.namespace
         self.fields.update(container=container.path, attempt=container.attempt)
-        if container.wishes.notes:
+        if container.preferences.notes:
             node_state.log.warning(
-                "annotations", container=container.path, ignored=list(container.wishes.notes)
+                "annotations", container=container.path, ignored=list(container.preferences.notes)
             )
         container = await look_up(node_state, engine, container, request.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile

@@ -67,9 +67,9 @@ class LatePlacement:
 
     async def _looked_up(self, engine: Engine, arrival: UnannouncedContainer) -> UnannouncedContainer:
         node_state, container = self._services.node_state, arrival.container
-        if container.wishes.notes:
+        if container.preferences.notes:
             node_state.log.warning(
-                "annotations", container=container.path, ignored=list(container.wishes.notes)
+                "annotations", container=container.path, ignored=list(container.preferences.notes)
             )
         if container.pod.id not in engine.pods:
             engine.add_pod(container.pod)

@@ -36,14 +36,14 @@ class TypeChooser:
 
         :raises PlacementRefused: the annotation names no type, or the type is banned on this node.
         """
-        wishes = container.wishes
-        kind = self._by_name.get(wishes.balloon)
-        if wishes.balloon and kind is None:
+        preferences = container.preferences
+        kind = self._by_name.get(preferences.balloon)
+        if preferences.balloon and kind is None:
             names = ", ".join(self._by_name)
             raise PlacementRefused(
-                f'{container.path} asks by annotation for a balloon of type "{wishes.balloon:.60}"; there are {names}'
+                f'{container.path} asks by annotation for a balloon of type "{preferences.balloon:.60}"; there are {names}'
             )
-        if kind is None and wishes.reserved and has_reserved:
+        if kind is None and preferences.reserved and has_reserved:
             kind = self._by_name[RESERVED]
         if kind is None:
             found = (kind for kind in self.types if self._is_of(kind, container, has_reserved))
@@ -57,7 +57,7 @@ class TypeChooser:
     def _is_of(self, kind: BalloonType, container: Container, has_reserved: bool) -> bool:
         globs = kind.namespaces
         if kind.name == RESERVED and (has_reserved or self._is_reserved_listed):
-            if container.wishes.reserved is False:
+            if container.preferences.reserved is False:
                 return False
             globs += self._reserved_namespaces
         if any(fnmatchcase(container.pod.namespace, glob) for glob in globs):

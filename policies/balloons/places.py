@@ -103,4 +103,4 @@ class BalloonPlaces:
 
 def _hides(kind: BalloonType, container: Optional[Container]) -> bool:
     """Whether a container sees one thread of each core only."""
-    return kind.hide_hyperthreads or (container is not None and container.wishes.smt == "hide")
+    return kind.hide_hyperthreads or (container is not None and container.preferences.smt == "hide")

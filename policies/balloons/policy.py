@@ -83,8 +83,8 @@ class Balloons:
 
         :raises PlacementRefused: its type is unknown or banned on this node, or its annotations demand the impossible.
         """
-        if container.wishes.refusal:
-            raise PlacementRefused(container.wishes.refusal)
+        if container.preferences.refusal:
+            raise PlacementRefused(container.preferences.refusal)
         # 1. Its type. The reserved one runs on the reserved CPUs as long as these have room.
         kind = self._chooser.find(container, bool(node.reserved))
         stays = self._type_of(keep)
@@ -305,7 +305,7 @@ class Balloons:
         settings = replace(self.settings, memory=balloon.kind.memory or self.settings.memory)
         why = f"{note}{self._places.why(balloon, own, milli)}"
         decision = with_memory(node, container, settings, fence, replace(place, cpus=own), why, fits)
-        why = "; ".join((decision.why, *container.wishes.notes))
+        why = "; ".join((decision.why, *container.preferences.notes))
         others = self._places.of_members(node, balloon, own, free)
         return replace(
             decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
@@ -316,5 +316,5 @@ class Balloons:
         place = reserved_place(node, container, fence)
         if isinstance(place, str):
             return place
-        why = "; ".join((f"shares the {len(place.cpus)} reserved CPUs", *container.wishes.notes))
+        why = "; ".join((f"shares the {len(place.cpus)} reserved CPUs", *container.preferences.notes))
         return with_memory(node, container, self.settings, fence, place, why)

@@ -83,7 +83,7 @@ class Owning:
         if not node.usable - node.exclusive - found.cpus - node.isolated:
             return f"{ask.full} CPUs of its own would leave none for others"
         cpus = (found.cpus - found.hidden) | shared
-        lift = (container.wishes.cfs_quota or self.settings.cfs_quota) == "lift"
+        lift = (container.preferences.cfs_quota or self.settings.cfs_quota) == "lift"
         place = Placement(
             cpus=cpus,
             exclusive=found.cpus,
@@ -107,7 +107,7 @@ class Owning:
         affinity: Optional[Affinity],
         kept: frozenset[int],
     ) -> Claim:
-        smt = container.wishes.smt or self.settings.smt
+        smt = container.preferences.smt or self.settings.smt
         hinted = hinted_nodes(container, self.settings)
         packed = self.settings.ownership == "exclusive"
         squeeze = _squeeze(node, ask.milli_shared, packed)
@@ -185,7 +185,7 @@ class Owning:
 
     def _check_hints(self, container: Container, found: Pick) -> None:
         hinted = hinted_nodes(container, self.settings)
-        if container.wishes.strict_hints and missed_hints(hinted, self.topology.nodes_of(found.cpus)):
+        if container.preferences.strict_hints and missed_hints(hinted, self.topology.nodes_of(found.cpus)):
             raise PlacementRefused(
                 f"{container.path} demands CPUs near its devices (NUMA node "
                 f"{format_cpus(frozenset().union(*hinted))}); {len(found.cpus)} are not free there"

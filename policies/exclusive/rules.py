@@ -40,24 +40,24 @@ class CpuDemand:
 
 def ask_of(container: Container, settings: PlacementSettings, has_reserved: bool = True) -> CpuDemand:
     """The row of the table for a container. Without reserved CPUs reserved namespaces are like others."""
-    wishes, request = container.wishes, container.resources.milli_request
+    preferences, request = container.preferences, container.resources.milli_request
     shared = CpuDemand(milli_shared=request)
     # 1. Reserved, by annotation or by namespace.
     in_namespace = any(fnmatchcase(container.pod.namespace, name) for name in settings.reserved_namespaces)
-    if wishes.reserved or (has_reserved and in_namespace and wishes.reserved is None):
+    if preferences.reserved or (has_reserved and in_namespace and preferences.reserved is None):
         return CpuDemand(milli_shared=request, is_reserved=True)
     # 2. By its own words.
     full, fraction = divmod(request, 1000)
-    asks = "exclusive" in (wishes.ownership, wishes.l3) or wishes.isolated == "require"
-    if wishes.ownership == "shared" or not full:
+    asks = "exclusive" in (preferences.ownership, preferences.l3) or preferences.isolated == "require"
+    if preferences.ownership == "shared" or not full:
         return shared
-    isolated = wishes.isolated or "avoid"
+    isolated = preferences.isolated or "avoid"
     if asks:
         return CpuDemand(full, fraction, isolated=isolated)
     # 3. By class and size.
     if settings.ownership != "exclusive" or container.qos is not Qos.GUARANTEED:
         return shared
-    if full == 1 and not wishes.isolated and settings.prefer_isolated:
+    if full == 1 and not preferences.isolated and settings.prefer_isolated:
         isolated = "prefer"
     if fraction and (full > 1 or settings.prefer_shared):
         return shared

@@ -219,7 +219,7 @@ def test_what_is_declared_counts_beside_what_was_seen() -> None:
         engine,
         "a",
         CCX[0],
-        replace(make_container("a", limit=1), wishes=PlacementPreferences(affinity=(term,))),
+        replace(make_container("a", limit=1), preferences=PlacementPreferences(affinity=(term,))),
     )
     put(engine, "b", CCX[1])
     traffic = both_ways(("a", "b", 5000.0))

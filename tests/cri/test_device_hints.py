@@ -82,12 +82,12 @@ COUNTED: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(
-    ("wishes", "kinds", "uses"), [case[1:] for case in COUNTED], ids=[case[0] for case in COUNTED]
+    ("preferences", "kinds", "uses"), [case[1:] for case in COUNTED], ids=[case[0] for case in COUNTED]
 )
 def test_only_what_counts_is_asked_about(
-    wishes: dict[str, Any], kinds: tuple[str, ...], uses: tuple[Any, ...]
+    preferences: dict[str, Any], kinds: tuple[str, ...], uses: tuple[Any, ...]
 ) -> None:
-    container = replace(make_container(), wishes=PlacementPreferences(**wishes))
+    container = replace(make_container(), preferences=PlacementPreferences(**preferences))
     settings = PlacementSettings(hints=frozenset(kinds))
     assert counted((DEVICE, MOUNT), container, settings) == uses
 

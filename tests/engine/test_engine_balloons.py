@@ -281,7 +281,7 @@ def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "wishes"),
+    ("kind", "preferences"),
     [
         pytest.param(DB, PlacementPreferences(smt="hide"), id="by annotation"),
         pytest.param(replace(DB, hide_hyperthreads=True), PlacementPreferences(), id="by type"),
@@ -293,10 +293,10 @@ def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> N
     ],
 )
 def test_of_a_core_whose_other_thread_is_hidden_a_fenced_container_gets_the_thread_inside(
-    kind: BalloonType, wishes: PlacementPreferences
+    kind: BalloonType, preferences: PlacementPreferences
 ) -> None:
     engine = balloons_on(HYGON_7285_2S, kind)
-    run(engine, replace(asks("fenced", 8), wishes=wishes), "fenced", within=fence("64-66"))
+    run(engine, replace(asks("fenced", 8), preferences=preferences), "fenced", within=fence("64-66"))
     assert format_cpus(engine.grants["fenced"].cpus) == "64-66"
     assert broken_invariants(engine) == []
 

@@ -63,10 +63,10 @@ def engine(
 def own(
     name: str,
     cpus: Number,
-    wishes: PlacementPreferences = PlacementPreferences(),  # noqa: B008
+    preferences: PlacementPreferences = PlacementPreferences(),  # noqa: B008
     **more: object,
 ) -> Container:
-    return make_container(name, limit=cpus, qos=Qos.GUARANTEED, wishes=wishes, **more)  # type: ignore[arg-type]
+    return make_container(name, limit=cpus, qos=Qos.GUARANTEED, preferences=preferences, **more)  # type: ignore[arg-type]
 
 
 def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
@@ -230,7 +230,9 @@ def test_require_fails_with_what_there_is() -> None:
     before = dump(node)
     with pytest.raises(PlacementRefused, match="in one L3"):
         node.admit(
-            make_container("web", limit=12, wishes=PlacementPreferences(l3="require")), NO_CONSTRAINT, 1.0
+            make_container("web", limit=12, preferences=PlacementPreferences(l3="require")),
+            NO_CONSTRAINT,
+            1.0,
         )
     assert dump(node) == before
 
@@ -256,7 +258,7 @@ def test_hidden_threads_are_nobodys() -> None:
 def test_one_thread_a_core_of_the_shared_ones_too() -> None:
     node = engine(usable=NODE_0)
     grant = run(
-        node, make_container("app", limit=4, request=2, wishes=PlacementPreferences(smt="hide")), "app"
+        node, make_container("app", limit=4, request=2, preferences=PlacementPreferences(smt="hide")), "app"
     )
     assert cpus(node, "app") == "0-3"
     run(node, own("db", 4), "db")
@@ -421,7 +423,7 @@ def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it
     app = own("app", 4)
     run(node, app, "first")
     # A next attempt that shares: its CPUs are to go back to the others, which are told after the reply.
-    shares = replace(again(app, 1), wishes=PlacementPreferences(ownership="shared"))
+    shares = replace(again(app, 1), preferences=PlacementPreferences(ownership="shared"))
     admission = node.admit(shares, NO_CONSTRAINT, 1.0)
     node.remove("first")
     told_now = told(node.cancel(admission.ticket, 2.0))

@@ -213,7 +213,7 @@ class Node_(RuleBasedStateMachine):
         at_once: bool,
         asks: int,
     ) -> None:
-        wishes = WISHES[asks]
+        preferences = WISHES[asks]
         if len(self.calls) >= IN_FLIGHT and not at_once:
             return
         request = round((limit or 1000) * (1 if qos is Qos.GUARANTEED else share))
@@ -221,13 +221,13 @@ class Node_(RuleBasedStateMachine):
         attempt = self.attempts.get((pod_.uid, name), -1) + 1
         self.attempts[pod_.uid, name] = attempt
         resources = self._resources(request, limit, memory * GIB)
-        container = Container(pod_, name, attempt, qos, resources, wishes=wishes)
+        container = Container(pod_, name, attempt, qos, resources, preferences=preferences)
         within = self._fence(fence, where, request, qos)
         before = dict(self.engine.grants)
         try:
             admission = self.engine.admit(container, within, self.now_s, enforce)
         except PlacementRefused:
-            assert "require" in (wishes.l3, wishes.numa) or wishes.l3 == "exclusive"
+            assert "require" in (preferences.l3, preferences.numa) or preferences.l3 == "exclusive"
             assert self.engine.grants == before
             return
         assert bool(admission.placement.cpus) == (admission.stance is Stance.PLACED)
@@ -337,7 +337,7 @@ class Node_(RuleBasedStateMachine):
             resources = Resources(request, limit, 0, bytes_)
             admission = self.engine.resize(key, resources, within, self.now_s)
         except PlacementRefused:
-            assert container.wishes != PlacementPreferences()
+            assert container.preferences != PlacementPreferences()
             return
         if admission is None:
             return
@@ -421,7 +421,7 @@ class Node_(RuleBasedStateMachine):
             try:
                 self._send(self.engine.manage(key))
             except PlacementRefused:
-                assert self.engine.grants[key].container.wishes != PlacementPreferences()
+                assert self.engine.grants[key].container.preferences != PlacementPreferences()
             self._send(self.engine.tick(self.now_s))
 
     @rule(which=index, leaf=index, other=index, stale=st.booleans())

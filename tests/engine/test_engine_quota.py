@@ -145,7 +145,7 @@ def test_released_it_has_its_quota_again() -> None:
 RELEASED = [
     ("kubelet has no quotas", owner(quota_period_us=0), None),
     ("another period", owner(quota_period_us=20_000), Quota(40_000, 20_000)),
-    ("it never was lifted", replace(owner(), wishes=PlacementPreferences(cfs_quota="keep")), None),
+    ("it never was lifted", replace(owner(), preferences=PlacementPreferences(cfs_quota="keep")), None),
 ]
 
 
@@ -237,7 +237,7 @@ def test_a_quota_comes_back_when_the_configuration_keeps_it(
 ) -> None:
     tree = topology(HYGON_7285_2S)
     node = engine_on(HYGON_7285_2S, policy=TopologyAware(tree, before))
-    grant = lifted(node, replace(owner(), wishes=PlacementPreferences(cfs_quota=wish)))
+    grant = lifted(node, replace(owner(), preferences=PlacementPreferences(cfs_quota=wish)))
     updates = node.rehost(node.host, TopologyAware(tree, now))
     assert [(u.id, u.give_back) for u in updates] == ([("c1", give_back)] if give_back else [])
     assert node.grants["c1"].lifted is (give_back is None)

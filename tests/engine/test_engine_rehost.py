@@ -425,15 +425,17 @@ DEMANDS = {
 }
 
 
-@pytest.mark.parametrize("wishes", DEMANDS.values(), ids=DEMANDS)
+@pytest.mark.parametrize("preferences", DEMANDS.values(), ids=DEMANDS)
 def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(
-    wishes: PlacementPreferences,
+    preferences: PlacementPreferences,
 ) -> None:
     """Two NUMA nodes; the other one has two CPUs left for a container that demands four of one."""
     node = Machine(VM_NO_CACHE_INFO)
-    other = make_container("other", limit=2, request=2, wishes=PlacementPreferences(ownership="exclusive"))
+    other = make_container(
+        "other", limit=2, request=2, preferences=PlacementPreferences(ownership="exclusive")
+    )
     run(node.engine, other, "other", within=fence("4-7"))
-    db = make_container("db", limit=4, request=4, wishes=wishes)
+    db = make_container("db", limit=4, request=4, preferences=preferences)
     assert run(node.engine, db, "db").exclusive == parse_cpus("0-3")
     told = node.offline(range(4))
     moved = node.engine.grants["db"]

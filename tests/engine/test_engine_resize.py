@@ -530,7 +530,7 @@ def test_what_was_resized_while_nothing_is_sent_is_placed_once_it_may_be(adopted
 
 def test_what_the_policy_will_not_place_by_new_resources_stays_where_it_is() -> None:
     engine = engine_on(HYGON_7285_2S)
-    run(engine, make_container("app", limit=2, wishes=PlacementPreferences(l3="require")), "app")
+    run(engine, make_container("app", limit=2, preferences=PlacementPreferences(l3="require")), "app")
     assert changed(engine, 12) == {}
     grant = engine.grants["app"]
     assert (cpus(engine), grant.is_outgrown) == ("0-3,64-67", False)

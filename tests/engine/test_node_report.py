@@ -88,7 +88,7 @@ def test_each_container_that_the_runtime_has_is_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "settings", "demand"),
+    ("preferences", "settings", "demand"),
     [
         (PlacementPreferences(), HYGON, ""),
         (PlacementPreferences(numa="require"), HYGON, "numa"),
@@ -97,10 +97,10 @@ def test_each_container_that_the_runtime_has_is_a_row() -> None:
     ],
 )
 def test_a_row_tells_the_place_that_its_container_demands(
-    wishes: PlacementPreferences, settings: PlacementSettings, demand: str
+    preferences: PlacementPreferences, settings: PlacementSettings, demand: str
 ) -> None:
     engine = engine_on(HYGON_7285_2S, settings=settings)
-    run(engine, make_container("app", limit=2, request=1, wishes=wishes), "aa1")
+    run(engine, make_container("app", limit=2, request=1, preferences=preferences), "aa1")
     zones = zones_of(engine.host.topology)
     assert [container_row(engine, grant, zones)["demand"] for grant in running(engine)] == [demand]
 

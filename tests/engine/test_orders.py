@@ -344,9 +344,9 @@ def test_a_message_is_no_longer_than_an_events_note_may_be() -> None:
 def test_a_refused_create_is_an_event_and_leaves_no_other_trace() -> None:
     engine = engine_on(HYGON_7285_2S)
     container = make_container("app", limit=1)
-    wishes = replace(container.wishes, refusal="it asks for what no node has")
+    preferences = replace(container.preferences, refusal="it asks for what no node has")
     with pytest.raises(PlacementRefused):
-        engine.admit(replace(container, wishes=wishes), NO_CONSTRAINT, 1.0)
+        engine.admit(replace(container, preferences=preferences), NO_CONSTRAINT, 1.0)
     [event] = engine.notable.since(None)["events"]
     assert (event["reason"], event["message"]) == ("Refused", "it asks for what no node has")
     assert not engine.grants and not engine.history

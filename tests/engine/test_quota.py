@@ -92,12 +92,14 @@ def test_what_is_no_limit(limit: str, unlimited: bool) -> None:
     [("keep", "", False), ("lift", "", True), ("lift", "keep", False), ("keep", "lift", True)],
 )
 def test_a_containers_wish_goes_before_the_configuration(configured: str, wished: str, wanted: bool) -> None:
-    container = replace(make_container(), wishes=PlacementPreferences(cfs_quota=wished))
+    container = replace(make_container(), preferences=PlacementPreferences(cfs_quota=wished))
     assert wants_lift(container, PlacementSettings(cfs_quota=configured)) is wanted
 
 
 def test_a_quota_that_cannot_be_lifted_is_kept_and_the_reason_noted() -> None:
-    container = replace(make_container(), wishes=PlacementPreferences(cfs_quota="lift", notes=("before",)))
-    kept = with_quota_kept(container, "nobody may write there").wishes
+    container = replace(
+        make_container(), preferences=PlacementPreferences(cfs_quota="lift", notes=("before",))
+    )
+    kept = with_quota_kept(container, "nobody may write there").preferences
     assert kept.cfs_quota == "keep"
     assert kept.notes == ("before", "its CPU quota is not lifted: nobody may write there")

@@ -278,7 +278,7 @@ class Searched(Node_):
         for owner in owners & self.engine.grants.keys() - self._resized():
             grant = self.engine.grants[owner]
             ask = ask_of(grant.container, settings, bool(node.reserved))
-            is_plain = grant.container.wishes == WISHES[0] and not grant.placement.group
+            is_plain = grant.container.preferences == WISHES[0] and not grant.placement.group
             if grant.stance is not Stance.PLACED or not is_plain or ask.full != len(grant.exclusive):
                 continue
             free = node.shared - node.reserved - node.isolated - here

@@ -251,7 +251,7 @@ def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None
 
 def test_an_adopted_container_that_loses_its_cpus_is_placed_whatever_it_demands() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    adopted(engine, make_container("app", limit=4, wishes=PlacementPreferences(numa="require")), "6-7")
+    adopted(engine, make_container("app", limit=4, preferences=PlacementPreferences(numa="require")), "6-7")
     for key, cpus in (("two", "0"), ("one", "6-7")):
         limit = len(parse_cpus(cpus))
         run(engine, make_container(key, limit=limit, qos=Qos.GUARANTEED), key, within=fence(cpus))

@@ -113,7 +113,7 @@ def test_a_cpuset_it_was_created_with_is_a_fence() -> None:
 
 def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is() -> None:
     engine = engine_on(HYGON_7285_2S)
-    who = arrival(make_container("app", limit=12, wishes=PlacementPreferences(l3="require")), ALL)
+    who = arrival(make_container("app", limit=12, preferences=PlacementPreferences(l3="require")), ALL)
     before = dump(engine)
     with pytest.raises(PlacementRefused) as caught:
         place(engine, who, 10.0, True)

@@ -407,7 +407,7 @@ def test_a_numa_node_with_room_is_one_though_no_l3_of_it_has_any() -> None:
     scene = Scene(HYGON_7285_2S)
     for leaf in scene.node.topology.leaves:
         scene.occupy(format_cpus(leaf.cpus), request=3)
-    decision = scene.put(make_container(limit=8, request=6, wishes=PlacementPreferences(numa="require")))
+    decision = scene.put(make_container(limit=8, request=6, preferences=PlacementPreferences(numa="require")))
     assert decision.placement.level == "numa"
     assert decision.why.startswith("no room in one CCX; ")
 
@@ -416,5 +416,5 @@ def test_where_no_numa_node_has_room_one_that_is_demanded_is_refused() -> None:
     scene = Scene(HYGON_7285_2S)
     scene.occupy("0-127", request=112)
     with pytest.raises(PlacementRefused) as refusal:
-        scene.put(make_container(limit=4, request=4, wishes=PlacementPreferences(numa="require")))
+        scene.put(make_container(limit=4, request=4, preferences=PlacementPreferences(numa="require")))
     assert "wants 4 CPUs in one NUMA node with room; there is none" in str(refusal.value)

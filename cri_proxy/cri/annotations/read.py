@@ -1,6 +1,6 @@
 """What a container's annotations ask of its placement: ours, nri-plugins', cri-resource-manager's, koordinator's.
 
-The keys and their scopes are in wishes_keys.py, what each asks in docs/annotations.md. Where several say something
+The keys and their scopes are in keys.py, what each asks in docs/annotations.md. Where several say something
 about one thing, ours counts before nri-plugins', before cri-resource-manager's, before koordinator's. What cannot be
 understood is ignored and noted, and the next one counts; but a demand that cannot be understood is a refusal.
 """
@@ -45,8 +45,8 @@ _MARKS = (OURS, NRI, INTEL, "koordinator.sh")
 
 def understood(container: Container) -> Container:
     """The container with what its annotations, its pod's and its pod's labels ask."""
-    wishes = read_preferences(container.name, container.annotations, container.pod, container.qos)
-    return replace(container, wishes=wishes)
+    preferences = read_preferences(container.name, container.annotations, container.pod, container.qos)
+    return replace(container, preferences=preferences)
 
 
 def read_preferences(
@@ -69,8 +69,8 @@ def read_preferences(
     reading.read_koordinator()
     # 3. What nobody here understands.
     reading.note_strangers()
-    wishes = replace(_NOTHING, **reading.said, affinity=tuple(reading.terms), refusal=reading.refusal)
-    return replace(wishes, notes=_capped(reading.notes))
+    preferences = replace(_NOTHING, **reading.said, affinity=tuple(reading.terms), refusal=reading.refusal)
+    return replace(preferences, notes=_capped(reading.notes))
 
 
 _NOTHING = PlacementPreferences()

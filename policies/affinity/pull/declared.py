@@ -83,7 +83,7 @@ def _meant(node: Node, container: Container, settings: PlacementSettings) -> Ite
 
 def terms_of(container: Container, settings: PlacementSettings) -> tuple[AffinityTerm, ...]:
     """What a container declares; without terms of its own, what the configuration declares for it."""
-    return container.wishes.affinity or _implicit_terms(container, settings)
+    return container.preferences.affinity or _implicit_terms(container, settings)
 
 
 def in_scope(node: Node, scope: MatchExpression) -> list[str]:
@@ -118,7 +118,7 @@ def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]
 
 def _with_terms(node: Node) -> list[tuple[Resident, Container, tuple[AffinityTerm, ...]]]:
     return [
-        (resident, resident.container, resident.container.wishes.affinity)
+        (resident, resident.container, resident.container.preferences.affinity)
         for resident in node.with_terms.values()
         if resident.container is not None
     ]

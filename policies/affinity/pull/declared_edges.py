@@ -43,7 +43,7 @@ class DeclaredEdges:
     def _add(self, key: str, other: str, container: Container, term: AffinityTerm) -> None:
         pair = (key, other) if key < other else (other, key)
         # What the configuration declares for both of them counts once, as when one of them is placed.
-        if not container.wishes.affinity:
+        if not container.preferences.affinity:
             if (*pair, term.scope) in self._by_configuration:
                 return
             self._by_configuration.add((*pair, term.scope))

@@ -51,9 +51,9 @@ def attributes(nrt: dict[str, Any]) -> dict[str, str]:
     return {attribute["name"]: attribute["value"] for attribute in nrt["attributes"]}
 
 
-def guaranteed(name: str, cpus: float, gib: int = 1, wishes: PlacementPreferences = REQUIRE) -> Any:
+def guaranteed(name: str, cpus: float, gib: int = 1, preferences: PlacementPreferences = REQUIRE) -> Any:
     pod = make_pod(name)
-    return make_container("app", limit=cpus, qos=Qos.GUARANTEED, memory=gib, wishes=wishes, pod=pod)
+    return make_container("app", limit=cpus, qos=Qos.GUARANTEED, memory=gib, preferences=preferences, pod=pod)
 
 
 # ---------------------------------------------------------------------- the object
@@ -256,7 +256,7 @@ def test_fewer_numa_nodes_score_higher_and_more_than_eight_keep_scores_above_zer
 def test_single_numa_node_is_published_where_every_guaranteed_container_demands_one() -> None:
     engine = engine_on(HYGON_7285_2S)
     run(engine, guaranteed("web", 2), "aa1")
-    run(engine, guaranteed("db", 2, wishes=PlacementPreferences(l3="require")), "ab2")
+    run(engine, guaranteed("db", 2, preferences=PlacementPreferences(l3="require")), "ab2")
     run(engine, make_container("log", limit=1, request=0.1), "ac3")
     found = attributes(nrt_of(engine, TopologyManager("none", "pod"), single_numa_node=True))
     assert (found["topologyManagerPolicy"], found["topologyManagerScope"]) == (

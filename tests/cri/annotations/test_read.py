@@ -1,4 +1,4 @@
-"""Annotations to wishes: each key by its table, who counts before whom, and what is said of the rest."""
+"""Annotations to preferences: each key by its table, who counts before whom, and what is said of the rest."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def read(
 
 
 def asked(annotations: dict[str, str], **more: Any) -> dict[str, Any]:
-    """The fields of the wishes that are not as without annotations."""
-    wishes, nothing = read(annotations, **more), PlacementPreferences()
-    return {key: value for key, value in vars(wishes).items() if value != getattr(nothing, key)}
+    """The fields of the preferences that are not as without annotations."""
+    preferences, nothing = read(annotations, **more), PlacementPreferences()
+    return {key: value for key, value in vars(preferences).items() if value != getattr(nothing, key)}
 
 
 ALL_TYPES = frozenset(("dram", "pmem", "hbm"))
@@ -123,16 +123,16 @@ DEPRECATED = [
 
 ONE_KEY = [
     *OURS,
-    *((f"{key.partition('/')[2]}.cri-resmgr.io", value, wishes) for key, value, wishes in OURS),
-    *((f"{key}.{INTEL}", value, wishes) for key, value, wishes in THEIRS),
-    *((f"{key}.{NRI}", value, wishes) for key, value, wishes in [*THEIRS, *ONLY_NRI]),
-    *((f"{INTEL}/{key}", value, wishes) for key, value, wishes in DEPRECATED),
+    *((f"{key.partition('/')[2]}.cri-resmgr.io", value, preferences) for key, value, preferences in OURS),
+    *((f"{key}.{INTEL}", value, preferences) for key, value, preferences in THEIRS),
+    *((f"{key}.{NRI}", value, preferences) for key, value, preferences in [*THEIRS, *ONLY_NRI]),
+    *((f"{INTEL}/{key}", value, preferences) for key, value, preferences in DEPRECATED),
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "wishes"), ONE_KEY, ids=[f"{k}={v!r}" for k, v, _ in ONE_KEY])
-def test_an_annotation_asks_what_its_table_says(key: str, value: str, wishes: dict[str, Any]) -> None:
-    assert asked({key: value}) == wishes
+@pytest.mark.parametrize(("key", "value", "preferences"), ONE_KEY, ids=[f"{k}={v!r}" for k, v, _ in ONE_KEY])
+def test_an_annotation_asks_what_its_table_says(key: str, value: str, preferences: dict[str, Any]) -> None:
+    assert asked({key: value}) == preferences
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ KOORDINATOR = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "wishes"), KOORDINATOR)
-def test_a_resource_spec_of_koordinator_asks_for_cores(spec: str, wishes: dict[str, Any]) -> None:
-    assert asked({RESOURCE_SPEC: spec}) == wishes
+@pytest.mark.parametrize(("spec", "preferences"), KOORDINATOR)
+def test_a_resource_spec_of_koordinator_asks_for_cores(spec: str, preferences: dict[str, Any]) -> None:
+    assert asked({RESOURCE_SPEC: spec}) == preferences
 
 
 NUMA_SPECS = [
@@ -175,13 +175,13 @@ NUMA_SPECS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "wishes"), NUMA_SPECS)
-def test_a_numa_spec_of_koordinator_asks_for_one_node(spec: str, wishes: dict[str, Any]) -> None:
-    assert asked({NUMA_SPEC: spec}) == wishes
+@pytest.mark.parametrize(("spec", "preferences"), NUMA_SPECS)
+def test_a_numa_spec_of_koordinator_asks_for_one_node(spec: str, preferences: dict[str, Any]) -> None:
+    assert asked({NUMA_SPEC: spec}) == preferences
 
 
 @pytest.mark.parametrize(
-    ("qos_class", "wishes"),
+    ("qos_class", "preferences"),
     [
         ("LSE", {"ownership": "exclusive"}),
         ("LSR", {"ownership": "exclusive"}),
@@ -190,8 +190,10 @@ def test_a_numa_spec_of_koordinator_asks_for_one_node(spec: str, wishes: dict[st
         ("SYSTEM", {}),
     ],
 )
-def test_a_class_of_koordinator_is_read_from_the_pods_label(qos_class: str, wishes: dict[str, Any]) -> None:
-    assert asked({}, labels={QOS_LABEL: qos_class}) == wishes
+def test_a_class_of_koordinator_is_read_from_the_pods_label(
+    qos_class: str, preferences: dict[str, Any]
+) -> None:
+    assert asked({}, labels={QOS_LABEL: qos_class}) == preferences
 
 
 @pytest.mark.parametrize(
@@ -285,9 +287,9 @@ def test_the_pods_annotations_count_before_the_containers_own() -> None:
 
 
 def test_the_next_one_counts_where_the_first_is_not_understood() -> None:
-    wishes = read({"cri-resmgr.io/cpus": "mine", f"prefer-shared-cpus.{NRI}": "true"})
-    assert wishes.ownership == "shared"
-    assert wishes.notes == (
+    preferences = read({"cri-resmgr.io/cpus": "mine", f"prefer-shared-cpus.{NRI}": "true"})
+    assert preferences.ownership == "shared"
+    assert preferences.notes == (
         'annotation cri-resmgr.io/cpus: "mine" is not understood, expected shared or exclusive; it is ignored',
     )
 
@@ -425,9 +427,9 @@ def test_so_is_one_of_koordinator(key: str, value: str) -> None:
 
 
 def test_a_demand_that_something_else_overrides_is_none() -> None:
-    wishes = read({"cri-resmgr.io/isolated": "avoid", f"require-isolated-cpus.{NRI}": "yes"})
-    assert not wishes.refusal
-    assert len(wishes.notes) == 1
+    preferences = read({"cri-resmgr.io/isolated": "avoid", f"require-isolated-cpus.{NRI}": "yes"})
+    assert not preferences.refusal
+    assert len(preferences.notes) == 1
 
 
 # ---------------------------------------------------------------------- affinity
@@ -481,10 +483,10 @@ def test_the_first_with_terms_for_the_container_counts() -> None:
     ],
 )
 def test_a_malformed_affinity_never_fails_a_container(text: str, phrase: str) -> None:
-    wishes = read({f"{INTEL}/affinity": text, "cri-resmgr.io/l3": "require"})
-    assert wishes.l3 == "require"
-    assert not wishes.refusal
-    (note,) = wishes.notes
+    preferences = read({f"{INTEL}/affinity": text, "cri-resmgr.io/l3": "require"})
+    assert preferences.l3 == "require"
+    assert not preferences.refusal
+    (note,) = preferences.notes
     assert note.startswith(f"annotation {INTEL}/affinity: {phrase}")
     assert note.endswith("; it is ignored")
 
@@ -564,9 +566,9 @@ TEXTS = st.one_of(
 def test_whatever_annotations_hold_wishes_are_read(given_: dict[str, str], scope: str, label: str) -> None:
     annotations = {key + scope: text for key, text in given_.items()}
     pod = Pod("id", "uid", "p", "n", labels={QOS_LABEL: label}, annotations=annotations)
-    wishes = read_preferences("app", annotations, pod)
-    assert wishes == read_preferences("app", annotations, pod)
-    assert all(term.weight for term in wishes.affinity)
+    preferences = read_preferences("app", annotations, pod)
+    assert preferences == read_preferences("app", annotations, pod)
+    assert all(term.weight for term in preferences.affinity)
 
 
 # ---------------------------------------------------------------------- the documentation

@@ -32,16 +32,18 @@ DB = BalloonType("db", namespaces=("db", "db-*"))
         pytest.param(asks("a", 1, "prod-late"), "prod", id="the first type that matches"),
         pytest.param(asks("a", 1, "x", labels={"tier": "gold"}), "gold", id="by match expression"),
         pytest.param(
-            asks("a", 1, "prod-x", wishes=PlacementPreferences(balloon="late")), "late", id="annotation first"
+            asks("a", 1, "prod-x", preferences=PlacementPreferences(balloon="late")),
+            "late",
+            id="annotation first",
         ),
         pytest.param(asks("a", 1, "kube-system"), "reserved", id="reserved namespace"),
         pytest.param(
-            asks("a", 1, "prod-x", wishes=PlacementPreferences(reserved=True)),
+            asks("a", 1, "prod-x", preferences=PlacementPreferences(reserved=True)),
             "reserved",
             id="reserved by wish",
         ),
         pytest.param(
-            asks("a", 1, "kube-system", wishes=PlacementPreferences(reserved=False)),
+            asks("a", 1, "kube-system", preferences=PlacementPreferences(reserved=False)),
             "default",
             id="not reserved",
         ),

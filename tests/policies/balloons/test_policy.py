@@ -35,7 +35,7 @@ from tests.machines import (
 from tests.scenes import Number, fence, make_container, make_pod, node_of
 
 DB = BalloonType("db", namespaces=("db",))
-NO_WISHES = PlacementPreferences()
+NO_PREFERENCES = PlacementPreferences()
 
 
 class Pools:
@@ -82,12 +82,12 @@ def asks(
     request: Number,
     namespace: str = "db",
     pod: str = "",
-    wishes: PlacementPreferences = NO_WISHES,
+    preferences: PlacementPreferences = NO_PREFERENCES,
     labels: Optional[dict[str, str]] = None,
     memory: int = 0,
 ) -> Container:
     of = replace(make_pod(pod or f"pod-{name}", namespace=namespace), labels=labels or {})
-    return replace(make_container(name, request=request, pod=of, memory=memory), wishes=wishes)
+    return replace(make_container(name, request=request, pod=of, memory=memory), preferences=preferences)
 
 
 # ---------------------------------------------------------------------- sizes
@@ -245,7 +245,7 @@ def test_a_listed_default_type_is_as_it_is_listed() -> None:
     ("container", "types", "message"),
     [
         pytest.param(
-            asks("app", 1, wishes=PlacementPreferences(balloon="nope")),
+            asks("app", 1, preferences=PlacementPreferences(balloon="nope")),
             (DB,),
             'db/pod-app/app asks by annotation for a balloon of type "nope"; there are reserved, db, default',
             id="a type there is none of",
@@ -256,7 +256,7 @@ def test_a_listed_default_type_is_as_it_is_listed() -> None:
             "db/pod-app/app is for balloons of type db, which are banned on this node (MaxCPUs is -1)",
             id="a banned type",
         ),
-        pytest.param(asks("app", 1, wishes=PlacementPreferences(refusal="no")), (DB,), "no",
+        pytest.param(asks("app", 1, preferences=PlacementPreferences(refusal="no")), (DB,), "no",
                      id="a demand that is not understood"),
     ],
 )  # fmt: skip
@@ -272,7 +272,7 @@ def test_refused_with_the_reason(container: Container, types: tuple[BalloonType,
 def test_one_container_that_hides_threads_leaves_the_others_theirs() -> None:
     pools = Pools(HYGON_7285_2S, DB)
     pools.put(asks("a", 2))
-    hiding = pools.put(asks("b", 2, wishes=PlacementPreferences(smt="hide")))
+    hiding = pools.put(asks("b", 2, preferences=PlacementPreferences(smt="hide")))
     assert format_cpus(hiding.placement.cpus) == "0-1"
     assert format_cpus(hiding.others["a"].cpus) == "0-1,64-65"
 

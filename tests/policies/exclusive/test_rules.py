@@ -108,17 +108,19 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("qos", "request_cpus", "wishes", "settings", "expected"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS]
+    ("qos", "request_cpus", "preferences", "settings", "expected"),
+    [r[1:] for r in ROWS],
+    ids=[r[0] for r in ROWS],
 )
 def test_who_gets_what(
     qos: Qos,
     request_cpus: Optional[Number],
-    wishes: PlacementPreferences,
+    preferences: PlacementPreferences,
     settings: PlacementSettings,
     expected: CpuDemand,
 ) -> None:
     limit = request_cpus if qos is G else None
-    container = make_container("app", limit=limit, request=request_cpus, qos=qos, wishes=wishes)
+    container = make_container("app", limit=limit, request=request_cpus, qos=qos, preferences=preferences)
     assert ask_of(container, settings) == expected
 
 
@@ -134,5 +136,7 @@ def test_who_gets_what(
 )
 def test_a_reserved_namespace(reserved: Optional[bool], has_reserved: bool, expected: CpuDemand) -> None:
     pod = make_pod("dns", namespace="kube-system")
-    container = make_container("dns", limit=2, qos=G, pod=pod, wishes=PlacementPreferences(reserved=reserved))
+    container = make_container(
+        "dns", limit=2, qos=G, pod=pod, preferences=PlacementPreferences(reserved=reserved)
+    )
     assert ask_of(container, TOPOLOGY_AWARE, has_reserved) == expected

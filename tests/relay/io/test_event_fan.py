@@ -118,8 +118,8 @@ async def test_a_queue_that_whoever_reads_takes_from_is_read_once(
 async def test_calls_that_differ_in_bytes_or_metadata_share_nothing(
     runtime: FakeRuntime, relay: FrameRelay, client: CriClient
 ) -> None:
-    wishes: list[tuple[bytes, Metadata]] = [(b"", ()), (b"\xc2>\x03new", ()), (b"", (("x-a", "1"),))]
-    readers = [Subscriber(client, *wish) for wish in wishes * 2]
+    preferences: list[tuple[bytes, Metadata]] = [(b"", ()), (b"\xc2>\x03new", ()), (b"", (("x-a", "1"),))]
+    readers = [Subscriber(client, *wish) for wish in preferences * 2]
     await joined(relay, 6)
     await soon(runtime.wait_until(lambda: runtime.subscribers == 3))
     sent = runtime.calls_of("GetContainerEvents")

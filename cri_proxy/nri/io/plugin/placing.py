@@ -134,8 +134,8 @@ class NriPlacing:
         attempt = reader.next_attempt(engine.grants.values(), pod.uid, request.container.name)
         read = reader.read_container(request.container, pod, attempt, node_state.memory_bytes)
         told.fields.update(container=read.container.path, attempt=read.container.attempt)
-        if read.container.wishes.notes:
-            notes = list(read.container.wishes.notes)
+        if read.container.preferences.notes:
+            notes = list(read.container.preferences.notes)
             node_state.log.warning("annotations", container=read.container.path, ignored=notes)
         container = await look_up(node_state, engine, read.container, read.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile

@@ -31,7 +31,7 @@ def same_pod(pod: str) -> MatchExpression:
 
 def container(name: str, pod: str = "web", *terms: AffinityTerm, namespace: str = "default") -> Container:
     made = make_container(name, pod=make_pod(pod, namespace=namespace))
-    return replace(made, wishes=PlacementPreferences(affinity=terms))
+    return replace(made, preferences=PlacementPreferences(affinity=terms))
 
 
 def term(match: MatchExpression, weight: int = 1, scope: MatchExpression = EVERYBODY) -> AffinityTerm:

@@ -22,7 +22,7 @@ def named(name: str, weight: int) -> AffinityTerm:
 
 def container(name: str, *terms: AffinityTerm, pod: str = "") -> Container:
     return replace(
-        make_container(name, pod=make_pod(pod or name)), wishes=PlacementPreferences(affinity=terms)
+        make_container(name, pod=make_pod(pod or name)), preferences=PlacementPreferences(affinity=terms)
     )
 
 
