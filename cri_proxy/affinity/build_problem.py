@@ -143,13 +143,13 @@ def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
 def _movable(ground: _Ground) -> Slices[Movable]:
     """Of those who may be moved the site they are at, and those they may have, of which there are several."""
     engine, settings = ground.engine, ground.settings
-    resized = being_resized(engine.books)
+    resized = being_resized(engine.ledger)
     survey = engine.node.survey()
     found = {}
     for keys in _sliced(sorted(engine.grants)):
         for key in keys:
             grant = engine.grants[key]
-            is_ours = may_move(engine.books, grant, settings.move_exclusive, resized)
+            is_ours = may_move(engine.ledger, grant, settings.move_exclusive, resized)
             is_young = ground.at_s - grant.since_s < settings.minimum_age_s
             if not is_ours or is_young or grant.life is Life.CREATING:
                 continue

@@ -29,14 +29,14 @@ def plan_of(
     records; else when the question was asked. A container that goes by way of a third place is one move here.
     """
     words = _Words(question, proposal)
-    books, resized = engine.books, being_resized(engine.books)
+    ledger, resized = engine.ledger, being_resized(engine.ledger)
     at = _positions(engine, question, proposal)
     chosen: dict[str, Move] = {}
     for move in proposal.moves:
         grant = engine.grants.get(move.key)
         if grant is None or at.get(move.key) != move.source or grant.life is Life.CREATING:
             continue
-        if not may_move(books, grant, question.move_exclusive, resized):
+        if not may_move(ledger, grant, question.move_exclusive, resized):
             continue
         if move.key not in chosen and len(chosen) >= most_moves:
             break

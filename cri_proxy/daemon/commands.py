@@ -209,7 +209,7 @@ class Commands:
         self._require_enforcing()
         if arguments.get("all"):
             engine = self._engine()
-            waiting = [g for g in engine.grants.values() if is_adoptable(engine.books, g)]
+            waiting = [g for g in engine.grants.values() if is_adoptable(engine.ledger, g)]
             return await self._carry_out(self._manage_all(engine, waiting), len(waiting))
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Stance.PLACED:

@@ -91,7 +91,7 @@ class StandingOrders:
         if engine is None:
             told = {"state": "waiting", "sentence": "the daemon is degraded and places nothing"}
             return [{**vars(override), **told} for override in self.orders.overrides]
-        return override_states(engine.books, self.still())
+        return override_states(engine.ledger, self.still())
 
     async def carry_out(self) -> None:
         """Move containers into the zones they are pinned to, as far as they fit."""
@@ -111,7 +111,7 @@ class StandingOrders:
         if plan.moves:
             outcome = await self.mover.make(engine, plan)
             for failed in outcome.failed:
-                engine.books.unpinned[failed.id] = f"{failed.path} was moved, and is back: {failed.error}"
+                engine.ledger.unpinned[failed.id] = f"{failed.path} was moved, and is back: {failed.error}"
             self.services.log.info(
                 "overrides carried out", moved=len(outcome.made), refused=len(outcome.failed)
             )

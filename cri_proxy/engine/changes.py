@@ -38,26 +38,26 @@ _What = tuple[str, str, frozenset[int], frozenset[int], str, str]
 ABOUT_NONE = ("restore", "rehost")
 
 
-def note_changes(books: Ledger, transition: str, newest: int) -> None:
+def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
     """Enter what a transition that has come to its end has changed; ``newest``: the last entry before it."""
-    made = [] if transition in ABOUT_NONE else _made_since(books, newest)
+    made = [] if transition in ABOUT_NONE else _made_since(ledger, newest)
     # An entry of their own says where these are.
     told = {record.id for record in made}
-    for key, record in books.amended.items():
-        if key in books.grants and books.grants[key].cpus == record.placement.cpus:
+    for key, record in ledger.amended.items():
+        if key in ledger.grants and ledger.grants[key].cpus == record.placement.cpus:
             told.add(key)
     about: Optional[Grant] = None
     #: Many share one set and lose the same of it: those are compared by the identity of their sets, and once.
     alike: dict[tuple[object, ...], tuple[Grant, Grant, list[str]]] = {}
-    for (kind, key), (_, _, before) in (books.undo or {}).items():
+    for (kind, key), (_, _, before) in (ledger.undo or {}).items():
         if kind != "grant":
             continue
-        now = books.grants.get(key)
-        before = before or books.found.get(key)
+        now = ledger.grants.get(key)
+        before = before or ledger.found.get(key)
         # It begins with the container it is about.
         about = about or now or before
         if now is None:
-            books.changed.pop(key, None)
+            ledger.changed.pop(key, None)
         elif before is not None and before is not now and key not in told:
             was, place = before.placement, now.placement
             signs: tuple[object, ...] = (key,)
@@ -88,18 +88,18 @@ def note_changes(books: Ledger, transition: str, newest: int) -> None:
     changes = tuple(PlacementChange(*what, tuple(keys)) for what, keys in found.items())
     if made:
         cause = altered(made[0], changes=changes)
-        books.history[len(books.history) - len(made)] = cause
+        ledger.history[len(ledger.history) - len(made)] = cause
     else:
-        cause = _cause(books, transition, None if transition in ABOUT_NONE else about, changes)
-        books.history.append(cause)
-    books.note_record(cause)
+        cause = _cause(ledger, transition, None if transition in ABOUT_NONE else about, changes)
+        ledger.history.append(cause)
+    ledger.note_record(cause)
     for change in changes:
-        books.changed.update(dict.fromkeys(change.keys, (cause, change)))
+        ledger.changed.update(dict.fromkeys(change.keys, (cause, change)))
 
 
-def _made_since(books: Ledger, newest: int) -> list[DecisionRecord]:
+def _made_since(ledger: Ledger, newest: int) -> list[DecisionRecord]:
     made: list[DecisionRecord] = []
-    for record in reversed(books.history):
+    for record in reversed(ledger.history):
         if record.number <= newest:
             break
         made.append(record)
@@ -122,13 +122,13 @@ def _operation(before: Grant, now: Grant) -> str:
 
 
 def _cause(
-    books: Ledger, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
+    ledger: Ledger, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
 ) -> DecisionRecord:
     """An entry for a cause that has none of its own."""
-    number = books.newest_record + 1
+    number = ledger.newest_record + 1
     operation = CAUSES.get(transition, transition.replace("_", " "))
     if about is None:
-        return DecisionRecord(number, books.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
+        return DecisionRecord(number, ledger.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
     container = about.container
-    return DecisionRecord(number, books.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
+    return DecisionRecord(number, ledger.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
                   about.placement, about.why, "", changes)  # fmt: skip

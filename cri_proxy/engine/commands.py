@@ -14,9 +14,9 @@ from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
 
-def release(books: Ledger, container_id: str) -> Optional[CpusetUpdate]:
+def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
     """``Engine.release``."""
-    grant = books.grants.get(container_id)
+    grant = ledger.grants.get(container_id)
     if grant is None or grant.life is Life.CREATING:
         return None
     if grant.stance is Stance.KUBELET:
@@ -27,63 +27,65 @@ def release(books: Ledger, container_id: str) -> Optional[CpusetUpdate]:
     was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
     is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
-    if not is_ours and not _keeps_its_place(books, grant):
-        books.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
+    if not is_ours and not _keeps_its_place(ledger, grant):
+        ledger.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
         only_quota = CpusetUpdate(container_id, UNTOUCHED, False, "released", give_back)
         return None if give_back is None else only_quota
-    cpus, mems = _unmanaged_place(books, grant)
+    cpus, mems = _unmanaged_place(ledger, grant)
     # What it may be found with, if the runtime fails.
     placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
     now = replace(
         grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, runs_on_mems=mems, displaced=None
     )
-    books.put(replace(now, why="released by command"))
+    ledger.put(replace(now, why="released by command"))
     if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
         return None
     place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
     return CpusetUpdate(container_id, place, bool(grant.cpus - cpus), "released", give_back)
 
 
-def _keeps_its_place(books: Ledger, grant: Grant) -> bool:
+def _keeps_its_place(ledger: Ledger, grant: Grant) -> bool:
     """Whether a released container was found where it was before: the runtime has not taken the update."""
-    online = books.host.topology.online
+    online = ledger.host.topology.online
     is_there = grant.runs_on & online == grant.placement.cpus & online
-    return grant.stance is Stance.RELEASED and is_there and grant.runs_on != _unmanaged_place(books, grant)[0]
-
-
-def _unmanaged_place(books: Ledger, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
     return (
-        grant.fence.cpus or books.host.parent_cpus or books.host.usable,
-        grant.fence.mems or books.host.mems,
+        grant.stance is Stance.RELEASED and is_there and grant.runs_on != _unmanaged_place(ledger, grant)[0]
     )
 
 
-def is_adoptable(books: Ledger, grant: Grant) -> bool:
+def _unmanaged_place(ledger: Ledger, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
+    return (
+        grant.fence.cpus or ledger.host.parent_cpus or ledger.host.usable,
+        grant.fence.mems or ledger.host.mems,
+    )
+
+
+def is_adoptable(ledger: Ledger, grant: Grant) -> bool:
     """Whether a container is left alone for no reason of its own: it was released, ran before us or under ``observe``."""
     is_left = grant.stance in (Stance.RELEASED, Stance.ADOPTED, Stance.OBSERVED)
-    return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(books, grant.container)
+    return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(ledger, grant.container)
 
 
-def manage(books: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
+def manage(ledger: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.manage``."""
-    grant = books.grants.get(container_id)
+    grant = ledger.grants.get(container_id)
     if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
         return ()
     if grant.stance in (Stance.PLACED, Stance.KUBELET):
         return ()
-    with books.without([container_id]):
-        pull = books.pull(grant.container, container_id)
-        decision = books.policy.place(books.node, grant.container, grant.fence, pull)
-        decision = with_peers(books, grant.container, decision, container_id)
+    with ledger.without([container_id]):
+        pull = ledger.pull(grant.container, container_id)
+        decision = ledger.policy.place(ledger.node, grant.container, grant.fence, pull)
+        decision = with_peers(ledger, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return ()
-    was = {key: books.grants[key] for key in decision.others}
+    was = {key: ledger.grants[key] for key in decision.others}
     managed = placed(grant, decision.placement, decision.why)
-    books.put(managed)
-    give_places(books, decision, grant.container)
-    books.record("adopt", container_id, managed, grant.since_s)
-    others = [u for u in refreshed(books, was) if u.id != container_id]
-    place = books.grants[container_id].placement
+    ledger.put(managed)
+    give_places(ledger, decision, grant.container)
+    ledger.record("adopt", container_id, managed, grant.since_s)
+    others = [u for u in refreshed(ledger, was) if u.id != container_id]
+    place = ledger.grants[container_id].placement
     own = CpusetUpdate(
         container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command"
     )

@@ -47,28 +47,28 @@ RESIZED = "; stays with "
 
 
 def stance_of(
-    books: Ledger, container: Container, fence: CpusetConstraint, now_s: float
+    ledger: Ledger, container: Container, fence: CpusetConstraint, now_s: float
 ) -> tuple[Stance, str]:
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are nobody else's.
-    if kubelet_owned(books, container, fence):
+    if kubelet_owned(ledger, container, fence):
         return Stance.KUBELET, "kubelet gave it CPUs of its own"
-    reason = opted_out(books, container)
+    reason = opted_out(ledger, container)
     if reason:
         return Stance.OPTED_OUT, reason
-    names = books.names.get((container.pod.uid, container.name), ())
-    if any(books.grants[key].stance is Stance.RELEASED for key in names):
+    names = ledger.names.get((container.pod.uid, container.name), ())
+    if any(ledger.grants[key].stance is Stance.RELEASED for key in names):
         return Stance.RELEASED, "released by command, and with it every attempt after"
-    until_s = books.distrusted.get((container.pod.uid, container.name), 0.0)
+    until_s = ledger.distrusted.get((container.pod.uid, container.name), 0.0)
     if until_s > now_s:
         return Stance.UNTOUCHED, "it failed to start where it was placed: untouched for ten minutes"
-    if fence.cpus is not None and not fence.cpus & books.host.usable:
-        return Stance.UNTOUCHED, _unusable(books, container, fence)
+    if fence.cpus is not None and not fence.cpus & ledger.host.usable:
+        return Stance.UNTOUCHED, _unusable(ledger, container, fence)
     return Stance.PLACED, ""
 
 
-def _unusable(books: Ledger, container: Container, fence: CpusetConstraint) -> str:
-    allowed = books.host.bounded(NO_CONSTRAINT, container.pod.cgroup_parent).cpus
+def _unusable(ledger: Ledger, container: Container, fence: CpusetConstraint) -> str:
+    allowed = ledger.host.bounded(NO_CONSTRAINT, container.pod.cgroup_parent).cpus
     if fence.caller is None or allowed is None:
         return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
     caller = fence.asked.cpus
@@ -76,106 +76,106 @@ def _unusable(books: Ledger, container: Container, fence: CpusetConstraint) -> s
     return f"the pod's cgroup ({format_cpus(allowed)}) holds no usable CPU{of_it}"
 
 
-def opted_out(books: Ledger, container: Container) -> str:
+def opted_out(ledger: Ledger, container: Container) -> str:
     """Why a container is not to be managed at all; "" if it is."""
     pod = container.pod
     for key, value in OPT_OUT.items():
         given = scoped_annotation({**container.annotations, **pod.annotations}, key, container.name)
         if given is not None and given.strip().lower() == value:
             return f"opted out by annotation {key}"
-    if any(fnmatchcase(pod.namespace, glob) for glob in books.options.unmanaged_namespaces):
+    if any(fnmatchcase(pod.namespace, glob) for glob in ledger.options.unmanaged_namespaces):
         return f"namespace {pod.namespace} is not managed"
     if pod.runtime_handler and any(
-        fnmatchcase(pod.runtime_handler, g) for g in books.options.unmanaged_handlers
+        fnmatchcase(pod.runtime_handler, g) for g in ledger.options.unmanaged_handlers
     ):
         return f"runtime handler {pod.runtime_handler} is not managed"
     return ""
 
 
-def kubelet_owned(books: Ledger, container: Container, fence: CpusetConstraint) -> bool:
+def kubelet_owned(ledger: Ledger, container: Container, fence: CpusetConstraint) -> bool:
     """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
     asked = fence.asked.cpus
-    if (container.pod.uid, container.name) in books.host.kubelet_exclusive:
+    if (container.pod.uid, container.name) in ledger.host.kubelet_exclusive:
         return asked is not None
     request = container.resources.milli_request
     whole = request > 0 and request % 1000 == 0 and container.qos is Qos.GUARANTEED
     return whole and asked is not None and len(asked) * 1000 == request
 
 
-def predecessors(books: Ledger, container: Container) -> tuple[Grant, ...]:
+def predecessors(ledger: Ledger, container: Container) -> tuple[Grant, ...]:
     """Grants this container takes over from: earlier attempts of it, and finished init containers of its sandbox."""
     uid, name = container.pod.uid, container.name
-    in_flight = {t.key for t in books.tickets.values() if not t.in_doubt}
+    in_flight = {t.key for t in ledger.tickets.values() if not t.in_doubt}
     found = []
-    for key in sorted(books.names.get((uid, name), ())):
-        grant = books.grants[key]
+    for key in sorted(ledger.names.get((uid, name), ())):
+        grant = ledger.grants[key]
         earlier = grant.container.attempt < container.attempt or grant.life is Life.HELD
         if key not in in_flight and (earlier or grant.life is Life.CREATING):
             found.append(grant)
-    for key in sorted(books.sandboxes.get(container.pod.id, ())):
-        grant = books.grants[key]
+    for key in sorted(ledger.sandboxes.get(container.pod.id, ())):
+        grant = ledger.grants[key]
         if grant.life is Life.HELD and grant.exit_code == 0 and grant.container.name != name:
             found.append(grant)
     # A resize that is on its way for one of them has lost its container.
     keys = {g.key for g in found}
-    found += [books.grants[t.key] for t in books.tickets.values() if t.target in keys and t.key not in keys]
+    found += [ledger.grants[t.key] for t in ledger.tickets.values() if t.target in keys and t.key not in keys]
     return tuple(found)
 
 
 def decide(
-    books: Ledger, container: Container, fence: CpusetConstraint, replaced: tuple[Grant, ...]
+    ledger: Ledger, container: Container, fence: CpusetConstraint, replaced: tuple[Grant, ...]
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
-    again = _same_place(books, container, fence, replaced)
-    override = books.pin_of(container)
+    again = _same_place(ledger, container, fence, replaced)
+    override = ledger.pin_of(container)
     if override is not None:
-        cpus = books.zone_cpus.get(override.zone)
+        cpus = ledger.zone_cpus.get(override.zone)
         if again is not None and (cpus is None or is_inside(again.placement, cpus)):
             return again, ()
-        return _decide_pinned(books, container, fence, override)
+        return _decide_pinned(ledger, container, fence, override)
     if again is not None:
         return again, ()
-    decision, given_up = _decide_anew(books, container, fence)
-    return with_peers(books, container, decision), given_up
+    decision, given_up = _decide_anew(ledger, container, fence)
+    return with_peers(ledger, container, decision), given_up
 
 
 def _decide_pinned(
-    books: Ledger, container: Container, fence: CpusetConstraint, override: Override
+    ledger: Ledger, container: Container, fence: CpusetConstraint, override: Override
 ) -> tuple[Decision, tuple[Grant, ...]]:
     """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
     try:
-        decision = _inside(books, container, override, inside_of(books, override, container, fence))
+        decision = _inside(ledger, container, override, inside_of(ledger, override, container, fence))
     except DoesNotFit as reason:
-        decision, given_up = _decide_anew(books, container, fence)
+        decision, given_up = _decide_anew(ledger, container, fence)
         why = f"{decision.why}; not in {override.zone}{PINNED_BY}{reason}"
-        return with_peers(books, container, replace(decision, why=why)), given_up
+        return with_peers(ledger, container, replace(decision, why=why)), given_up
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
 
 
-def _inside(books: Ledger, container: Container, override: Override, inside: CpusetConstraint) -> Decision:
+def _inside(ledger: Ledger, container: Container, override: Override, inside: CpusetConstraint) -> Decision:
     """The policy's decision inside of a zone.
 
     :raises DoesNotFit: it has none.
     """
     try:
-        decision = books.policy.place(books.node, container, inside, books.pull(container))
+        decision = ledger.policy.place(ledger.node, container, inside, ledger.pull(container))
     except (PlacementRefused, BudgetSpent) as error:
         raise DoesNotFit(str(error)) from None
-    check_fit(books, override, container, decision)
-    return relieved(books, container, decision)
+    check_fit(ledger, override, container, decision)
+    return relieved(ledger, container, decision)
 
 
 def _decide_anew(
-    books: Ledger, container: Container, fence: CpusetConstraint
+    ledger: Ledger, container: Container, fence: CpusetConstraint
 ) -> tuple[Decision, tuple[Grant, ...]]:
-    decision = books.policy.place(books.node, container, fence, books.pull(container))
+    decision = ledger.policy.place(ledger.node, container, fence, ledger.pull(container))
     if decision.fits:
-        return relieved(books, container, decision), ()
+        return relieved(ledger, container, decision), ()
     # Not of one whose resize is on its way: its new place counts with its old one.
-    resized = {ticket.target for ticket in books.tickets.values()}
+    resized = {ticket.target for ticket in ledger.tickets.values()}
     held = [
         g
-        for g in books.grants.values()
+        for g in ledger.grants.values()
         if g.life is Life.HELD
         and (g.container.resources.milli_request or g.exclusive)
         and g.key not in resized
@@ -189,11 +189,11 @@ def _decide_anew(
         while low <= high:
             count = (low + high) // 2 if best is not None else high
             while len(removed) > count:
-                books.node.add(*removed.pop())
+                ledger.node.add(*removed.pop())
             while len(removed) < count:
                 key = held[len(removed)].key
-                removed.append((key, books.node.remove(key)))
-            trial = books.policy.place(books.node, container, fence, books.pull(container))
+                removed.append((key, ledger.node.remove(key)))
+            trial = ledger.policy.place(ledger.node, container, fence, ledger.pull(container))
             if trial.fits:
                 best, high = (count, trial), count - 1
             elif best is None:
@@ -202,23 +202,23 @@ def _decide_anew(
                 low = count + 1
     finally:
         for key, resident in removed:
-            books.node.add(key, resident)
+            ledger.node.add(key, resident)
     if best is None:
-        return make_room(books, container, fence) or decision, ()
+        return make_room(ledger, container, fence) or decision, ()
     # Those that are elsewhere do not help, however old.
     cpus = best[1].placement.cpus | best[1].placement.exclusive
     given_up = tuple(g for g in held[: best[0]] if not cpus.isdisjoint(g.cpus | g.exclusive))
-    with books.without([g.key for g in given_up]):
+    with ledger.without([g.key for g in given_up]):
         # Unless a container that can go nowhere else was counted on there.
-        is_needed = emptied_by(books.node, best[1].placement.exclusive)
+        is_needed = emptied_by(ledger.node, best[1].placement.exclusive)
     given_up = tuple(held[: best[0]]) if is_needed else given_up
-    books.set_aside(given_up, ())
+    ledger.set_aside(given_up, ())
     names = ", ".join(g.container.path for g in given_up[:3]) + ("" if len(given_up) < 4 else ", ...")
     return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up
 
 
 def _same_place(
-    books: Ledger, container: Container, fence: CpusetConstraint, replaced: Iterable[Grant]
+    ledger: Ledger, container: Container, fence: CpusetConstraint, replaced: Iterable[Grant]
 ) -> Optional[Decision]:
     previous = [
         g
@@ -233,16 +233,16 @@ def _same_place(
     place = last.placement
     # In mode observe it only would have owned CPUs: others may have got them.
     taken = (
-        books.node.reserved | books.node.exclusive - books.of_group(place.group) if place.exclusive else ()
+        ledger.node.reserved | ledger.node.exclusive - ledger.of_group(place.group) if place.exclusive else ()
     )
-    if not place.exclusive.isdisjoint(taken) or not effective(books, place, fence):
+    if not place.exclusive.isdisjoint(taken) or not effective(ledger, place, fence):
         return None
-    again = _stay(books, last.placement, container, fence, last)
+    again = _stay(ledger, last.placement, container, fence, last)
     return replace(again, why=f"the place of attempt {last.container.attempt} was held for it")
 
 
 def resized(
-    books: Ledger, old: Grant, container: Container, fence: CpusetConstraint, asked: CpusetConstraint
+    ledger: Ledger, old: Grant, container: Container, fence: CpusetConstraint, asked: CpusetConstraint
 ) -> tuple[Decision, Stance, frozenset[int]]:
     """The place of a container with new resources, its stance, and where it runs if that is not our choice.
 
@@ -259,7 +259,7 @@ def resized(
             old.stance,
             asked.cpus or old.runs_on,
         )
-    if kubelet_owned(books, container, fence):
+    if kubelet_owned(ledger, container, fence):
         return (
             Decision(UNTOUCHED, "kubelet gave it CPUs of its own"),
             Stance.KUBELET,
@@ -270,40 +270,44 @@ def resized(
     if old.is_outgrown:  # what it has now is not what its place was chosen for
         same_preference = same_limit = False
     stay = old.placement
-    with books.without([old.key]):
+    with ledger.without([old.key]):
         if not same_preference or not stay.cpus:
-            decision = _resized_anew(books, old, container, fence)
+            decision = _resized_anew(ledger, old, container, fence)
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
-                return untouched, Stance.UNTOUCHED, fence.cpus or books.host.parent_cpus or books.host.usable
+                return (
+                    untouched,
+                    Stance.UNTOUCHED,
+                    fence.cpus or ledger.host.parent_cpus or ledger.host.usable,
+                )
             other_rung = decision.placement.level != stay.level
             other_count = len(decision.placement.exclusive) != len(stay.exclusive)
             # A group of another policy: its containers share what it would own alone.
             other_group = decision.placement.group != stay.group
-            if other_rung or other_count or other_group or not still_holds(books, stay, container, fence):
-                moved = keep_memory(books, stay, decision.placement, fence, not same_limit)
-                decision = relieved(books, container, replace(decision, placement=moved))
+            if other_rung or other_count or other_group or not still_holds(ledger, stay, container, fence):
+                moved = keep_memory(ledger, stay, decision.placement, fence, not same_limit)
+                decision = relieved(ledger, container, replace(decision, placement=moved))
                 # What it gives back is its own until the runtime has answered: no other can be moved there yet.
                 if any(not old.exclusive.isdisjoint(p.cpus | p.exclusive) for p in decision.others.values()):
                     decision = replace(decision, others={})
                 return decision, Stance.PLACED, NO_CPUS
-        return _stay(books, stay, container, fence, old), Stance.PLACED, NO_CPUS
+        return _stay(ledger, stay, container, fence, old), Stance.PLACED, NO_CPUS
 
 
-def _resized_anew(books: Ledger, old: Grant, container: Container, fence: CpusetConstraint) -> Decision:
+def _resized_anew(ledger: Ledger, old: Grant, container: Container, fence: CpusetConstraint) -> Decision:
     """The policy's place for a container with other resources, inside of the zone it is pinned to if it fits there.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """
-    stay, pull = old.placement, books.pull(container, old.key)
-    override = books.pin_of(container)
+    stay, pull = old.placement, ledger.pull(container, old.key)
+    override = ledger.pin_of(container)
     if override is not None:
         with contextlib.suppress(DoesNotFit, PlacementRefused, BudgetSpent):
-            inside = inside_of(books, override, container, fence)
-            pinned = books.policy.place(books.node, container, inside, pull, stay.home or None, stay)
-            check_fit(books, override, container, pinned)
+            inside = inside_of(ledger, override, container, fence)
+            pinned = ledger.policy.place(ledger.node, container, inside, pull, stay.home or None, stay)
+            check_fit(ledger, override, container, pinned)
             return replace(pinned, why=f"{pinned_text(override)}; {pinned.why}")
-    return books.policy.place(books.node, container, fence, pull, stay.home or None, stay)
+    return ledger.policy.place(ledger.node, container, fence, pull, stay.home or None, stay)
 
 
 def calls_for_a_place(old: Grant, container: Container) -> bool:
@@ -314,10 +318,10 @@ def calls_for_a_place(old: Grant, container: Container) -> bool:
     return old.stance is Stance.PLACED and is_other
 
 
-def still_holds(books: Ledger, stay: Placement, container: Container, fence: CpusetConstraint) -> bool:
+def still_holds(ledger: Ledger, stay: Placement, container: Container, fence: CpusetConstraint) -> bool:
     """Whether a place has the CPUs and the room for a container that is not in the books."""
-    cpus = effective(books, stay, fence)
-    room = len(cpus) * 1000 - books.node.charge_milli(cpus)
+    cpus = effective(ledger, stay, fence)
+    room = len(cpus) * 1000 - ledger.node.charge_milli(cpus)
     return (
         bool(cpus)
         and len(cpus) * 1000 >= wanted_milli(container)
@@ -326,18 +330,18 @@ def still_holds(books: Ledger, stay: Placement, container: Container, fence: Cpu
 
 
 def _stay(
-    books: Ledger, stay: Placement, container: Container, fence: CpusetConstraint, old: Grant
+    ledger: Ledger, stay: Placement, container: Container, fence: CpusetConstraint, old: Grant
 ) -> Decision:
     """The same domain, without the container in the books; memory nodes are only added, where a larger limit needs them."""
-    cpus = effective(books, stay, fence) or stay.cpus
+    cpus = effective(ledger, stay, fence) or stay.cpus
     kept = replace(stay, cpus=cpus)
     # Why it is there is still true; a note of the resize before is not.
     wanted = wanted_milli(container) / 1000
     why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same rung"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and fence.mems == old.fence.mems):
-        memory = memory_for(books, cpus, container, fence, stay.memory_charge)
+        memory = memory_for(ledger, cpus, container, fence, stay.memory_charge)
         anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
-        kept = keep_memory(books, stay, anew, fence, not same_limit)
+        kept = keep_memory(ledger, stay, anew, fence, not same_limit)
         why += f"; {memory.why}" if memory.why else ""
     return Decision(kept, why)

@@ -3,7 +3,7 @@
 Every public method is one transition: it runs to its end without waiting for anything, or raises and leaves no
 trace. What has to happen in the world is returned (an ``Admission``, ``CpusetUpdate``s); what has to be written down
 is collected in the journal, which the shell drains after each call. Times are seconds since boot, given by the
-caller. The records themselves are in ``books.py``, what is decided about one container in ``decide.py``, what
+caller. The records themselves are in ``ledger.py``, what is decided about one container in ``decide.py``, what
 that does to others in ``settle.py``; requests under way in ``requests.py``, what people do in ``interventions.py``.
 """
 
@@ -69,22 +69,22 @@ def _transition(method: _Method) -> _Method:
 
     @wraps(method)
     def run(self: Engine, *args: Any, **kwargs: Any) -> Any:
-        books = self.books
-        if books.undo is not None:  # it is a part of another one
+        ledger = self.ledger
+        if ledger.undo is not None:  # it is a part of another one
             return method(self, *args, **kwargs)
-        books.undo = {}
-        newest = books.newest_record
-        books.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", books.now_s)
+        ledger.undo = {}
+        newest = ledger.newest_record
+        ledger.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", ledger.now_s)
         try:
             returned = method(self, *args, **kwargs)
-            note_changes(books, method.__name__, newest)
+            note_changes(ledger, method.__name__, newest)
             return returned
         except BaseException:
-            books.roll_back(newest)
+            ledger.roll_back(newest)
             raise
         finally:
-            books.undo = None
-            books.amended, books.found = {}, {}
+            ledger.undo = None
+            ledger.amended, ledger.found = {}, {}
 
     return cast(_Method, run)
 
@@ -95,140 +95,140 @@ class Engine:
     def __init__(
         self, host: Host, policy: Policy, options: EngineOptions, affinity: Optional[Affinity] = None
     ) -> None:
-        self.books = Ledger(host, policy, options, affinity)
+        self.ledger = Ledger(host, policy, options, affinity)
 
     # ------------------------------------------------------------------ questions
 
     @property
     def host(self) -> Host:
         """The node as it was last read."""
-        return self.books.host
+        return self.ledger.host
 
     @property
     def node(self) -> Node:
         """The accounts: pools, charges, room."""
-        return self.books.node
+        return self.ledger.node
 
     @property
     def policy(self) -> Policy:
-        return self.books.policy
+        return self.ledger.policy
 
     @property
     def options(self) -> EngineOptions:
-        return self.books.options
+        return self.ledger.options
 
     @property
     def grants(self) -> Mapping[str, Grant]:
         """Grants by container id, or by ticket while the container is being created."""
-        return self.books.grants
+        return self.ledger.grants
 
     @property
     def tickets(self) -> Mapping[str, Ticket]:
-        return self.books.tickets
+        return self.ledger.tickets
 
     @property
     def pods(self) -> Mapping[str, Pod]:
         """Sandboxes by id."""
-        return self.books.pods
+        return self.ledger.pods
 
     @property
     def distrusted(self) -> Mapping[tuple[str, str], float]:
         """Until when creates of (pod uid, container name) go through untouched."""
-        return self.books.distrusted
+        return self.ledger.distrusted
 
     @property
     def history(self) -> deque[DecisionRecord]:
         """The last decisions, oldest first."""
-        return self.books.history
+        return self.ledger.history
 
     @property
     def version(self) -> int:
         """Grows with every change."""
-        return self.books.version
+        return self.ledger.version
 
     @property
     def traffic(self) -> Traffic:
         """Who talks to whom, as it was last said."""
-        return self.books.observed.traffic
+        return self.ledger.observed.traffic
 
     def set_traffic(self, traffic: Traffic) -> None:
         """Decide by this picture of the traffic from now on. Nobody is moved by it, and nothing is written down."""
-        self.books.observed = Observed(traffic)
+        self.ledger.observed = Observed(traffic)
 
     def set_orders(self, orders: Orders) -> None:
         """Decide by what people ask of this node from now on. No container is moved by it, and nothing is written down.
 
         Those that an override pins elsewhere are moved by ``apply`` with ``pinning_plan``.
         """
-        self.books.set_orders(orders)
+        self.ledger.set_orders(orders)
 
     def pinned_outside(self) -> tuple[str, ...]:
         """The containers that are not in the zones that overrides pin them to."""
-        return pins.outside(self.books)
+        return pins.outside(self.ledger)
 
     def pinning_plan(self, keys: Iterable[str], now_s: float) -> Plan:
         """The moves by which some of them get there, as things are now. Each costs about as much as a create."""
-        return pins.plan_of_pins(self.books, keys, now_s)
+        return pins.plan_of_pins(self.ledger, keys, now_s)
 
     @property
     def notable(self) -> NotableEvents:
         """What owners of containers should hear of."""
-        return self.books.notable
+        return self.ledger.notable
 
     def tell(self, notable: NotableEvents) -> None:
         """Have what owners should hear of kept there from now on."""
-        self.books.notable = notable
+        self.ledger.notable = notable
 
     def around_lifted(self) -> tuple[Grant, ...]:
         """The grants of the pods with a container whose placement takes its CPU quota away."""
-        grants = self.books.grants
-        pods = {grants[key].container.pod.uid for key in self.books.lifting}
+        grants = self.ledger.grants
+        pods = {grants[key].container.pod.uid for key in self.ledger.lifting}
         return tuple(grants[key] for pod in sorted(pods) for key in self.node.of_pod(pod) if key in grants)
 
     @property
     def longest_create_s(self) -> float:
         """The longest create seen, in seconds."""
-        return self.books.longest_create_s
+        return self.ledger.longest_create_s
 
     def drain(self) -> dict[JournalKey, JournalValue]:
         """What has changed since the last call, to be written down: the last value of each record, None = gone."""
-        return self.books.drain()
+        return self.ledger.drain()
 
     # ------------------------------------------------------------------ pods
 
     @_transition
     def add_pod(self, pod: Pod) -> None:
         """Remember a sandbox that is running."""
-        self.books.change("pod", self.books.pods, pod.id, pod)
+        self.ledger.change("pod", self.ledger.pods, pod.id, pod)
 
     @_transition
     def resize_pod(self, sandbox_id: str, size: Optional[PodSize], memory_limit_bytes: int = 0) -> None:
         """UpdatePodSandboxResources was accepted: the pod's size and memory limit (0 = not told) from now on."""
-        pod = self.books.pods.get(sandbox_id)
+        pod = self.ledger.pods.get(sandbox_id)
         if pod is not None and size is not None:
             self.add_pod(replace(pod, size=size))
         if pod is not None and memory_limit_bytes not in (0, pod.memory_limit_bytes):
-            self.add_pod(replace(self.books.pods[sandbox_id], memory_limit_bytes=memory_limit_bytes))
-            for key in sorted(self.books.sandboxes.get(sandbox_id, ())):
+            self.add_pod(replace(self.ledger.pods[sandbox_id], memory_limit_bytes=memory_limit_bytes))
+            for key in sorted(self.ledger.sandboxes.get(sandbox_id, ())):
                 if self.grants[key].container.pod.memory_limit_bytes != memory_limit_bytes:
-                    self.books.limit_pod(key, memory_limit_bytes)
+                    self.ledger.limit_pod(key, memory_limit_bytes)
 
     @_transition
     def end_pod(self, sandbox_id: str) -> tuple[CpusetUpdate, ...]:
         """The sandbox was stopped or removed: its containers are gone, and its holds end."""
-        for key in sorted(self.books.sandboxes.get(sandbox_id, ())):
-            if self.books.grants[key].life is not Life.CREATING:
-                self.books.drop(key)
-        self.books.drop_replaced(lambda grant: grant.container.pod.id == sandbox_id)
-        pod = self.books.pods.get(sandbox_id)
+        for key in sorted(self.ledger.sandboxes.get(sandbox_id, ())):
+            if self.ledger.grants[key].life is not Life.CREATING:
+                self.ledger.drop(key)
+        self.ledger.drop_replaced(lambda grant: grant.container.pod.id == sandbox_id)
+        pod = self.ledger.pods.get(sandbox_id)
         if pod is not None:
-            self.books.change("pod", self.books.pods, sandbox_id, None)
-            for who in [w for w in self.books.start_failures if w[0] == pod.uid]:
-                del self.books.start_failures[who]
-            if pod.uid not in {other.uid for other in self.books.pods.values()}:
-                for who in [w for w in self.books.distrusted if w[0] == pod.uid]:
-                    self.books.change("distrust", self.books.distrusted, who, None)
-        return refresh(self.books)
+            self.ledger.change("pod", self.ledger.pods, sandbox_id, None)
+            for who in [w for w in self.ledger.start_failures if w[0] == pod.uid]:
+                del self.ledger.start_failures[who]
+            if pod.uid not in {other.uid for other in self.ledger.pods.values()}:
+                for who in [w for w in self.ledger.distrusted if w[0] == pod.uid]:
+                    self.ledger.change("distrust", self.ledger.distrusted, who, None)
+        return refresh(self.ledger)
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
@@ -257,19 +257,19 @@ class Engine:
 
     @_transition
     def _admit(self, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool) -> Admission:
-        return requests.admit(self.books, container, fence, now_s, enforce)
+        return requests.admit(self.ledger, container, fence, now_s, enforce)
 
     @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
         """The runtime has created the container. Returns what it missed on its way, and who grows now."""
-        return requests.bind(self.books, ticket_id, container_id, now_s)
+        return requests.bind(self.ledger, ticket_id, container_id, now_s)
 
     @_transition
     def cancel(
         self, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
     ) -> tuple[CpusetUpdate, ...]:
         """The runtime has said no, or nothing was sent: as if it had never been asked for."""
-        return requests.cancel(self.books, ticket_id, now_s, reason)
+        return requests.cancel(self.ledger, ticket_id, now_s, reason)
 
     @_transition
     def doubt(self, ticket_id: str) -> tuple[CpusetUpdate, ...]:
@@ -277,7 +277,7 @@ class Engine:
 
         Returns the updates of others that have waited for its end.
         """
-        return requests.doubt(self.books, ticket_id)
+        return requests.doubt(self.ledger, ticket_id)
 
     @_transition
     def resize(
@@ -287,12 +287,12 @@ class Engine:
 
         ``fence``: a cpuset in the request is the new fence. None if the container is not known.
         """
-        return requests.resize(self.books, container_id, resources, fence, now_s)
+        return requests.resize(self.ledger, container_id, resources, fence, now_s)
 
     @_transition
     def commit(self, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
         """The runtime has accepted a resize: the new place replaces the old one. Returns updates for others and itself."""
-        return requests.commit(self.books, ticket_id, now_s)
+        return requests.commit(self.ledger, ticket_id, now_s)
 
     @_transition
     def follow_resources(
@@ -303,51 +303,51 @@ class Engine:
         ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
         policy refuses stays where it is. Returns updates for others and itself, to be sent in their order.
         """
-        return requests.follow(self.books, container_id, resources, now_s, enforce)
+        return requests.follow(self.ledger, container_id, resources, now_s, enforce)
 
     # ------------------------------------------------------------------ the life of a container
 
     @_transition
     def started(self, container_id: str) -> None:
         """StartContainer was accepted, or the container was seen running."""
-        grant = self.books.grants.get(container_id)
+        grant = self.ledger.grants.get(container_id)
         if grant is None:
             return
-        self.books.start_failures.pop((grant.container.pod.uid, grant.container.name), None)
+        self.ledger.start_failures.pop((grant.container.pod.uid, grant.container.name), None)
         if grant.life is Life.CREATED:
-            self.books.put(replace(grant, life=Life.RUNNING))
+            self.ledger.put(replace(grant, life=Life.RUNNING))
 
     @_transition
     def start_failed(self, container_id: str, message: str, now_s: float) -> bool:
         """StartContainer failed. True if the next create of this pod and name will go through untouched for it."""
-        grant = self.books.grants.get(container_id)
+        grant = self.ledger.grants.get(container_id)
         if grant is None or grant.stance is not Stance.PLACED:
             return False
         who = (grant.container.pod.uid, grant.container.name)
-        self.books.start_failures[who] = self.books.start_failures.get(who, 0) + 1
+        self.ledger.start_failures[who] = self.ledger.start_failures.get(who, 0) + 1
         text = message.lower()
         ours = any(word in text for word in ("cpuset", "cpus", "mems"))
-        self.books.outcome(container_id, f"start failed: {message[:MESSAGE_CHARS]}")
-        if not ours and self.books.start_failures[who] < 2:
+        self.ledger.outcome(container_id, f"start failed: {message[:MESSAGE_CHARS]}")
+        if not ours and self.ledger.start_failures[who] < 2:
             return False
-        self.books.change("distrust", self.books.distrusted, who, now_s + self.books.options.distrust_s)
+        self.ledger.change("distrust", self.ledger.distrusted, who, now_s + self.ledger.options.distrust_s)
         return True
 
     @_transition
     def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> tuple[CpusetUpdate, ...]:
         """The container stopped (``exit_code`` None: not known yet). Its place is held for its next attempt."""
-        grant = self.books.grants.get(container_id)
+        grant = self.ledger.grants.get(container_id)
         if grant is None or grant.life is Life.CREATING:
             return ()
         if grant.stance not in (Stance.PLACED, Stance.OBSERVED, Stance.RELEASED):
-            self.books.drop(container_id)
-            return refresh(self.books)
+            self.ledger.drop(container_id)
+            return refresh(self.ledger)
         if grant.life is Life.HELD and (exit_code is None or grant.exit_code is not None):
             return ()
         finished = exit_code == 0
-        hold_s = self.books.options.finished_hold_s if finished else self.books.options.restart_hold_s
+        hold_s = self.ledger.options.finished_hold_s if finished else self.ledger.options.restart_hold_s
         since_s = grant.since_s if grant.life is Life.HELD else now_s
-        self.books.put(
+        self.ledger.put(
             replace(
                 grant, life=Life.HELD, since_s=since_s, hold_until_s=since_s + hold_s, exit_code=exit_code
             )
@@ -360,32 +360,32 @@ class Engine:
 
         ``outcome``: what is remembered of it where that is news.
         """
-        grant = self.books.grants.get(container_id)
+        grant = self.ledger.grants.get(container_id)
         if grant is None:
-            self.books.drop_replaced(lambda g: g.key == container_id)
+            self.ledger.drop_replaced(lambda g: g.key == container_id)
         if grant is None or grant.life is Life.CREATING:
             return ()
-        self.books.drop(container_id)
+        self.ledger.drop(container_id)
         if outcome:
-            self.books.outcome(container_id, outcome)
-        return refresh(self.books)
+            self.ledger.outcome(container_id, outcome)
+        return refresh(self.ledger)
 
     @_transition
     def tick(self, now_s: float) -> tuple[CpusetUpdate, ...]:
         """Let time pass: holds end, and so does distrust."""
-        over = [k for k, g in self.books.grants.items() if g.life is Life.HELD and g.hold_until_s <= now_s]
+        over = [k for k, g in self.ledger.grants.items() if g.life is Life.HELD and g.hold_until_s <= now_s]
         for key in over:
-            self.books.drop(key)
-        for who in [w for w, until_s in self.books.distrusted.items() if until_s <= now_s]:
-            self.books.change("distrust", self.books.distrusted, who, None)
-        return refresh(self.books)
+            self.ledger.drop(key)
+        for who in [w for w, until_s in self.ledger.distrusted.items() if until_s <= now_s]:
+            self.ledger.change("distrust", self.ledger.distrusted, who, None)
+        return refresh(self.ledger)
 
     # ------------------------------------------------------------------ by command
 
     @_transition
     def release(self, container_id: str) -> Optional[CpusetUpdate]:
         """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
-        return interventions.release(self.books, container_id)
+        return interventions.release(self.ledger, container_id)
 
     @_transition
     def manage(self, container_id: str) -> tuple[CpusetUpdate, ...]:
@@ -395,7 +395,7 @@ class Engine:
 
         :raises PlacementRefused, BudgetSpent: as the policy.
         """
-        return interventions.manage(self.books, container_id)
+        return interventions.manage(self.ledger, container_id)
 
     @_transition
     def apply(self, plan: Plan) -> tuple[CpusetUpdate, ...]:
@@ -403,7 +403,7 @@ class Engine:
 
         The updates are in an order in which no domain is fuller than it must be: send them in it.
         """
-        return moves.apply(self.books, plan)
+        return moves.apply(self.ledger, plan)
 
     @_transition
     def take_back(self, move: Move, why: str = "") -> tuple[CpusetUpdate, ...]:
@@ -412,7 +412,7 @@ class Engine:
         ``move``: as ``plan_of`` has made it. Returns its update, and those of others whose CPUs come or go; nothing
         if it is elsewhere by now, or its old place is taken.
         """
-        return moves.take_back(self.books, move, why)
+        return moves.take_back(self.ledger, move, why)
 
     # ------------------------------------------------------------------ the node, and what was found out about it
 
@@ -421,36 +421,36 @@ class Engine:
         self, host: Host, policy: Optional[Policy] = None, options: Optional[EngineOptions] = None
     ) -> tuple[CpusetUpdate, ...]:
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
-        before = self.books.host, self.books.policy, self.books.options, self.books.node
-        old_topology = self.books.host.topology
+        before = self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node
+        old_topology = self.ledger.host.topology
         try:
-            self.books.host = host
-            self.books.policy = policy or self.books.policy
-            self.books.options = options or self.books.options
-            self.books.node = self.books.new_node(host)
-            for grant in list(self.books.grants.values()):
-                now = self.books.bounded(grown(grant, old_topology, host.topology))
+            self.ledger.host = host
+            self.ledger.policy = policy or self.ledger.policy
+            self.ledger.options = options or self.ledger.options
+            self.ledger.node = self.ledger.new_node(host)
+            for grant in list(self.ledger.grants.values()):
+                now = self.ledger.bounded(grown(grant, old_topology, host.topology))
                 if now is not grant:
-                    self.books.store(now)
-                self.books.node.add(grant.key, resident_of(now))
-            self.books.charge_lacking()
-            return refreshed(self.books, self._end_lifts(before[1]), force=True)
+                    self.ledger.store(now)
+                self.ledger.node.add(grant.key, resident_of(now))
+            self.ledger.charge_lacking()
+            return refreshed(self.ledger, self._end_lifts(before[1]), force=True)
         except BaseException:
-            self.books.host, self.books.policy, self.books.options, self.books.node = before
+            self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node = before
             raise
 
     def _end_lifts(self, before: Policy) -> Mapping[str, Grant]:
         """Have quotas kept that the policy before this one has lifted; returns the records as they were."""
-        settings = [getattr(policy, "settings", None) for policy in (before, self.books.policy)]
-        was = lifts_to_end(self.books.grants.values(), *settings)
+        settings = [getattr(policy, "settings", None) for policy in (before, self.ledger.policy)]
+        was = lifts_to_end(self.ledger.grants.values(), *settings)
         for grant in was.values():
-            self.books.put(replace(grant, placement=replace(grant.placement, lift_quota=False)))
+            self.ledger.put(replace(grant, placement=replace(grant.placement, lift_quota=False)))
         return was
 
     def note_free_memory(self, free_memory: Mapping[int, int]) -> None:
         """Decide by this much free memory from now on, in bytes by NUMA node. Nothing is moved by it, or written down."""
-        self.books.host = replace(self.books.host, free_memory=free_memory)
-        self.books.node.free_memory = free_memory
+        self.ledger.host = replace(self.ledger.host, free_memory=free_memory)
+        self.ledger.node.free_memory = free_memory
 
     @_transition
     def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod],
@@ -462,43 +462,43 @@ class Engine:
         """
         history = list(history)
         for pod in pods:
-            self.books.change("pod", self.books.pods, pod.id, pod)
+            self.ledger.change("pod", self.ledger.pods, pod.id, pod)
         # Of a CPU that is offline now the place is not known, but it is there, and may come back.
-        known = frozenset(self.books.host.topology.cpus) | self.books.host.topology.data.offline
+        known = frozenset(self.ledger.host.topology.cpus) | self.ledger.host.topology.data.offline
         for grant in grants:
             # A place that names CPUs this machine does not have was made for another machine: it is made anew.
             if grant.placement.home - known:
                 grant = replace(grant, placement=replace(grant.placement, home=NO_CPUS), displaced=None)
-            self.books.put(grant)
-            self.books.found[grant.key] = grant
+            self.ledger.put(grant)
+            self.ledger.found[grant.key] = grant
         for ticket in tickets:
-            self.books.put_ticket(replace(ticket, in_doubt=True))
+            self.ledger.put_ticket(replace(ticket, in_doubt=True))
         # Half of a pair is of no use to anybody.
-        for ticket in [t for t in self.books.tickets.values() if t.key not in self.books.grants]:
-            self.books.drop_ticket(ticket.id)
-        pending = {t.key for t in self.books.tickets.values()}
-        for key in [k for k, g in self.books.grants.items() if g.life is Life.CREATING and k not in pending]:
-            self.books.drop(key)
-        self.books.history.extend(history)
+        for ticket in [t for t in self.ledger.tickets.values() if t.key not in self.ledger.grants]:
+            self.ledger.drop_ticket(ticket.id)
+        pending = {t.key for t in self.ledger.tickets.values()}
+        for key in [k for k, g in self.ledger.grants.items() if g.life is Life.CREATING and k not in pending]:
+            self.ledger.drop(key)
+        self.ledger.history.extend(history)
         for record in history:
-            self.books.now_s = max(self.books.now_s, record.at_s)
+            self.ledger.now_s = max(self.ledger.now_s, record.at_s)
             for change in record.changes:
-                self.books.changed.update(dict.fromkeys(change.keys, (record, change)))
+                self.ledger.changed.update(dict.fromkeys(change.keys, (record, change)))
         for who, until_s in distrusted.items():
-            self.books.change("distrust", self.books.distrusted, who, until_s)
+            self.ledger.change("distrust", self.ledger.distrusted, who, until_s)
         # A number is never used twice: ``explain`` finds decisions by it.
         used = [
             key.rsplit("-", 1)[1]
-            for key in (*self.books.tickets, *(r.id for r in self.books.history))
+            for key in (*self.ledger.tickets, *(r.id for r in self.ledger.history))
             if key.startswith("ticket-")
         ]
-        self.books.counter = max([self.books.counter, *map(int, used)])
-        return refresh(self.books, force=True)
+        self.ledger.counter = max([self.ledger.counter, *map(int, used)])
+        return refresh(self.ledger, force=True)
 
     @_transition
     def adopt(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
         """Take a container into the records as it runs; it loses what belongs to others already."""
-        return put_and_settle(self.books, grant)
+        return put_and_settle(self.ledger, grant)
 
     @_transition
     def take_over(
@@ -506,14 +506,14 @@ class Engine:
     ) -> tuple[CpusetUpdate, ...]:
         """Replace records that are no longer true, and requests that have ended, by those of what runs."""
         for ticket in tickets:
-            self.books.drop_ticket(ticket.id)
+            self.ledger.drop_ticket(ticket.id)
         for key in [*gone, *(ticket.key for ticket in tickets)]:
-            if key in self.books.grants:
-                self.books.drop(key)
+            if key in self.ledger.grants:
+                self.ledger.drop(key)
         updates: list[CpusetUpdate] = []
         for grant in found:
-            updates += put_and_settle(self.books, grant)
-        return (*updates, *refresh(self.books))
+            updates += put_and_settle(self.ledger, grant)
+        return (*updates, *refresh(self.ledger))
 
     @_transition
     def note_memory(
@@ -523,16 +523,16 @@ class Engine:
 
         ``mems``: its memory nodes, empty = not set; ``held``: bytes by node. None = not looked at.
         """
-        self.books.note_memory(container_id, mems, held)
+        self.ledger.note_memory(container_id, mems, held)
 
     @_transition
     def amend(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
         """Replace the record of a known container by what was found out about it."""
-        if grant.key not in self.books.grants:
+        if grant.key not in self.ledger.grants:
             raise KeyError(f"{grant.key} is not known")
-        return put_and_settle(self.books, grant)
+        return put_and_settle(self.ledger, grant)
 
     @_transition
     def mend(self, now_s: float) -> mend.Mended:
         """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing."""
-        return mend.mend(self.books, now_s)
+        return mend.mend(self.ledger, now_s)

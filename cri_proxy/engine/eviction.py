@@ -36,26 +36,26 @@ NEWCOMER = "newcomer"
 RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
 
 
-def make_room(books: Ledger, container: Container, fence: CpusetConstraint) -> Optional[Decision]:
+def make_room(ledger: Ledger, container: Container, fence: CpusetConstraint) -> Optional[Decision]:
     """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
-    most = books.max_moves
-    if not most or not books.policy.moves_others:
+    most = ledger.max_moves
+    if not most or not ledger.policy.moves_others:
         return None
-    for domain, missing in _targets(books, container)[:DOMAINS_TRIED]:
-        movers = _enough(_movable(books, domain.cpus), max(missing, 1), most)
+    for domain, missing in _targets(ledger, container)[:DOMAINS_TRIED]:
+        movers = _enough(_movable(ledger, domain.cpus), max(missing, 1), most)
         if movers:
-            found = _with_moves(books, container, fence, domain, movers)
+            found = _with_moves(ledger, container, fence, domain, movers)
             if found is not None:
                 return found
     return None
 
 
-def relieved(books: Ledger, container: Container, decision: Decision) -> Decision:
+def relieved(ledger: Ledger, container: Container, decision: Decision) -> Decision:
     """The same decision; containers it would leave overcommitted are moved to where there is room."""
-    place, most = decision.placement, books.max_moves
-    if not place.exclusive or decision.others or not most or not books.policy.moves_others:
+    place, most = decision.placement, ledger.max_moves
+    if not place.exclusive or decision.others or not most or not ledger.policy.moves_others:
         return decision
-    survey = books.node.survey()
+    survey = ledger.node.survey()
     tight = [
         (leaf, charge // NANO_PER_MILLI - (cap - len(leaf & place.exclusive)) * 1000)
         for leaf, cap, charge in zip(survey.cpus, survey.caps, survey.charge_nano)
@@ -64,18 +64,18 @@ def relieved(books: Ledger, container: Container, decision: Decision) -> Decisio
     movers: list[Grant] = []
     for leaf, excess in tight:
         if excess > 0 and len(movers) < most:
-            movers += _enough(_movable(books, leaf), excess, most - len(movers))
+            movers += _enough(_movable(ledger, leaf), excess, most - len(movers))
     if not movers:
         return decision
-    newcomer = _resident(books, container, place)
-    others = _placed_around(books, newcomer, movers)
+    newcomer = _resident(ledger, container, place)
+    others = _placed_around(ledger, newcomer, movers)
     return replace(decision, others=others) if others else decision
 
 
-def _targets(books: Ledger, container: Container) -> list[tuple[Domain, int]]:
+def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
     """The domains of the container's rung, with the milli-CPUs that are missing there, least first."""
     wanted = wanted_milli(container)
-    node, survey = books.node, books.node.survey()
+    node, survey = ledger.node, ledger.node.survey()
     for level in ("l3", "numa", "socket"):
         found = []
         for domain in node.topology.at(level):
@@ -88,22 +88,22 @@ def _targets(books: Ledger, container: Container) -> list[tuple[Domain, int]]:
     return []
 
 
-def _movable(books: Ledger, cpus: frozenset[int]) -> list[Grant]:
+def _movable(ledger: Ledger, cpus: frozenset[int]) -> list[Grant]:
     """Containers that live inside these CPUs and may be moved, the largest first."""
-    resized = being_resized(books)  # the request under way says where it is
+    resized = being_resized(ledger)  # the request under way says where it is
     found = [
         grant
-        for grant in books.grants.values()
+        for grant in ledger.grants.values()
         if grant.stance is Stance.PLACED
         and grant.key not in resized
-        and grant.key in books.node.residents
+        and grant.key in ledger.node.residents
         and grant.life in (Life.CREATED, Life.RUNNING)
         and grant.container.resources.milli_request
         and not grant.placement.group
         and grant.placement.level != "reserved"
         and grant.placement.home <= cpus
-        and (not grant.placement.exclusive or books.options.move_exclusive)
-        and books.pin_of(grant.container) is None
+        and (not grant.placement.exclusive or ledger.options.move_exclusive)
+        and ledger.pin_of(grant.container) is None
     ]
     return sorted(found, key=lambda g: (-g.container.resources.milli_request, g.key))
 
@@ -123,38 +123,38 @@ def _enough(movable: Sequence[Grant], missing: int, most: int) -> list[Grant]:
 
 
 def _with_moves(
-    books: Ledger, container: Container, fence: CpusetConstraint, domain: Domain, movers: Sequence[Grant]
+    ledger: Ledger, container: Container, fence: CpusetConstraint, domain: Domain, movers: Sequence[Grant]
 ) -> Optional[Decision]:
     """The container inside a domain that the movers have left, and the movers elsewhere; None if anybody does not fit."""
     # The newcomer is offered the domain alone: else it might go where a mover comes from next.
     inside = CpusetConstraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
-    with books.without([g.key for g in movers]):
+    with ledger.without([g.key for g in movers]):
         try:
-            decision = books.policy.place(books.node, container, inside, books.pull(container))
+            decision = ledger.policy.place(ledger.node, container, inside, ledger.pull(container))
         except (PlacementRefused, BudgetSpent):
             return None
         if not decision.fits or not decision.placement.cpus or decision.others:
             return None
-    newcomer = _resident(books, container, decision.placement)
-    others = _placed_around(books, newcomer, movers)
+    newcomer = _resident(ledger, container, decision.placement)
+    others = _placed_around(ledger, newcomer, movers)
     if len(others) < len(movers):
         return None
     names = ", ".join(g.container.path for g in movers)
     return replace(decision, why=f"{decision.why}; {names} moved to make room", others=others)
 
 
-def _placed_around(books: Ledger, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
+def _placed_around(ledger: Ledger, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
     """Where the movers go once the newcomer is there; those who would not be as well off as now are left out."""
     others: dict[str, Placement] = {}
     movers = list(movers)
-    with books.without([g.key for g in movers]):
+    with ledger.without([g.key for g in movers]):
         added = [NEWCOMER]
-        books.node.add(NEWCOMER, newcomer)
+        ledger.node.add(NEWCOMER, newcomer)
         try:
             for grant in movers:
                 try:
-                    anew = books.policy.place(
-                        books.node, grant.container, grant.fence, books.pull(grant.container, grant.key)
+                    anew = ledger.policy.place(
+                        ledger.node, grant.container, grant.fence, ledger.pull(grant.container, grant.key)
                     )
                 except (PlacementRefused, BudgetSpent):
                     continue
@@ -163,13 +163,13 @@ def _placed_around(books: Ledger, newcomer: Resident, movers: Iterable[Grant]) -
                     continue
                 if not place.exclusive.isdisjoint(newcomer.cpus):  # it has not made room
                     continue
-                others[grant.key] = keep_memory(books, grant.placement, place, grant.fence)
+                others[grant.key] = keep_memory(ledger, grant.placement, place, grant.fence)
                 moved = replace(grant, key=f"{NEWCOMER} {grant.key}", placement=others[grant.key])
-                books.node.add(moved.key, resident_of(moved))
+                ledger.node.add(moved.key, resident_of(moved))
                 added.append(moved.key)
         finally:
             for key in added:
-                books.node.remove(key)
+                ledger.node.remove(key)
     return others
 
 
@@ -177,5 +177,5 @@ def _is_worse(place: Placement, than: Placement) -> bool:
     return RANK.get(place.level, 0) > RANK.get(than.level, 0) or len(place.exclusive) < len(than.exclusive)
 
 
-def _resident(books: Ledger, container: Container, place: Placement) -> Resident:
+def _resident(ledger: Ledger, container: Container, place: Placement) -> Resident:
     return resident_of(Grant(NEWCOMER, container, place, Stance.PLACED))

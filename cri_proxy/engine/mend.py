@@ -35,108 +35,110 @@ class Mended:
     updates: tuple[CpusetUpdate, ...] = ()
 
 
-def mend(books: Ledger, now_s: float) -> Mended:
+def mend(ledger: Ledger, now_s: float) -> Mended:
     """``Engine.mend``."""
-    broken, crowded = broken_invariants(books), crowded_out(books)
+    broken, crowded = broken_invariants(ledger), crowded_out(ledger)
     if not broken and not crowded:
         return Mended()
-    before = dict(books.grants)
+    before = dict(ledger.grants)
     if broken:
-        _reckon_anew(books)
-        refresh(books, force=True)
-        _part(books, now_s)
-    if crowded_out(books):
-        _give_way(books, now_s)
+        _reckon_anew(ledger)
+        refresh(ledger, force=True)
+        _part(ledger, now_s)
+    if crowded_out(ledger):
+        _give_way(ledger, now_s)
     updates = [
         update_of(was, now)
         for key, was in before.items()
-        if (now := books.grants.get(key, was)) is not was
+        if (now := ledger.grants.get(key, was)) is not was
         and now.life in (Life.CREATED, Life.RUNNING)
         and has_changed(was, now)
     ]
     return Mended((*broken, *crowded), tuple(sorted(updates, key=lambda u: (not u.shrink, u.id))))
 
 
-def _reckon_anew(books: Ledger) -> None:
+def _reckon_anew(ledger: Ledger) -> None:
     """Tickets and containers on their way come in pairs, and the accounts are those of the records."""
-    for ticket in [t for t in books.tickets.values() if t.key not in books.grants]:
-        books.drop_ticket(ticket.id)
-    pending = {ticket.key for ticket in books.tickets.values()}
-    for key in [k for k, g in books.grants.items() if g.life is Life.CREATING and k not in pending]:
-        books.drop(key)
-    books.node = books.new_node(books.host)
-    for grant in books.grants.values():
-        books.node.add(grant.key, resident_of(grant))
+    for ticket in [t for t in ledger.tickets.values() if t.key not in ledger.grants]:
+        ledger.drop_ticket(ticket.id)
+    pending = {ticket.key for ticket in ledger.tickets.values()}
+    for key in [k for k, g in ledger.grants.items() if g.life is Life.CREATING and k not in pending]:
+        ledger.drop(key)
+    ledger.node = ledger.new_node(ledger.host)
+    for grant in ledger.grants.values():
+        ledger.node.add(grant.key, resident_of(grant))
 
 
-def _part(books: Ledger, now_s: float) -> None:
+def _part(ledger: Ledger, now_s: float) -> None:
     """Of containers that own the same CPUs all but one get others; one that is where it may not be is placed anew."""
-    resized = being_resized(books)
-    for key, theirs in rival_claims(books).items():
-        grant = books.grants[key]
+    resized = being_resized(ledger)
+    for key, theirs in rival_claims(ledger).items():
+        grant = ledger.grants[key]
         if key in resized:
             continue  # it is one place when the resize has ended
         left = replace(grant.placement, exclusive=grant.placement.exclusive - theirs)
         if grant.stance is Stance.ADOPTED:
-            books.put(replace(grant, placement=left))
+            ledger.put(replace(grant, placement=left))
         else:
-            _place_anew(books, grant, left, f"CPUs {format_cpus(theirs)} were another container's too", now_s)
-    refresh(books, force=True)
-    for grant in list(books.grants.values()):
-        wrong = broken_placement(books, grant) if grant.stance is Stance.PLACED else []
+            _place_anew(
+                ledger, grant, left, f"CPUs {format_cpus(theirs)} were another container's too", now_s
+            )
+    refresh(ledger, force=True)
+    for grant in list(ledger.grants.values()):
+        wrong = broken_placement(ledger, grant) if grant.stance is Stance.PLACED else []
         if wrong and grant.key not in resized:
-            _place_anew(books, grant, None, wrong[0], now_s)
-    refresh(books, force=True)
+            _place_anew(ledger, grant, None, wrong[0], now_s)
+    refresh(ledger, force=True)
 
 
 def _place_anew(
-    books: Ledger, grant: Grant, keep: Optional[Placement], why: str, now_s: float, spares: bool = False
+    ledger: Ledger, grant: Grant, keep: Optional[Placement], why: str, now_s: float, spares: bool = False
 ) -> Optional[Grant]:
     """Put a container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
-    with books.without([grant.key]):
-        pull = books.pull(grant.container, grant.key)
+    with ledger.without([grant.key]):
+        pull = ledger.pull(grant.container, grant.key)
         near = grant.placement.home or None
         try:
-            decision = books.policy.place(books.node, grant.container, grant.fence, pull, near, keep)
+            decision = ledger.policy.place(ledger.node, grant.container, grant.fence, pull, near, keep)
         except (PlacementRefused, BudgetSpent):
             return None
-        if spares and emptied_by(books.node, decision.placement.exclusive - grant.exclusive):
+        if spares and emptied_by(ledger.node, decision.placement.exclusive - grant.exclusive):
             return None
     if not decision.placement.cpus or decision.others:
         return None
-    place = keep_memory(books, grant.placement, decision.placement, grant.fence)
+    place = keep_memory(ledger, grant.placement, decision.placement, grant.fence)
     now = placed(grant, place, f"{why}: {decision.why}")
-    books.put(now)
-    books.record("mend", grant.key, now, now_s)
+    ledger.put(now)
+    ledger.record("mend", grant.key, now, now_s)
     return now
 
 
-def _give_way(books: Ledger, now_s: float) -> None:
+def _give_way(ledger: Ledger, now_s: float) -> None:
     """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
     # What one gives up may be what another one needs: until nothing changes, and each container once at most.
     helped: set[str] = set()
-    while (needy := _helped(books, helped, now_s)) is not None:
+    while (needy := _helped(ledger, helped, now_s)) is not None:
         helped.add(needy.key)
-        if needy.stance is Stance.UNTOUCHED and _who(needy) not in books.distrusted:
-            _place_anew(books, needy, None, "there are CPUs for it again", now_s)
-        refresh(books)
+        if needy.stance is Stance.UNTOUCHED and _who(needy) not in ledger.distrusted:
+            _place_anew(ledger, needy, None, "there are CPUs for it again", now_s)
+        refresh(ledger)
 
 
-def _helped(books: Ledger, but: Set[str], now_s: float) -> Optional[Grant]:
+def _helped(ledger: Ledger, but: Set[str], now_s: float) -> Optional[Grant]:
     """A container that an owner has given way to just now; None if there is none that can be helped."""
-    for key, owners in crowded_by(books).items():
-        if key in but or books.grants[key].life is Life.CREATING:  # what it gets is settled when it is there
+    for key, owners in crowded_by(ledger).items():
+        if key in but or ledger.grants[key].life is Life.CREATING:  # what it gets is settled when it is there
             continue
-        for owner in sorted(owners & books.grants.keys()):
-            if _swaps(books, books.grants[owner], books.grants[key], now_s):
-                return books.grants[key]
+        for owner in sorted(owners & ledger.grants.keys()):
+            if _swaps(ledger, ledger.grants[owner], ledger.grants[key], now_s):
+                return ledger.grants[key]
     return None
 
 
-def _swaps(books: Ledger, owner: Grant, needy: Grant, now_s: float) -> bool:
+def _swaps(ledger: Ledger, owner: Grant, needy: Grant, now_s: float) -> bool:
     """Whether an owner could give one CPU of those that another container needs, and get one for it."""
     place = owner.placement
-    if owner.stance is not Stance.PLACED or place.group or owner.key in being_resized(books):
+    if owner.stance is not Stance.PLACED or place.group or owner.key in being_resized(ledger):
         return False
     for cpu in sorted(place.exclusive & needy.runs_on, reverse=True):
         keep = replace(
@@ -145,14 +147,14 @@ def _swaps(books: Ledger, owner: Grant, needy: Grant, now_s: float) -> bool:
             grown=tuple(step for step in (g - {cpu} for g in place.grown) if step),
         )
         why = f"CPU {cpu} is needed by {needy.container.path}, which may run nowhere else"
-        crowded = len(crowded_by(books))
-        now = _place_anew(books, owner, keep, why, now_s, spares=True)
+        crowded = len(crowded_by(ledger))
+        now = _place_anew(ledger, owner, keep, why, now_s, spares=True)
         if now is None:
             continue
         is_whole = len(now.exclusive) == len(owner.exclusive) and cpu not in now.exclusive
-        if is_whole and len(crowded_by(books)) < crowded:
+        if is_whole and len(crowded_by(ledger)) < crowded:
             return True
-        books.put(owner)
+        ledger.put(owner)
     return False
 
 

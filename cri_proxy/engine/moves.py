@@ -21,7 +21,7 @@ ARRIVED = "arrived "
 
 
 def may_move(
-    books: Ledger, grant: Grant, move_exclusive: bool, resized: Iterable[str], is_order: bool = False
+    ledger: Ledger, grant: Grant, move_exclusive: bool, resized: Iterable[str], is_order: bool = False
 ) -> bool:
     """Whether a plan may move a container at all. ``resized``: those with a resize on its way.
 
@@ -33,42 +33,42 @@ def may_move(
         and not grant.placement.group
         and grant.placement.level != "reserved"
         and (move_exclusive or not grant.exclusive)
-        and books.policy.moves_others
+        and ledger.policy.moves_others
         and grant.key not in resized
-        and (is_order or books.pin_of(grant.container) is None)
+        and (is_order or ledger.pin_of(grant.container) is None)
     )
 
 
-def being_resized(books: Ledger) -> frozenset[str]:
+def being_resized(ledger: Ledger) -> frozenset[str]:
     """The containers that are in the books twice, and their second records."""
-    return frozenset(key for t in books.tickets.values() if t.target for key in (t.key, t.target))
+    return frozenset(key for t in ledger.tickets.values() if t.target for key in (t.key, t.target))
 
 
-def apply(books: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
+def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
     """``Engine.apply``."""
     # 1. Those that may be moved, and are not there already.
-    resized = being_resized(books)
+    resized = being_resized(ledger)
     wanted: dict[str, Move] = {}
-    for move in () if books.orders.freeze else plan.moves:
-        grant = books.grants.get(move.id)
-        if grant is None or not may_move(books, grant, plan.move_exclusive, resized, plan.is_order):
+    for move in () if ledger.orders.freeze else plan.moves:
+        grant = ledger.grants.get(move.id)
+        if grant is None or not may_move(ledger, grant, plan.move_exclusive, resized, plan.is_order):
             continue
         if _home(grant, move) not in (NO_CPUS, grant.placement.home):
             wanted.setdefault(move.id, move)
     # 2. Their new places, with all of them out of the way; who finds none is in the way of others again.
     while True:
-        places = _new_places(books, wanted)
+        places = _new_places(ledger, wanted)
         if len(places) == len(wanted):
             break
         wanted = {key: move for key, move in wanted.items() if key in places}
     # 3. All of them are entered; those who own CPUs take some from others, and leave some to others.
-    was = {key: books.grants[key] for key in wanted}
+    was = {key: ledger.grants[key] for key in wanted}
     for key, placement in places.items():
         why = "; ".join(words for words in (wanted[key].why, plan.why) if words)
         moved = replace(was[key], placement=placement, displaced=None, why=why or "moved by a plan")
-        books.put(moved)
-        books.record("rebalance", key, moved, plan.at_s)
-    return _in_order(refreshed(books, was), list(wanted))
+        ledger.put(moved)
+        ledger.record("rebalance", key, moved, plan.at_s)
+    return _in_order(refreshed(ledger, was), list(wanted))
 
 
 def _home(grant: Grant, move: Move) -> frozenset[int]:
@@ -86,52 +86,52 @@ def _in_order(updates: Iterable[CpusetUpdate], movers: list[str]) -> tuple[Cpuse
     return tuple(sorted(updates, key=key))
 
 
-def _new_places(books: Ledger, moves: Mapping[str, Move]) -> dict[str, Placement]:
+def _new_places(ledger: Ledger, moves: Mapping[str, Move]) -> dict[str, Placement]:
     """The placements of those who find one where they are to go, in the order of the moves."""
-    rooms = {move.home: _room_milli(books, move.home) for move in moves.values()}
+    rooms = {move.home: _room_milli(ledger, move.home) for move in moves.values()}
     places: dict[str, Placement] = {}
-    with books.without(moves):
+    with ledger.without(moves):
         arrived: list[str] = []
         try:
             for key, move in moves.items():
-                grant = books.grants[key]
-                place = _owned(books, grant, move) if grant.exclusive else _shared(books, grant, move)
+                grant = ledger.grants[key]
+                place = _owned(ledger, grant, move) if grant.exclusive else _shared(ledger, grant, move)
                 # Where it is full already, it may become no fuller.
                 least_milli = min(0, rooms[move.home]) + grant.container.resources.milli_request
-                if place is None or (not place.exclusive and _room_milli(books, move.home) < least_milli):
+                if place is None or (not place.exclusive and _room_milli(ledger, move.home) < least_milli):
                     continue
                 places[key] = place
-                books.node.add(ARRIVED + key, resident_of(replace(grant, placement=place)))
+                ledger.node.add(ARRIVED + key, resident_of(replace(grant, placement=place)))
                 arrived.append(ARRIVED + key)
         finally:
             for key in arrived:
-                books.node.remove(key)
+                ledger.node.remove(key)
     return places
 
 
-def _room_milli(books: Ledger, cpus: frozenset[int]) -> int:
+def _room_milli(ledger: Ledger, cpus: frozenset[int]) -> int:
     """What is left of the shared CPUs of a domain."""
-    shared = cpus & books.node.shared
-    return len(shared) * 1000 - books.node.charge_milli(shared)
+    shared = cpus & ledger.node.shared
+    return len(shared) * 1000 - ledger.node.charge_milli(shared)
 
 
-def _shared(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
+def _shared(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     """The container at its new home, if that has as many CPUs as it wants (or as it has)."""
     placement = replace(grant.placement, home=_home(grant, move), level=move.level)
-    cpus = effective(books, placement, grant.fence)
+    cpus = effective(ledger, placement, grant.fence)
     if not cpus or len(cpus) * 1000 < min(wanted_milli(grant.container), len(grant.cpus) * 1000):
         return None
-    memory = memory_for(books, cpus, grant.container, grant.fence, grant.placement.memory_charge)
+    memory = memory_for(ledger, cpus, grant.container, grant.fence, grant.placement.memory_charge)
     placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
-    return keep_memory(books, grant.placement, placement, grant.fence)
+    return keep_memory(ledger, grant.placement, placement, grant.fence)
 
 
-def _owned(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
+def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     """As many CPUs of its own inside its new home, as the policy picks them; None if that cannot be."""
     inside = CpusetConstraint(_home(grant, move), grant.fence.mems)
     try:
-        decision = books.policy.place(
-            books.node, grant.container, inside, books.pull(grant.container, grant.key)
+        decision = ledger.policy.place(
+            ledger.node, grant.container, inside, ledger.pull(grant.container, grant.key)
         )
     except (PlacementRefused, BudgetSpent):
         return None
@@ -139,34 +139,34 @@ def _owned(books: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     if not decision.fits or decision.others or len(place.exclusive) != len(grant.placement.exclusive):
         return None
     # Those who share that domain keep what they have asked for.
-    left = (move.home & books.node.shared) - place.exclusive
-    if books.node.charge_milli(move.home & books.node.shared) > len(left) * 1000:
+    left = (move.home & ledger.node.shared) - place.exclusive
+    if ledger.node.charge_milli(move.home & ledger.node.shared) > len(left) * 1000:
         return None
-    return keep_memory(books, grant.placement, place, grant.fence)
+    return keep_memory(ledger, grant.placement, place, grant.fence)
 
 
-def take_back(books: Ledger, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
+def take_back(ledger: Ledger, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.take_back``."""
-    grant, old = books.grants.get(move.id), move.was
+    grant, old = ledger.grants.get(move.id), move.was
     if old is None or grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
         return ()
     if (
-        not may_move(books, grant, True, being_resized(books), is_order=True)
+        not may_move(ledger, grant, True, being_resized(ledger), is_order=True)
         or not grant.placement.home <= move.home
     ):
         return ()
     # 1. What it had must be there still, with room for it, and nobody's own.
-    with books.without([grant.key]):
-        cpus = effective(books, old, grant.fence)
-        is_free = old.exclusive.isdisjoint(books.node.exclusive | barred_from_owning(books))
-        home = _room_milli(books, cpus) >= grant.container.resources.milli_request or old.exclusive
+    with ledger.without([grant.key]):
+        cpus = effective(ledger, old, grant.fence)
+        is_free = old.exclusive.isdisjoint(ledger.node.exclusive | barred_from_owning(ledger))
+        home = _room_milli(ledger, cpus) >= grant.container.resources.milli_request or old.exclusive
         if not is_free or not home or not cpus >= old.cpus:
             return ()
     # 2. Back, with its memory where it was.
-    mems = old.mems & books.node.mems
+    mems = old.mems & ledger.node.mems
     mems = mems if grant.fence.mems is None else mems & grant.fence.mems
     place = replace(old, cpus=cpus, mems=mems or grant.placement.mems)
     reason = f"back at its place before the plan: {why}" if why else "back at its place before the plan"
-    books.put(replace(grant, placement=place, displaced=None, why=reason))
-    books.outcome(grant.key, f"taken back{': ' + why if why else ''}")
-    return refreshed(books, {grant.key: grant})
+    ledger.put(replace(grant, placement=place, displaced=None, why=reason))
+    ledger.outcome(grant.key, f"taken back{': ' + why if why else ''}")
+    return refreshed(ledger, {grant.key: grant})

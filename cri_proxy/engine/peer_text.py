@@ -22,21 +22,21 @@ WHERE = (("l3", "same L3"), ("numa", "same NUMA node"), ("socket", "same socket"
 APART = "different sockets"
 
 
-def with_peers(books: Ledger, container: Container, decision: Decision, key: str = "") -> Decision:
+def with_peers(ledger: Ledger, container: Container, decision: Decision, key: str = "") -> Decision:
     """The decision, saying which peers have pulled the container: at most three, those it is near first."""
     if not decision.placement.cpus:
         return decision
-    words = near_words(books, books.peers(container, key), decision.placement.cpus)
+    words = near_words(ledger, ledger.peers(container, key), decision.placement.cpus)
     return replace(decision, why=f"{decision.why}; {words}") if words else decision
 
 
-def near_words(books: Ledger, peers: Iterable[Peer], cpus: frozenset[int]) -> str:
+def near_words(ledger: Ledger, peers: Iterable[Peer], cpus: frozenset[int]) -> str:
     """``near default/web-1/nginx (12.3 MB/s), far from ...`` for the strongest peers; "" without peers."""
-    topology = books.host.topology
+    topology = ledger.host.topology
     near: list[str] = []
     far: list[str] = []
     for peer in list(peers)[:NAMED]:
-        resident = books.node.residents[peer.key]
+        resident = ledger.node.residents[peer.key]
         if resident.container is None:
             continue
         name = f"{resident.container.path} ({rate_text(peer)})"
@@ -74,11 +74,11 @@ def bytes_text(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.0f} B/s"
 
 
-def peer_rows(books: Ledger, grant: Grant) -> list[dict[str, Any]]:
+def peer_rows(ledger: Ledger, grant: Grant) -> list[dict[str, Any]]:
     """The strongest peers of a container, for ``explain``."""
     rows = []
-    for peer in books.peers(grant.container, grant.key)[:LISTED]:
-        resident = books.node.residents[peer.key]
+    for peer in ledger.peers(grant.container, grant.key)[:LISTED]:
+        resident = ledger.node.residents[peer.key]
         rows.append(
             {
                 "id": peer.key,
@@ -87,7 +87,7 @@ def peer_rows(books: Ledger, grant: Grant) -> list[dict[str, Any]]:
                 "bytes_per_s": round(peer.bytes_per_s, 1),
                 "messages_per_s": round(peer.messages_per_s, 1),
                 "remembered": peer.is_remembered,
-                "where": where_both(books.host.topology, grant.cpus, resident.cpus),
+                "where": where_both(ledger.host.topology, grant.cpus, resident.cpus),
             }
         )
     return rows

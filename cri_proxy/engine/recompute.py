@@ -34,36 +34,36 @@ from policies.wanted import without_demands
 REFRESH_ROUNDS = 8
 
 
-def refresh(books: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
+def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
-    tidy = books.policy.tidy(books.node)
-    unchanged = not force and books.refreshed == books.pools
+    tidy = ledger.policy.tidy(ledger.node)
+    unchanged = not force and ledger.refreshed == ledger.pools
     if unchanged and not tidy:
         return ()
-    before = dict(books.grants)
-    handed = _give(books, tidy)
+    before = dict(ledger.grants)
+    handed = _give(ledger, tidy)
     for _ in range(0 if unchanged and not handed else REFRESH_ROUNDS):
-        changed = None if force else _changed(books.refreshed, books.pools)
+        changed = None if force else _changed(ledger.refreshed, ledger.pools)
         changed = None if changed is None else changed | handed
-        books.refreshed = books.pools
+        ledger.refreshed = ledger.pools
         # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
-        own = _twins(books, before)
-        barred = barred_from_owning(books)
+        own = _twins(ledger, before)
+        barred = barred_from_owning(ledger)
         handed = NO_CPUS
-        for key in _depending_on(books, changed):
-            grant = books.grants[key]
-            settle(books, grant, barred, own.get(key, NO_CPUS))
+        for key in _depending_on(ledger, changed):
+            grant = ledger.grants[key]
+            settle(ledger, grant, barred, own.get(key, NO_CPUS))
             # CPUs that one has lost and another has got look as before; who was settled in between has seen them free.
-            if (now := books.grants[key]).placement.exclusive is not grant.placement.exclusive:
+            if (now := ledger.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
         # Who was placed anew may have joined others, who move with it.
-        handed |= _give(books, books.policy.tidy(books.node))
-        if not handed and books.refreshed == books.pools:
+        handed |= _give(ledger, ledger.policy.tidy(ledger.node))
+        if not handed and ledger.refreshed == ledger.pools:
             break
     updates = [
         update_of(was, now)
         for key, was in before.items()
-        if (now := books.grants[key]) is not was
+        if (now := ledger.grants[key]) is not was
         and now.life in (Life.CREATED, Life.RUNNING)
         and has_changed(was, now)
     ]
@@ -71,43 +71,43 @@ def refresh(books: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
 
 
 def give_places(
-    books: Ledger, decision: Decision, container: Container
+    ledger: Ledger, decision: Decision, container: Container
 ) -> tuple[tuple[str, Placement, Placement], ...]:
     """Give others the placements a decision about a container has for them; returns what they had and have now."""
     moved = []
     for key, placement in sorted(decision.others.items()):
-        before = books.grants[key].placement
-        put_placement(books, key, placement, f"makes room for {container.path}: {decision.why}")
+        before = ledger.grants[key].placement
+        put_placement(ledger, key, placement, f"makes room for {container.path}: {decision.why}")
         # What it has been given, inside of what its caller allows.
-        moved.append((key, before, books.grants[key].placement))
+        moved.append((key, before, ledger.grants[key].placement))
     return tuple(moved)
 
 
-def refreshed(books: Ledger, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
+def refreshed(ledger: Ledger, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
     """As ``refresh``; with the updates of those, too, whose records were ``was`` before they were changed."""
-    updates = {u.id: u for u in refresh(books, force)}
+    updates = {u.id: u for u in refresh(ledger, force)}
     for key, before in was.items():
-        now = books.grants.get(key)
+        now = ledger.grants.get(key)
         updates.pop(key, None)
         if now is not None and now.life in (Life.CREATED, Life.RUNNING) and has_changed(before, now):
             updates[key] = update_of(before, now)
     return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
 
 
-def put_and_settle(books: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
+def put_and_settle(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
     """Enter a record, bring it in line with the pools, and say who has to be told."""
-    books.put(grant)
-    settle(books, books.grants[grant.key], barred_from_owning(books))
+    ledger.put(grant)
+    settle(ledger, ledger.grants[grant.key], barred_from_owning(ledger))
     # It may be settled once more with all others: what it is told is the difference from what it has now.
-    return refreshed(books, {grant.key: grant})
+    return refreshed(ledger, {grant.key: grant})
 
 
-def _twins(books: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
+def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
     """Of both records of each container that is being resized: what the other one owns or owned, and nobody else owns."""
     own: dict[str, frozenset[int]] = {}
-    claims = dict(books.node.claims)
-    for ticket in books.tickets.values():
-        pending, target = books.grants[ticket.key], books.grants.get(ticket.target)
+    claims = dict(ledger.node.claims)
+    for ticket in ledger.tickets.values():
+        pending, target = ledger.grants[ticket.key], ledger.grants.get(ticket.target)
         if target is None:
             continue
         theirs = pending.exclusive, target.exclusive
@@ -117,26 +117,26 @@ def _twins(books: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[in
     return own
 
 
-def _give(books: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]:
+def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]:
     """Give everybody the placement that the policy has for it now; returns the CPUs that change hands."""
     changed: set[int] = set()
     for key, placement in placements.items():
-        was = books.grants.get(key)
+        was = ledger.grants.get(key)
         if was is None:
             continue
         changed |= was.placement.exclusive ^ placement.exclusive
-        put_placement(books, key, placement)
-        if not books.grants[key].placement.cpus:  # all of them are outside of what its caller allows
+        put_placement(ledger, key, placement)
+        if not ledger.grants[key].placement.cpus:  # all of them are outside of what its caller allows
             changed |= placement.exclusive
     return frozenset(changed)
 
 
-def put_placement(books: Ledger, key: str, placement: Placement, why: str = "") -> None:
+def put_placement(ledger: Ledger, key: str, placement: Placement, why: str = "") -> None:
     """Give a container that is placed the placement that the policy has chosen for it now."""
-    grant = books.grants.get(key)
+    grant = ledger.grants.get(key)
     if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
         placement = inside(grant.fence, placement)
-        books.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
+        ledger.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
 def inside(fence: CpusetConstraint, placement: Placement) -> Placement:
@@ -153,9 +153,9 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
     return (before[1] ^ now[1]).union(cpu for cpu, _ in (before[2] ^ now[2]) | (before[3] ^ now[3]))
 
 
-def _depending_on(books: Ledger, changed: Optional[frozenset[int]]) -> list[str]:
+def _depending_on(ledger: Ledger, changed: Optional[frozenset[int]]) -> list[str]:
     """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all."""
-    found = list(books.grants.values())
+    found = list(ledger.grants.values())
     if changed is not None:
         # Many containers have one home: a set is looked at once.
         matters: dict[frozenset[int], bool] = {}
@@ -173,90 +173,92 @@ def _depending_on(books: Ledger, changed: Optional[frozenset[int]]) -> list[str]
     return [grant.key for grant in sorted(found, key=lambda g: (g.since_s, g.key))]
 
 
-def barred_from_owning(books: Ledger) -> frozenset[int]:
+def barred_from_owning(ledger: Ledger) -> frozenset[int]:
     """CPUs that no policy may give away: reserved ones, and those that kubelet has given to single containers."""
-    kubelets = [g.runs_on for g in books.grants.values() if g.stance is Stance.KUBELET]
-    return books.node.reserved.union(*books.host.kubelet_exclusive.values(), *kubelets)
+    kubelets = [g.runs_on for g in ledger.grants.values() if g.stance is Stance.KUBELET]
+    return ledger.node.reserved.union(*ledger.host.kubelet_exclusive.values(), *kubelets)
 
 
-def settle(books: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
+def settle(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
     """Bring one grant in line with the pools.
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
     """
-    barred = (barred - own) | books.node.reserved if own else barred
+    barred = (barred - own) | ledger.node.reserved if own else barred
     first = grant.displaced if grant.stance is Stance.UNTOUCHED else None
     if grant.stance is Stance.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
-        _settle_adopted(books, grant, barred, own)
+        _settle_adopted(ledger, grant, barred, own)
     elif grant.stance is Stance.PLACED or first is not None:
-        _settle_placed(books, grant, barred, own)
+        _settle_placed(ledger, grant, barred, own)
 
 
-def _settle_placed(books: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _settle_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
     #    was then: the policy knows what it has become. While containers are frozen it stays where it is.
     back = grant.displaced
-    cpus = NO_CPUS if back is None or back.group else _free_again(books, back, grant, barred, own)
-    stays = books.orders.freeze and grant.stance is Stance.PLACED
+    cpus = NO_CPUS if back is None or back.group else _free_again(ledger, back, grant, barred, own)
+    stays = ledger.orders.freeze and grant.stance is Stance.PLACED
     if back is not None and cpus and not stays:
-        back = _on_usable_mems(books, replace(back, cpus=cpus), grant)
-        books.put(placed(grant, back, "its first place is there again"))
+        back = _on_usable_mems(ledger, replace(back, cpus=cpus), grant)
+        ledger.put(placed(grant, back, "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
-    cpus = effective(books, placement, grant.fence, own)
+    cpus = effective(ledger, placement, grant.fence, own)
     if cpus and placement.exclusive.isdisjoint(barred):
         home = placement.home
         if placement.level == "reserved":  # it goes with the configuration, not with the CPUs of before
-            home = books.node.reserved if grant.fence.cpus is None else books.node.reserved & grant.fence.cpus
-        if cpus == placement.cpus and home == placement.home and placement.mems <= books.node.mems:
+            home = (
+                ledger.node.reserved if grant.fence.cpus is None else ledger.node.reserved & grant.fence.cpus
+            )
+        if cpus == placement.cpus and home == placement.home and placement.mems <= ledger.node.mems:
             return
-        now = _on_usable_mems(books, altered(placement, cpus=cpus, home=home), grant)
+        now = _on_usable_mems(ledger, altered(placement, cpus=cpus, home=home), grant)
         # Why it is here has not changed; the update says what has.
-        books.put(altered(grant, placement=now))
+        ledger.put(altered(grant, placement=now))
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
-    anew = _place_anew(books, grant)
+    anew = _place_anew(ledger, grant)
     if anew is not None and anew.placement.cpus:
-        kept = keep_memory(books, placement if placement.cpus else first, anew.placement, grant.fence)
+        kept = keep_memory(ledger, placement if placement.cpus else first, anew.placement, grant.fence)
         moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")
-        books.put(replace(moved, displaced=first))
+        ledger.put(replace(moved, displaced=first))
     elif grant.stance is Stance.PLACED:
-        _leave_untouched(books, grant, first)
+        _leave_untouched(ledger, grant, first)
 
 
-def _leave_untouched(books: Ledger, grant: Grant, first: Placement) -> None:
+def _leave_untouched(ledger: Ledger, grant: Grant, first: Placement) -> None:
     """Nothing to place it on: it runs where it ran, until ``first`` or another place can be had."""
     why = "its CPUs are gone, and there are no others for it"
     # With all of its cpuset offline it runs on its parent's (cgroup v1 even moves it there).
-    runs_on = (grant.cpus & books.host.topology.online) or books.host.parent_cpus
+    runs_on = (grant.cpus & ledger.host.topology.online) or ledger.host.parent_cpus
     if grant.stance is Stance.ADOPTED:  # also those that are offline are in its cpuset, as far as we know
         runs_on = grant.runs_on
     if grant.life in (Life.CREATED, Life.RUNNING):
-        books.notable.add(UNPLACED, grant.container, why)
-    books.put(
+        ledger.notable.add(UNPLACED, grant.container, why)
+    ledger.put(
         replace(
             grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
         )
     )
 
 
-def _on_usable_mems(books: Ledger, placement: Placement, grant: Grant) -> Placement:
+def _on_usable_mems(ledger: Ledger, placement: Placement, grant: Grant) -> Placement:
     """A placement without the memory nodes that may not be used (any more); on others where none is left."""
-    allowed = books.node.mems if grant.fence.mems is None else books.node.mems & grant.fence.mems
+    allowed = ledger.node.mems if grant.fence.mems is None else ledger.node.mems & grant.fence.mems
     mems = placement.mems & allowed
     if mems or not placement.mems:
         return placement if mems == placement.mems else replace(placement, mems=mems)
-    with books.without([grant.key]):
-        memory = memory_for(books, placement.cpus, grant.container, grant.fence)
-    anywhere = books.node.mems if grant.fence.mems is None else NO_CPUS
+    with ledger.without([grant.key]):
+        memory = memory_for(ledger, placement.cpus, grant.container, grant.fence)
+    anywhere = ledger.node.mems if grant.fence.mems is None else NO_CPUS
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
 
-def _settle_adopted(books: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _settle_adopted(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""
-    online, node = books.host.topology.online, books.node
+    online, node = ledger.host.topology.online, ledger.node
     first = grant.placement if grant.stance is Stance.ADOPTED else grant.displaced or UNTOUCHED
     others = node.exclusive - grant.exclusive - own
     if not first.exclusive.isdisjoint(barred):
@@ -269,17 +271,17 @@ def _settle_adopted(books: Ledger, grant: Grant, barred: frozenset[int], own: fr
         now = altered(grant, placement=replace(first, exclusive=exclusive), displaced=None)
         why = grant.why if grant.stance is Stance.ADOPTED else "its first place is there again"
         runs_on = grant.runs_on if cpus == grant.runs_on & online else cpus
-        books.put(replace(now, stance=Stance.ADOPTED, runs_on=runs_on, why=why))
+        ledger.put(replace(now, stance=Stance.ADOPTED, runs_on=runs_on, why=why))
         return
     # What was adopted takes no CPUs from others: it has none of its own unless it had some.
-    anew = _place_anew(books, grant, may_own=bool(first.exclusive))
+    anew = _place_anew(ledger, grant, may_own=bool(first.exclusive))
     if anew is not None and anew.placement.cpus:
-        books.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
+        ledger.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
     elif grant.stance is Stance.ADOPTED:
-        _leave_untouched(books, grant, first)
+        _leave_untouched(ledger, grant, first)
 
 
-def _place_anew(books: Ledger, grant: Grant, may_own: bool = True) -> Optional[Decision]:
+def _place_anew(ledger: Ledger, grant: Grant, may_own: bool = True) -> Optional[Decision]:
     """Where the policy would put a container that is in the books now, near its memory; None if it will not.
 
     ``may_own``: it may take CPUs for itself. It runs: where its demands cannot be met any more it goes without them.
@@ -288,11 +290,11 @@ def _place_anew(books: Ledger, grant: Grant, may_own: bool = True) -> Optional[D
     container, note = grant.container, ""
     if not may_own:
         container = replace(container, preferences=replace(container.preferences, ownership="shared"))
-    with books.without([grant.key]):
-        pull = books.pull(grant.container, grant.key)
+    with ledger.without([grant.key]):
+        pull = ledger.pull(grant.container, grant.key)
         for _ in range(2):
             try:
-                decision = books.policy.place(books.node, container, grant.fence, pull, was)
+                decision = ledger.policy.place(ledger.node, container, grant.fence, pull, was)
                 return replace(decision, why=note + decision.why)
             except PlacementRefused as refusal:
                 container, note = without_demands(container), f"{refusal}, so without what it demands: "
@@ -302,25 +304,25 @@ def _place_anew(books: Ledger, grant: Grant, may_own: bool = True) -> Optional[D
 
 
 def _free_again(
-    books: Ledger, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
+    ledger: Ledger, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
 ) -> frozenset[int]:
     """The CPUs of the place it had before, if all of that can be had again; else none."""
-    with books.without([grant.key]):  # what it owns with a group others own as well
-        others = books.node.exclusive - own
+    with ledger.without([grant.key]):  # what it owns with a group others own as well
+        others = ledger.node.exclusive - own
     if not place.exclusive.isdisjoint(others | barred):
         return NO_CPUS
     # As it is without it where it is now: what it owns there decides what others, and so its first place, may share.
-    with books.without([grant.key] if grant.exclusive else ()):
-        cpus = effective(books, place, grant.fence, own)
+    with ledger.without([grant.key] if grant.exclusive else ()):
+        cpus = effective(ledger, place, grant.fence, own)
     # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
     return cpus if cpus >= place.cpus else NO_CPUS
 
 
 def effective(
-    books: Ledger, placement: Placement, fence: CpusetConstraint, own: frozenset[int] = NO_CPUS
+    ledger: Ledger, placement: Placement, fence: CpusetConstraint, own: frozenset[int] = NO_CPUS
 ) -> frozenset[int]:
     """The CPUs of a placement that may be used now."""
-    known = books.node.allowed_now
+    known = ledger.node.allowed_now
     key = (
         placement.home,
         placement.exclusive,
@@ -332,15 +334,15 @@ def effective(
     if not own and key in known:
         return known[key]
     if placement.level == "reserved":
-        cpus = books.node.shared_reserved
+        cpus = ledger.node.shared_reserved
     else:
-        cpus = placement.home & (books.node.shared | (own & placement.cpus & books.node.usable))
+        cpus = placement.home & (ledger.node.shared | (own & placement.cpus & ledger.node.usable))
         cpus -= (
             placement.exclusive
         )  # as long as it is not in the books these look shared, the hidden ones too
     if placement.one_thread:
-        cpus = books.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
-    cpus |= (placement.exclusive - placement.hidden) & books.node.usable
+        cpus = ledger.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
+    cpus |= (placement.exclusive - placement.hidden) & ledger.node.usable
     cpus = cpus if fence.cpus is None else cpus & fence.cpus
     if not own:
         known[key] = cpus
@@ -348,17 +350,21 @@ def effective(
 
 
 def memory_for(
-    books: Ledger, cpus: frozenset[int], container: Container, fence: CpusetConstraint, had: MemoryCharge = ()
+    ledger: Ledger,
+    cpus: frozenset[int],
+    container: Container,
+    fence: CpusetConstraint,
+    had: MemoryCharge = (),
 ) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
     ``had``: what the container is charged where it is.
     """
-    return memory_of(books.node, cpus, container, books.policy.settings, fence, had)
+    return memory_of(ledger.node, cpus, container, ledger.policy.settings, fence, had)
 
 
 def keep_memory(
-    books: Ledger, old: Placement, new: Placement, fence: CpusetConstraint, is_other_limit: bool = False
+    ledger: Ledger, old: Placement, new: Placement, fence: CpusetConstraint, is_other_limit: bool = False
 ) -> Placement:
     """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new.
 
@@ -366,13 +372,13 @@ def keep_memory(
     """
     if not old.mems:
         return replace(new, mems=NO_CPUS, memory_charge=())
-    allowed = books.node.mems if fence.mems is None else books.node.mems & fence.mems
+    allowed = ledger.node.mems if fence.mems is None else ledger.node.mems & fence.mems
     kept = old.mems & allowed
     if not kept:
         return new
     if not new.mems:  # its memory limit is gone; its memory is still there
         return replace(new, mems=kept, memory_charge=())
-    if not is_other_limit and kept == old.mems and books.host.topology.nodes_of(new.cpus) <= kept:
+    if not is_other_limit and kept == old.mems and ledger.host.topology.nodes_of(new.cpus) <= kept:
         return replace(new, mems=kept, memory_charge=old.memory_charge)
     return replace(new, mems=kept | new.mems, memory_charge=_charged_on_both(old, new, kept))
 

@@ -50,24 +50,24 @@ CHANGED_PAST_US = "resized past us"
 
 
 def admit(
-    books: Ledger, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
+    ledger: Ledger, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
 ) -> Admission:
     """``Engine.admit``."""
-    fence = books.host.bounded(fence, container.pod.cgroup_parent)
-    stance, reason = stance_of(books, container, fence, now_s)
+    fence = ledger.host.bounded(fence, container.pod.cgroup_parent)
+    stance, reason = stance_of(ledger, container, fence, now_s)
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
-    replaced = predecessors(books, container)
+    replaced = predecessors(ledger, container)
     keys = {g.key for g in replaced}
     # Should they come back: nobody waits for them any more, so ``resync`` must find out.
-    replaced_tickets = tuple(replace(t, in_doubt=True) for t in books.tickets.values() if t.key in keys)
+    replaced_tickets = tuple(replace(t, in_doubt=True) for t in ledger.tickets.values() if t.key in keys)
     # Who waits for one that is set aside, or is set aside itself, waits for this one.
-    tickets = books.tickets.values()
+    tickets = ledger.tickets.values()
     waiting = tuple(w for t in tickets for w in t.waiting if w.key in keys or t.key in keys)
-    books.set_aside(replaced, replaced_tickets)
+    ledger.set_aside(replaced, replaced_tickets)
     # 2. Decide.
     given_up: tuple[Grant, ...] = ()
     if stance is Stance.PLACED:
-        decision, given_up = decide(books, container, fence, replaced)
+        decision, given_up = decide(ledger, container, fence, replaced)
         if not decision.placement.cpus:
             stance = Stance.UNTOUCHED
     else:
@@ -80,10 +80,10 @@ def admit(
         decision = replace(decision, others={})  # nobody makes room for what is not sent
         allowed = fence.asked if stance is Stance.KUBELET else fence
         runs_on, runs_on_mems = (
-            allowed.cpus or books.host.parent_cpus or books.host.usable,
+            allowed.cpus or ledger.host.parent_cpus or ledger.host.usable,
             allowed.mems or NO_CPUS,
         )
-    key = books.next_ticket()
+    key = ledger.next_ticket()
     grant = Grant(
         key,
         container,
@@ -100,21 +100,21 @@ def admit(
     ticket = Ticket(
         key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets, waiting=waiting
     )
-    before, after = _book(books, grant, ticket, decision)
+    before, after = _book(ledger, grant, ticket, decision)
     return Admission(key, decision, stance, sent, before, after)
 
 
 def _book(
-    books: Ledger, pending: Grant, ticket: Ticket, decision: Decision
+    ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision
 ) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
-    was = {key: books.grants[key] for key in decision.others}
-    books.put(pending)
-    moved = give_places(books, decision, pending.container)
+    was = {key: ledger.grants[key] for key in decision.others}
+    ledger.put(pending)
+    moved = give_places(ledger, decision, pending.container)
     ticket = altered(ticket, moved=moved) if moved else ticket
-    books.put_ticket(ticket)
-    books.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
-    updates = refreshed(books, was)
+    ledger.put_ticket(ticket)
+    ledger.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
+    updates = refreshed(ledger, was)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     told = tuple(u for u in updates if u.id != ticket.target)
     waiting = tuple(
@@ -123,64 +123,64 @@ def _book(
         if not u.shrink or u.id == ticket.target
     )
     if waiting:
-        books.put_ticket(altered(ticket, waiting=ticket.waiting + waiting))
+        ledger.put_ticket(altered(ticket, waiting=ticket.waiting + waiting))
     return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
 
 
-def bind(books: Ledger, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
+def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
     """``Engine.bind``."""
-    ticket = books.tickets.get(ticket_id)
+    ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return ()
-    books.drop_ticket(ticket_id)
-    pending = books.grants[ticket.key]
-    books.drop(ticket.key)
-    if container_id in books.grants:
-        books.drop(container_id)
+    ledger.drop_ticket(ticket_id)
+    pending = ledger.grants[ticket.key]
+    ledger.drop(ticket.key)
+    if container_id in ledger.grants:
+        ledger.drop(container_id)
     if not ticket.in_doubt:
-        books.longest_create_s = max(books.longest_create_s, now_s - ticket.since_s)
+        ledger.longest_create_s = max(ledger.longest_create_s, now_s - ticket.since_s)
     bound = altered(pending, key=container_id, life=Life.CREATED, since_s=now_s)
     if (
         pending.stance is Stance.UNTOUCHED and ticket.sent.cpus
     ):  # its place has gone meanwhile; it runs there all the same
         bound = replace(bound, runs_on=ticket.sent.cpus)
-    books.put(bound)
-    books.rename(ticket_id, container_id)
-    updates = _with_waiting(books, ticket.waiting, refresh(books))
+    ledger.put(bound)
+    ledger.rename(ticket_id, container_id)
+    updates = _with_waiting(ledger, ticket.waiting, refresh(ledger))
     return _with_missed(
-        books, updates, container_id, ticket.sent, "changed while the container was being created"
+        ledger, updates, container_id, ticket.sent, "changed while the container was being created"
     )
 
 
 def cancel(
-    books: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
+    ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
 ) -> tuple[CpusetUpdate, ...]:
     """``Engine.cancel``."""
-    ticket = books.tickets.get(ticket_id)
+    ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return ()
-    books.drop_ticket(ticket_id)
-    books.drop(ticket.key)
-    books.put_back(ticket.replaces, ticket.replaced_tickets)
-    books.outcome(ticket.target or ticket_id, reason)
+    ledger.drop_ticket(ticket_id)
+    ledger.drop(ticket.key)
+    ledger.put_back(ticket.replaces, ticket.replaced_tickets)
+    ledger.outcome(ticket.target or ticket_id, reason)
     # Who made room goes back, unless something else has happened to it since, or its place is taken.
     was = {}
     for key, before, given in ticket.moved:
-        grant = books.grants.get(key)
-        if grant is not None and grant.placement == given and _is_free(books, before, grant):
+        grant = ledger.grants.get(key)
+        if grant is not None and grant.placement == given and _is_free(ledger, before, grant):
             was[key] = grant
-            put_placement(books, key, before, "back: the container it made room for was not created")
+            put_placement(ledger, key, before, "back: the container it made room for was not created")
     # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
-    return _with_waiting(books, ticket.waiting, refreshed(books, was, force=bool(ticket.replaces)))
+    return _with_waiting(ledger, ticket.waiting, refreshed(ledger, was, force=bool(ticket.replaces)))
 
 
 def _with_waiting(
-    books: Ledger, waiting_ones: Iterable[PendingGrowth], updates: tuple[CpusetUpdate, ...] = ()
+    ledger: Ledger, waiting_ones: Iterable[PendingGrowth], updates: tuple[CpusetUpdate, ...] = ()
 ) -> tuple[CpusetUpdate, ...]:
     """With updates of those that wait for the end of a request. By then it is the present place that counts."""
     told = {u.id: u for u in updates}
     for waiting in waiting_ones:
-        grant = books.grants.get(waiting.key)
+        grant = ledger.grants.get(waiting.key)
         if grant is None or grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
             continue
         give_back = grant.quota if waiting.is_owed_quota and not grant.lifted else None
@@ -202,47 +202,47 @@ def _others_waiting(ticket: Ticket) -> Iterable[PendingGrowth]:
     return [waiting for waiting in ticket.waiting if waiting.key != ticket.target]
 
 
-def _is_free(books: Ledger, place: Placement, grant: Grant) -> bool:
+def _is_free(ledger: Ledger, place: Placement, grant: Grant) -> bool:
     """Whether a place can be had again: neither others own what it owned, nor what it shared."""
-    with books.without([grant.key]):
-        is_free = place.exclusive.isdisjoint(books.node.exclusive - books.of_group(place.group))
-        return is_free and effective(books, place, grant.fence) >= place.cpus & books.node.usable
+    with ledger.without([grant.key]):
+        is_free = place.exclusive.isdisjoint(ledger.node.exclusive - ledger.of_group(place.group))
+        return is_free and effective(ledger, place, grant.fence) >= place.cpus & ledger.node.usable
 
 
-def doubt(books: Ledger, ticket_id: str) -> tuple[CpusetUpdate, ...]:
+def doubt(ledger: Ledger, ticket_id: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.doubt``."""
-    ticket = books.tickets.get(ticket_id)
+    ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return ()
-    updates = _with_waiting(books, _others_waiting(ticket))
+    updates = _with_waiting(ledger, _others_waiting(ticket))
     told = {u.id for u in updates}
     left = tuple(w for w in ticket.waiting if w.key not in told)
-    books.put_ticket(replace(ticket, in_doubt=True, waiting=left))
-    books.outcome(ticket.target or ticket_id, "in doubt")
+    ledger.put_ticket(replace(ticket, in_doubt=True, waiting=left))
+    ledger.outcome(ticket.target or ticket_id, "in doubt")
     return updates
 
 
 def resize(
-    books: Ledger, container_id: str, resources: Resources, fence: CpusetConstraint, now_s: float
+    ledger: Ledger, container_id: str, resources: Resources, fence: CpusetConstraint, now_s: float
 ) -> Optional[Admission]:
     """``Engine.resize``."""
-    old = books.grants.get(container_id)
+    old = ledger.grants.get(container_id)
     if old is None or old.life is Life.CREATING:
         return None
     # 1. Set aside what this one supersedes. Should they come back, the runtime tells whether it has made them.
-    open_ones = tuple(t for t in books.tickets.values() if t.target == container_id)
-    superseded = tuple(books.grants[t.key] for t in open_ones)
+    open_ones = tuple(t for t in ledger.tickets.values() if t.target == container_id)
+    superseded = tuple(ledger.grants[t.key] for t in open_ones)
     waiting = tuple(w for t in open_ones for w in t.waiting)
     open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
-    books.set_aside(superseded, open_ones)
+    ledger.set_aside(superseded, open_ones)
     # 2. Decide, and book it under a ticket.
     was = old.fence.asked
-    new_fence = books.host.bounded(
+    new_fence = ledger.host.bounded(
         CpusetConstraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
     )
     container = replace(old.container, resources=resources)
-    key = books.next_ticket()
-    decision, stance, runs_on = resized(books, old, container, new_fence, fence)
+    key = ledger.next_ticket()
+    decision, stance, runs_on = resized(ledger, old, container, new_fence, fence)
     pending = replace(
         old,
         key=key,
@@ -259,22 +259,22 @@ def resize(
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
     ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
                     found=old.stance, waiting=waiting)  # fmt: skip
-    before, after = _book(books, pending, ticket, decision)
+    before, after = _book(ledger, pending, ticket, decision)
     give_back = pending.quota if old.lifted and not pending.lifted else None
     return Admission(key, decision, stance, sent, before, after, give_back)
 
 
-def commit(books: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
+def commit(ledger: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
     """``Engine.commit``."""
-    ticket = books.tickets.get(ticket_id)
+    ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return ()
-    books.drop_ticket(ticket_id)
-    pending = books.grants[ticket.key]
-    books.drop(ticket.key)
-    old = books.grants.get(ticket.target)
+    ledger.drop_ticket(ticket_id)
+    pending = ledger.grants[ticket.key]
+    ledger.drop(ticket.key)
+    old = ledger.grants.get(ticket.target)
     if old is None:  # it was removed meanwhile
-        return _with_waiting(books, ticket.waiting, refresh(books))
+        return _with_waiting(ledger, ticket.waiting, refresh(ledger))
     bound = replace(old, container=pending.container, fence=pending.fence)
     # What was released, given up as foreign or taken under management while the request was on its way stays so.
     is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
@@ -288,70 +288,70 @@ def commit(books: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, .
             why=pending.why,
             is_outgrown=False,
         )
-        books.put(bound)
-        updates = refresh(books)
+        ledger.put(bound)
+        updates = refresh(ledger)
     else:
         # Its fence may be another one now.
-        updates = put_and_settle(books, replace(bound, placement=inside(bound.fence, bound.placement)))
-    updates = _with_waiting(books, _others_waiting(ticket), updates)
-    books.outcome(ticket.target, "resized")
+        updates = put_and_settle(ledger, replace(bound, placement=inside(bound.fence, bound.placement)))
+    updates = _with_waiting(ledger, _others_waiting(ticket), updates)
+    ledger.outcome(ticket.target, "resized")
     why = "changed while the container was being resized"
-    now = books.grants[ticket.target]
+    now = ledger.grants[ticket.target]
     if (
         now.stance is Stance.PLACED and not ticket.sent.cpus
     ):  # placed meanwhile: the request may have undone that
         others = tuple(u for u in updates if u.id != ticket.target)
         give_back = next((u.give_back for u in updates if u.id == ticket.target), None)
         return (*others, CpusetUpdate(ticket.target, now.placement, True, why, give_back))
-    return _with_missed(books, updates, ticket.target, ticket.sent, why)
+    return _with_missed(ledger, updates, ticket.target, ticket.sent, why)
 
 
 def follow(
-    books: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool
+    ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool
 ) -> tuple[CpusetUpdate, ...]:
     """``Engine.follow_resources``."""
-    old = books.grants.get(container_id)
+    old = ledger.grants.get(container_id)
     if old is None or old.life in (Life.CREATING, Life.HELD):
         return ()
-    if any(ticket.target == container_id for ticket in books.tickets.values()):
+    if any(ticket.target == container_id for ticket in ledger.tickets.values()):
         return ()  # its end tells
     # 1. Nothing can be sent, or the policy will not: known, counted, and where it was.
     if not enforce:
         container = replace(old.container, resources=resources)
         is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
         why = "its resources were changed past us; where it runs is left as it is"
-        return _take_over(books, old, resources, now_s, why, is_outgrown)
+        return _take_over(ledger, old, resources, now_s, why, is_outgrown)
     try:
-        admission = resize(books, container_id, resources, NO_CONSTRAINT, now_s)
+        admission = resize(ledger, container_id, resources, NO_CONSTRAINT, now_s)
     except (PlacementRefused, BudgetSpent) as refusal:
         why = f"its resources were changed past us, and it stays where it is: {refusal}"
-        return _take_over(books, old, resources, now_s, why, is_outgrown=False)
+        return _take_over(ledger, old, resources, now_s, why, is_outgrown=False)
     assert admission is not None
     # 2. The runtime has made it: what remains to be told is its place.
-    missed = commit(books, admission.ticket, now_s)
-    books.outcome(container_id, CHANGED_PAST_US)
-    now = books.grants[container_id]
+    missed = commit(ledger, admission.ticket, now_s)
+    ledger.outcome(container_id, CHANGED_PAST_US)
+    now = ledger.grants[container_id]
     others = tuple(u for u in missed if u.id != container_id)
     own = (update_of(old, now),) if has_changed(old, now) else ()
     return (*admission.before, *own, *others)
 
 
 def _take_over(
-    books: Ledger, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
+    ledger: Ledger, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
 ) -> tuple[CpusetUpdate, ...]:
     """Take over a container's resources, and leave it where it is."""
     container = replace(old.container, resources=resources)
     now = replace(old, container=container, is_outgrown=is_outgrown)
-    books.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
-    books.outcome(old.key, CHANGED_PAST_US)
-    return put_and_settle(books, now)
+    ledger.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
+    ledger.outcome(old.key, CHANGED_PAST_US)
+    return put_and_settle(ledger, now)
 
 
 def _with_missed(
-    books: Ledger, updates: tuple[CpusetUpdate, ...], key: str, sent: Placement, why: str
+    ledger: Ledger, updates: tuple[CpusetUpdate, ...], key: str, sent: Placement, why: str
 ) -> tuple[CpusetUpdate, ...]:
     """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
-    grant = books.grants[key]
+    grant = ledger.grants[key]
     others = tuple(u for u in updates if u.id != key)
     if grant.life is Life.HELD:
         return others

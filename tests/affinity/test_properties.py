@@ -45,7 +45,7 @@ class Talking(Node_):
 
     def teardown(self) -> None:
         super().teardown()
-        assert not self.engine.books.replicas
+        assert not self.engine.ledger.replicas
 
 
 @pytest.mark.parametrize("policy", ["hygon", "owning", "topology-aware", "balloons"])

@@ -218,7 +218,7 @@ def test_of_ever_more_changes_as_many_are_kept_as_of_decisions() -> None:
         run(node, own("db", 2), f"db{number}")
         node.remove(f"db{number}")
     assert len(node.history) == HISTORY
-    assert len(node.books.changed) == 1
+    assert len(node.ledger.changed) == 1
 
 
 def test_a_restart_keeps_the_entries_and_the_reasons() -> None:
@@ -269,13 +269,13 @@ def test_every_entry_is_written_down_as_it_is() -> None:
 def test_a_transition_that_fails_leaves_no_entry() -> None:
     node = engine()
     run(node, make_container("web", limit=16), "web")
-    before, changed = list(node.history), dict(node.books.changed)
-    node.books.policy = None  # type: ignore[assignment]
+    before, changed = list(node.history), dict(node.ledger.changed)
+    node.ledger.policy = None  # type: ignore[assignment]
     try:
         node.remove("web")
     except AttributeError:
         pass
-    assert (list(node.history), node.books.changed) == (before, changed)
+    assert (list(node.history), node.ledger.changed) == (before, changed)
     assert format_cpus(node.grants["web"].cpus) == NODE_0
 
 

@@ -160,22 +160,22 @@ def test_a_new_picture_moves_nobody_and_is_not_written_down(engine: Engine) -> N
 
 
 def test_replicas_are_counted_through_restarts_resizes_and_ends(engine: Engine) -> None:
-    books, web = engine.books, replica("web", "bbbbb")
+    ledger, web = engine.ledger, replica("web", "bbbbb")
     run(engine, web, "w0")
     engine.exited("w0", 1, 1.0)
     run(engine, again(web, 1), "w1", 2.0)
-    assert books.replicas["default/web/app"] == {"w1"}
+    assert ledger.replicas["default/web/app"] == {"w1"}
     admission = engine.resize("w1", Resources(3000, 3000), NO_CONSTRAINT, 3.0)
     assert admission is not None
     engine.commit(admission.ticket, 4.0)
-    assert books.replicas["default/web/app"] == {"w1"}
+    assert ledger.replicas["default/web/app"] == {"w1"}
     engine.remove("w1")
-    assert "default/web/app" not in books.replicas
+    assert "default/web/app" not in ledger.replicas
 
 
 def test_a_create_that_fails_leaves_no_replica(engine: Engine) -> None:
     engine.cancel(engine.admit(replica("web", "bbbbb"), NO_CONSTRAINT, 1.0).ticket, 1.0)
-    assert "default/web/app" not in engine.books.replicas
+    assert "default/web/app" not in engine.ledger.replicas
 
 
 def test_a_trial_of_another_configuration_knows_the_traffic(engine: Engine) -> None:

@@ -556,7 +556,7 @@ class Node_(RuleBasedStateMachine):
         assert node.survey() == empty.survey()
         assert node.charge_milli(node.topology.cpus) == 0
         assert all(node.memory_charged(n) == 0 for n in node.topology.node_ids)
-        assert not self.engine.books.names and not self.engine.books.sandboxes
+        assert not self.engine.ledger.names and not self.engine.ledger.sandboxes
         self.shadow.follow(self.engine)
         assert not self.shadow.tables.get("grant") and not self.shadow.tables.get("ticket")
 

@@ -505,18 +505,18 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     engine, _ = failing_engine(ZeroDivisionError())
-    original = type(engine.books)._note
+    original = type(engine.ledger)._note
     writes = 0
 
-    def cut_short(books: Ledger, kind: str, key: str, value: JournalValue) -> None:
+    def cut_short(ledger: Ledger, kind: str, key: str, value: JournalValue) -> None:
         nonlocal writes
         writes += 1
         if writes == nth:
             raise ZeroDivisionError("a bug")
-        original(books, kind, key, value)
+        original(ledger, kind, key, value)
 
     before = dump(engine)
-    monkeypatch.setattr(type(engine.books), "_note", cut_short)
+    monkeypatch.setattr(type(engine.ledger), "_note", cut_short)
     with pytest.raises(ZeroDivisionError):
         engine.admit(make_container("app", limit=2, request=2, attempt=1), NO_CONSTRAINT, 2.0)
     assert dump(engine) == before

@@ -37,7 +37,7 @@ def test_nothing_is_wrong_with_a_healthy_engine() -> None:
 
 def change(engine: Engine, key: str, **placement: frozenset[int]) -> None:
     grant = engine.grants[key]
-    engine.books.put(replace(grant, placement=replace(grant.placement, **placement)))
+    engine.ledger.put(replace(grant, placement=replace(grant.placement, **placement)))
 
 
 def unbooked(engine: Engine) -> None:
@@ -50,15 +50,15 @@ def misbooked(engine: Engine) -> None:
 
 
 def lost_ticket(engine: Engine) -> None:
-    engine.books.drop_ticket(next(reversed(engine.tickets)))
+    engine.ledger.drop_ticket(next(reversed(engine.tickets)))
 
 
 def lost_grant(engine: Engine) -> None:
-    engine.books.drop(next(reversed(engine.tickets)))
+    engine.ledger.drop(next(reversed(engine.tickets)))
 
 
 def adopted_on(engine: Engine, cpus: str) -> None:
-    engine.books.put(replace(engine.grants["adopted"], runs_on=parse_cpus(cpus)))
+    engine.ledger.put(replace(engine.grants["adopted"], runs_on=parse_cpus(cpus)))
 
 
 BREACHES: dict[str, Callable[[Engine], None]] = {

@@ -89,7 +89,7 @@ def test_what_an_older_version_has_mixed_up_is_told_apart() -> None:
     place = replace(grant.placement, cpus=mixed, exclusive=mixed, home=mixed, group="", level="ccx")
     resources = Resources(6000, 6000)
     container = replace(grant.container, resources=resources)
-    node.books.put(replace(grant, container=container, placement=place, since_s=9.0))
+    node.ledger.put(replace(grant, container=container, placement=place, since_s=9.0))
     assert "CPU 0 is exclusive to c0, pool[0]" in broken_invariants(node)
     mended = node.mend(10.0)
     assert "CPU 0 is exclusive to c0, pool[0]" in mended.broken
@@ -122,7 +122,7 @@ def busy() -> Engine:
 
 def change(node: Engine, key: str, **changes: frozenset[int]) -> None:
     grant = node.grants[key]
-    node.books.put(replace(grant, placement=replace(grant.placement, **changes)))
+    node.ledger.put(replace(grant, placement=replace(grant.placement, **changes)))
 
 
 def same_cpu(node: Engine) -> None:
@@ -140,7 +140,7 @@ def misbooked(node: Engine) -> None:
 
 def no_ticket(node: Engine) -> None:
     admission = node.admit(make_container("lost", limit=1), NO_CONSTRAINT, 1.0)
-    node.books.drop_ticket(admission.ticket)
+    node.ledger.drop_ticket(admission.ticket)
 
 
 BREACHES: dict[str, Callable[[Engine], None]] = {
