@@ -30,7 +30,7 @@ class HostContext:
     """Who has a part in a hosted call."""
 
     host: NriHost
-    world: PodView
+    pod_view: PodView
     life: Lifecycle
     hidden: Visibility
     dispatcher: EventDispatcher
@@ -110,11 +110,11 @@ class Start(HostedCall):
 
     async def before(self, outcome: Outcome) -> Outcome:
         self.container_id = parse(cri.StartContainerRequest, self.message).container_id
-        world, life = self.context.world, self.context.life
-        container = await world.container(self.container_id)
+        pod_view, life = self.context.pod_view, self.context.life
+        container = await pod_view.container(self.container_id)
         if container is not None:
             await self.context.dispatcher.told(life.pod_of(self.container_id))
-            pod = await world.pod(life.pod_of(self.container_id))
+            pod = await pod_view.pod(life.pod_of(self.container_id))
             await self.context.host.start_container(pod, container)
         return outcome
 
@@ -199,26 +199,26 @@ class UpdateContainer(HostedCall):
         return Forward(delta)
 
     async def _ask(self, request: Any) -> bytes:
-        world = self.context.world
-        container = await world.container(request.container_id)
+        pod_view = self.context.pod_view
+        container = await pod_view.container(request.container_id)
         if container is None:
             return b""
         self.container_id = request.container_id
         await self.context.dispatcher.told(self.context.life.pod_of(self.container_id))
-        pod = await world.pod(self.context.life.pod_of(self.container_id))
+        pod = await pod_view.pod(self.context.life.pod_of(self.container_id))
         updates = await self.context.host.update(pod, container, view_resources(request.linux))
         own = [update for update in updates if update.container_id == container.id]
         others = [update for update in updates if update.container_id != container.id]
         await self.context.dispatcher.apply_others(others)
         if not own:
             return b""
-        linux = world.expression.resources(own[-1])
+        linux = pod_view.expression.resources(own[-1])
         return bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString())
 
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK and self.container_id:
             linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
-            self.context.world.known.note_resources(self.container_id, view_resources(linux))
+            self.context.pod_view.known.note_resources(self.container_id, view_resources(linux))
             due = _post(nri.POST_UPDATE_CONTAINER, self.context.life, self.container_id)
             self.context.dispatcher.soon([due])
 
@@ -230,7 +230,7 @@ class UpdatePod(HostedCall):
         request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
         if self.context.life.pod_state(request.pod_sandbox_id) is not None:
             self.pod_id = request.pod_sandbox_id
-            pod = await self.context.world.pod(self.pod_id)
+            pod = await self.context.pod_view.pod(self.pod_id)
             overhead, resources = view_resources(request.overhead), view_resources(request.resources)
             await self.context.host.update_pod(pod, overhead, resources)
         return outcome
@@ -238,7 +238,7 @@ class UpdatePod(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK and self.pod_id:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
-            self.context.world.known.note_pod_size(
+            self.context.pod_view.known.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
             )
             self.context.dispatcher.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])

@@ -112,7 +112,7 @@ class Create(HostedCall):
         merged, wanted = await self._ask()
         # A plugin that comes from now on is not asked: it is shown the container as it is in the end.
         with self.context.under_way.during(self):
-            self.context.world.accepted.add(made.id)
+            self.context.pod_view.accepted.add(made.id)
             if wanted.request != made.request:
                 await self._change(wanted)
         return list(merged.updates)
@@ -120,10 +120,10 @@ class Create(HostedCall):
     async def _ask(self) -> tuple[Merged, Applied]:
         context, made = self.context, self._made
         sandbox = self._asked.pod_sandbox_id
-        pod = await context.world.pod(sandbox)
+        pod = await context.pod_view.pod(sandbox)
         cgroup_parent = pod.message.linux.cgroup_parent
         seen = view_container(sandbox, await made.status(), self._asked.config, cgroup_parent)
-        container = context.world.known.remember(seen)
+        container = context.pod_view.known.remember(seen)
         context.life.created(made.id, sandbox)
         merged = await context.host.create(pod, container)
         return merged, self._expression.express(merged, self.message, container.message)
@@ -157,7 +157,7 @@ class Create(HostedCall):
             self.context.log.info("the container is made anew with its resources", error=error.message)
             return False
         self._made.request = request
-        self.context.world.known.note_resources(self._made.id, view_resources(resources))
+        self.context.pod_view.known.note_resources(self._made.id, view_resources(resources))
         self._tell("changed its resources")
         return True
 
@@ -238,16 +238,16 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime's error.
         """
-        world, life, first_id = self._context.world, self._context.life, self.first_id
+        pod_view, life, first_id = self._context.pod_view, self._context.life, self.first_id
         await self.make(request, delta + annotated(first_id))
         pod_id = life.pod_of(first_id)
-        world.known.made_anew(first_id, self.id)
+        pod_view.known.made_anew(first_id, self.id)
         life.made_anew(first_id, self.id)
-        world.accepted.discard(first_id)
-        world.accepted.add(self.id)
+        pod_view.accepted.discard(first_id)
+        pod_view.accepted.add(self.id)
         # Its cgroup, and what the runtime has made of what plugins have asked for.
         if pod_id:
-            await world.look_up(self.id, pod_id, anew=True)
+            await pod_view.look_up(self.id, pod_id, anew=True)
 
     async def unmake(self) -> None:
         """Remove it, if it is there, and tell plugins that it is gone. ``id`` is "" afterwards.
@@ -255,7 +255,7 @@ class UncommittedContainer:
         :raises AnswerFailed: the runtime would not; plugins are told all the same.
         """
         context, known_id = self._context, self.id or self.first_id
-        context.world.accepted.discard(known_id)
+        context.pod_view.accepted.discard(known_id)
         due = context.life.removed(known_id)
         try:
             if self.id:
@@ -278,5 +278,5 @@ class UncommittedContainer:
     def show(self) -> None:
         """From now on clients see it."""
         self._context.hidden.containers.discard(self.id)
-        self._context.world.accepted.discard(self.id)
+        self._context.pod_view.accepted.discard(self.id)
         self.id = ""

@@ -20,9 +20,9 @@ UPDATE_WAIT_S = 2.0
 class EventDispatcher:
     """One for a host. What it has begun ends with ``close``."""
 
-    def __init__(self, host: NriHost, world: PodView, log: Any) -> None:
+    def __init__(self, host: NriHost, pod_view: PodView, log: Any) -> None:
         self._host = host
-        self._world = world
+        self._world = pod_view
         self._log = log
         self._last: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -56,7 +56,7 @@ class NriHost:
     def __init__(
         self,
         settings: NriSettings,
-        world: PluginView,
+        pod_view: PluginView,
         log: Any,
         metrics: Metrics,
         runtime: Callable[[], tuple[str, str]] = _unknown,
@@ -65,7 +65,7 @@ class NriHost:
         self._log = log
         self._connected_plugins = ConnectedPlugins(settings, log, NriMetrics(metrics.registry))
         self._arrivals = PluginSupervisor(
-            self._connected_plugins, Registrar(self._connected_plugins, world, runtime)
+            self._connected_plugins, Registrar(self._connected_plugins, pod_view, runtime)
         )
         #: Create, update and stop: their answers may be about the same containers.
         self._merging = asyncio.Lock()

@@ -86,20 +86,24 @@ class NriHosting:
         upstream, hidden, life = Upstream(services.runtime), Visibility(), Lifecycle()
         marks = IntentLog(Path(config["state.directory"]), log, services.store)
         self._expression = Capabilities(services)
-        self.world = PodView(services.runtime, upstream, hidden, life, engine.open, self._expression, log)
+        self.pod_view = PodView(services.runtime, upstream, hidden, life, engine.open, self._expression, log)
         runtime = services.runtime
         self.host = NriHost(
-            nri_settings(config), self.world, log, services.metrics, lambda: (runtime.name, runtime.version)
+            nri_settings(config),
+            self.pod_view,
+            log,
+            services.metrics,
+            lambda: (runtime.name, runtime.version),
         )
-        dispatcher = EventDispatcher(self.host, self.world, log)
+        dispatcher = EventDispatcher(self.host, self.pod_view, log)
         cleanup = Cleanup(upstream, marks, hidden, services.node_state, log)
         under_way = StepsUnderWay()
         self._context = HostContext(
-            self.host, self.world, life, hidden, dispatcher, upstream, marks, cleanup, under_way, log
+            self.host, self.pod_view, life, hidden, dispatcher, upstream, marks, cleanup, under_way, log
         )
         self._calls_in_flight = CallsInFlight()
-        self.world.on_due = dispatcher.soon
-        self.world.settled = under_way.settled
+        self.pod_view.on_due = dispatcher.soon
+        self.pod_view.settled = under_way.settled
         self.host.on_change = self._changed
         self._deliver = services.node_state.updates.deliver
         services.node_state.updates.deliver = self._move
@@ -142,7 +146,7 @@ class NriHosting:
 
     def _changed(self) -> None:
         if not self.host.connected:
-            self.world.is_following = False
+            self.pod_view.is_following = False
 
     # ------------------------------------------------------------------ life
 
@@ -214,14 +218,14 @@ class NriHosting:
             if not self.state:
                 await self.start()
             # Mode off, or nobody there: what happens meanwhile is found by the next snapshot or list.
-            if self._is_asking and self.world.is_following:
-                await self._try("the list could not be had", self.world.look())
+            if self._is_asking and self.pod_view.is_following:
+                await self._try("the list could not be had", self.pod_view.look())
 
     async def _move(self, update: grants.CpusetUpdate) -> None:
         """Deliver an update of the engine's own: plugins are shown where the container is now."""
         await self._deliver(update)
         linux = linux_delta(update.placement, update.give_back)
-        self.world.known.note_resources(update.id, view_resources(linux))
+        self.pod_view.known.note_resources(update.id, view_resources(linux))
 
     async def _warm(self) -> None:
         """Know the pods and containers before a plugin asks for all of them."""
@@ -232,7 +236,7 @@ class NriHosting:
             await asyncio.sleep(pause_s)
             pause_s = WARM_AFTER_S
             if self.is_on:
-                await self._try("statuses could not be had", self.world.warm())
+                await self._try("statuses could not be had", self.pod_view.warm())
 
     async def _try(self, sentence: str, work: Coroutine[Any, Any, None]) -> None:
         try:

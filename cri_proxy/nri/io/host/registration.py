@@ -61,10 +61,13 @@ class Registrar:
     """Admits plugins to a roster. ``runtime``: the name and version of the runtime, as plugins are told."""
 
     def __init__(
-        self, connected_plugins: ConnectedPlugins, world: PluginView, runtime: Callable[[], tuple[str, str]]
+        self,
+        connected_plugins: ConnectedPlugins,
+        pod_view: PluginView,
+        runtime: Callable[[], tuple[str, str]],
     ) -> None:
         self._connected_plugins = connected_plugins
-        self._world = world
+        self._world = pod_view
         self._runtime = runtime
         self._log = connected_plugins.log
         self._order = 0
@@ -210,12 +213,12 @@ class _Visit:
     """What one connected plugin says by itself: who it is, and what it wants of containers, unasked."""
 
     def __init__(
-        self, world: PluginView, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
+        self, pod_view: PluginView, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
     ) -> None:
         self.is_admitted = False
         self.is_refused = False
         self.title = origin.title if origin.name else ""
-        self._world = world
+        self._world = pod_view
         self._log = log
         self._origin = origin
         self._waits_s = waits_s

@@ -37,10 +37,10 @@ class Run(HostedCall):
         self.sandbox_id = parse(cri.RunPodSandboxResponse, reply).pod_sandbox_id
         context.hidden.sandboxes.add(self.sandbox_id)
         try:
-            pod = await context.world.pod(self.sandbox_id)
+            pod = await context.pod_view.pod(self.sandbox_id)
             context.life.pod_created(self.sandbox_id)
             await context.host.run_pod(pod)
-            context.world.accepted.add(self.sandbox_id)
+            context.pod_view.accepted.add(self.sandbox_id)
         except PluginRefused as error:
             context.log.warning("plugins do not let a pod run", pod=self.sandbox_id, why=str(error))
             await self._unmake()
@@ -49,7 +49,7 @@ class Run(HostedCall):
             self.bug()
         context.life.pod_running(self.sandbox_id)
         context.hidden.sandboxes.discard(self.sandbox_id)
-        context.world.accepted.discard(self.sandbox_id)
+        context.pod_view.accepted.discard(self.sandbox_id)
         return reply
 
     async def _unmake(self) -> None:

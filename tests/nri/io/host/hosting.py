@@ -51,9 +51,9 @@ class FakeWorld:
 class Hosting:
     """A host that runs, and where plugins find it."""
 
-    def __init__(self, host: NriHost, world: FakeWorld, folder: Path, metrics: Metrics, log: Any) -> None:
+    def __init__(self, host: NriHost, pod_view: FakeWorld, folder: Path, metrics: Metrics, log: Any) -> None:
         self.host = host
-        self.world = world
+        self.pod_view = pod_view
         self.folder = folder
         self.socket = folder / "nri" / "nri.sock"
         self.metrics = metrics
@@ -84,13 +84,13 @@ class Hosting:
 
 @contextlib.asynccontextmanager
 async def hosting(
-    folder: Path, world: Optional[FakeWorld] = None, rules: Optional[DefaultRules] = None, **settings: Any
+    folder: Path, pod_view: Optional[FakeWorld] = None, rules: Optional[DefaultRules] = None, **settings: Any
 ) -> AsyncIterator[Hosting]:
     """A host with a socket below ``folder``; launched plugins are in ``folder``/plugins.
 
     Plugins have time, however busy the machine is: those that are to be too slow are given less by ``Hosting.set``.
     """
-    world = world or FakeWorld()
+    pod_view = pod_view or FakeWorld()
     capture = structlog.testing.LogCapture()
     # Whatever level another test has set for all loggers.
     log = structlog.wrap_logger(
@@ -107,10 +107,10 @@ async def hosting(
         "sync_timeout_s": HANG_S,
         **settings,
     }
-    host = NriHost(NriSettings(**chosen), world, log, metrics, lambda: ("containerd", "1.6.20"))
+    host = NriHost(NriSettings(**chosen), pod_view, log, metrics, lambda: ("containerd", "1.6.20"))
     try:
         await host.start()
-        yield Hosting(host, world, folder, metrics, capture)
+        yield Hosting(host, pod_view, folder, metrics, capture)
     finally:
         await host.close()
 

@@ -162,20 +162,20 @@ async def test_unknown_events_are_left_out_with_a_warning_and_nothing_asked_is_e
 async def test_unasked_updates_before_the_start_are_an_error_and_after_it_reach_the_runtime(
     tmp_path: Path,
 ) -> None:
-    world = FakeWorld()
-    world.failing = {"c9"}
+    pod_view = FakeWorld()
+    pod_view.failing = {"c9"}
     go = tmp_path / "go"
     script = {"actions": {"Synchronize": [{"until": str(go)}]}}
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
+    async with hosting(tmp_path, pod_view) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
         plugin.order("UpdateContainers", update=[shares("c2", 100)])
         early = await plugin.log.line("UpdateContainers answered")
         assert early["error"] == "the plugin has not been started yet: it is not synchronized"
-        assert world.applied == []
+        assert pod_view.applied == []
         go.touch()
         await it.has("10-foo")
         plugin.order("UpdateContainers", update=[shares("c2", 100), shares("c9", 200)])
         assert (await plugin.log.line("UpdateContainers answered", 2))["failed"] == ["c9"]
-        ((who, updates),) = world.applied
+        ((who, updates),) = pod_view.applied
         assert (who, [(u.container_id, u.linux.resources.cpu.shares.value) for u in updates]) == (
             "10-foo",
             [("c2", 100), ("c9", 200)],

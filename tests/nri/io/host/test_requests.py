@@ -158,11 +158,11 @@ async def test_updates_of_no_container_and_evictions_are_passed_over(tmp_path: P
 
 
 async def test_what_synchronize_asks_for_is_applied(tmp_path: Path) -> None:
-    world = FakeWorld()
+    pod_view = FakeWorld()
     asks = {"Synchronize": [{"reply": {"update": [shares("c2", 5), shares("", 6)]}}]}
-    async with plugins(tmp_path, {"10-foo": asks}, world=world) as (_, __):
-        await eventually(lambda: len(world.applied) == 1, lambda: str(world.applied))
-        ((who, updates),) = world.applied
+    async with plugins(tmp_path, {"10-foo": asks}, pod_view=pod_view) as (_, __):
+        await eventually(lambda: len(pod_view.applied) == 1, lambda: str(pod_view.applied))
+        ((who, updates),) = pod_view.applied
         assert (who, [update.container_id for update in updates]) == ("10-foo", ["c2"])
 
 

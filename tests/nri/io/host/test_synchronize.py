@@ -21,27 +21,27 @@ REQUESTS = MASK_ALL & ~mask_of([nri.VALIDATE_CONTAINER_ADJUSTMENT])
 
 def large_world(count: int, size: int) -> FakeWorld:
     """Containers of so many bytes each."""
-    world = FakeWorld()
-    world.containers = [
+    pod_view = FakeWorld()
+    pod_view.containers = [
         Shown(nri.Container(id=f"c{number}", name=f"n{number}", annotations={"a": "x" * size}))
         for number in range(count)
     ]
-    return world
+    return pod_view
 
 
 async def test_what_is_more_than_four_megabytes_comes_in_parts_and_its_updates_with_the_last(
     tmp_path: Path,
 ) -> None:
-    world = large_world(30, 400_000)
+    pod_view = large_world(30, 400_000)
     replies = [{}, {}, {"reply": {"update": [shares("c1", 9)]}}]
     script = {"actions": {"Synchronize": replies}}
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
+    async with hosting(tmp_path, pod_view) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
         await it.has("10-foo")
         parts = [line for line in plugin.log.lines() if line["event"] == "Synchronize"]
         assert len(parts) == 3
         assert all(part["size"] < 4 << 20 for part in parts)
         assert [part["message"].get("more", False) for part in parts] == [True, True, False]
-        await eventually(lambda: len(world.applied) == 1, lambda: "one update")
+        await eventually(lambda: len(pod_view.applied) == 1, lambda: "one update")
         await it.host.create(POD, CONTAINER)
         assert plugin.log.events()[0] == "CreateContainer"
 
@@ -59,9 +59,9 @@ async def test_a_plugin_that_takes_no_parts_is_closed_and_hurts_nobody(tmp_path:
 
 
 async def test_what_fits_in_no_message_is_left_out_by_name(tmp_path: Path) -> None:
-    world = large_world(1, 5_000_000)
-    world.containers.append(OTHER)
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "10-foo") as plugin:
+    pod_view = large_world(1, 5_000_000)
+    pod_view.containers.append(OTHER)
+    async with hosting(tmp_path, pod_view) as it, external(tmp_path, it.socket, "10-foo") as plugin:
         await it.has("10-foo")
         told = (await plugin.log.line("Synchronize"))["message"]
         assert [one["id"] for one in told["containers"]] == [OTHER.id]
@@ -86,14 +86,14 @@ async def test_a_container_created_during_it_reaches_the_plugin_as_an_event(tmp_
 async def test_what_was_due_before_the_picture_is_told_only_of_what_is_in_it(tmp_path: Path) -> None:
     async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-early") as early:
         await it.has("10-early")
-        before = it.world.pictures
+        before = it.pod_view.pictures
         async with external(tmp_path, it.socket, "20-late") as late:
             await it.has("10-early", "20-late")
             await it.host.stop(POD, CONTAINER, before)
             await it.host.stop(POD, OTHER, before)
             await it.host.notify(nri.REMOVE_CONTAINER, POD, CONTAINER, before)
             await it.host.notify(nri.STOP_POD_SANDBOX, POD, picture=before)
-            await it.host.notify(nri.REMOVE_CONTAINER, POD, CONTAINER, it.world.pictures)
+            await it.host.notify(nri.REMOVE_CONTAINER, POD, CONTAINER, it.pod_view.pictures)
             assert early.log.events() == [
                 *("StopContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemoveContainer")
             ]
@@ -104,14 +104,14 @@ async def test_events_under_way_end_before_the_picture_is_taken(tmp_path: Path) 
     go = tmp_path / "go"
     slow = {"mask": REQUESTS, "actions": {"CreateContainer": [{"until": str(go)}]}}
     taken: list[bool] = []
-    world = FakeWorld()
+    pod_view = FakeWorld()
 
     async def note() -> None:
         taken.append(go.exists())
 
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "10-slow", slow) as plugin:
+    async with hosting(tmp_path, pod_view) as it, external(tmp_path, it.socket, "10-slow", slow) as plugin:
         await it.has("10-slow")
-        world.before_snapshot = note
+        pod_view.before_snapshot = note
         creating = asyncio.ensure_future(it.host.create(POD, CONTAINER))
         await plugin.log.line("CreateContainer")
         async with external(tmp_path, it.socket, "20-late", wait=False) as late:
@@ -141,20 +141,23 @@ async def test_it_may_take_longer_than_a_request_but_not_for_ever_and_who_did_mu
 
 
 async def test_a_runtime_that_cannot_be_asked_keeps_the_plugin_out(tmp_path: Path) -> None:
-    world = FakeWorld()
-    world.problem = AnswerFailed(14, "containerd is not there")
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "10-foo", wait=False) as plugin:
+    pod_view = FakeWorld()
+    pod_view.problem = AnswerFailed(14, "containerd is not there")
+    async with (
+        hosting(tmp_path, pod_view) as it,
+        external(tmp_path, it.socket, "10-foo", wait=False) as plugin,
+    ):
         await plugin.log.line("closed")
         assert any("containerd is not there" in warning for warning in it.warnings())
-        world.problem = None
+        pod_view.problem = None
         async with external(tmp_path, it.socket, "10-foo"):
             await it.has("10-foo")
 
 
 async def test_an_empty_node_is_an_empty_message(tmp_path: Path) -> None:
-    world = FakeWorld()
-    world.pods, world.containers = [], []
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "10-foo") as plugin:
+    pod_view = FakeWorld()
+    pod_view.pods, pod_view.containers = [], []
+    async with hosting(tmp_path, pod_view) as it, external(tmp_path, it.socket, "10-foo") as plugin:
         await it.has("10-foo")
         assert (await plugin.log.line("Synchronize"))["size"] == 0
 
@@ -170,8 +173,8 @@ FAILS = {
 @pytest.mark.parametrize("parts", [1, 3])
 async def test_only_the_plugin_is_out_that(tmp_path: Path, how: str, parts: int) -> None:
     action, words = FAILS[how]
-    world = large_world(1 if parts == 1 else 30, 400_000)
-    async with hosting(tmp_path, world) as it, external(tmp_path, it.socket, "20-good"):
+    pod_view = large_world(1 if parts == 1 else 30, 400_000)
+    async with hosting(tmp_path, pod_view) as it, external(tmp_path, it.socket, "20-good"):
         script = {"actions": {"Synchronize": [*[{}] * (parts - 1), action]}}
         async with external(tmp_path, it.socket, "10-bad", script, wait=False) as bad:
             await bad.log.line("Synchronize", parts)
