@@ -22,7 +22,7 @@ class EventDispatcher:
 
     def __init__(self, host: NriHost, pod_view: PodView, log: Any) -> None:
         self._host = host
-        self._world = pod_view
+        self._pod_view = pod_view
         self._log = log
         self._last: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -47,7 +47,7 @@ class EventDispatcher:
 
     def _chain(self, pod_id: str, due: list[Due]) -> asyncio.Task[None]:
         before = self._last.get(pod_id)
-        task = self.spawn(self._tell_after(before, due, self._world.pictures))
+        task = self.spawn(self._tell_after(before, due, self._pod_view.pictures))
         self._last[pod_id] = task
         task.add_done_callback(
             lambda done: self._last.pop(pod_id) if self._last.get(pod_id) is done else None
@@ -70,32 +70,32 @@ class EventDispatcher:
         if due.event == nri.STOP_CONTAINER:
             await self._tell_stop(due, picture)
         elif self._host.is_told(due.event):
-            pod = await self._world.pod(due.pod_id)
+            pod = await self._pod_view.pod(due.pod_id)
             await self._host.notify(due.event, pod, await self._container_of(due), picture)
         if due.event == nri.REMOVE_CONTAINER:
-            self._world.known.forget(due.container_id)
+            self._pod_view.known.forget(due.container_id)
         elif due.event == nri.REMOVE_POD_SANDBOX:
-            self._world.known.forget_pod(due.pod_id)
+            self._pod_view.known.forget_pod(due.pod_id)
 
     async def _container_of(self, due: Due) -> Optional[Shown[nri.Container]]:
         if not due.container_id:
             return None
-        found = await self._world.container(due.container_id)
-        return found or self._world.last_known(due.container_id, due.pod_id)
+        found = await self._pod_view.container(due.container_id)
+        return found or self._pod_view.last_known(due.container_id, due.pod_id)
 
     async def _tell_stop(self, due: Due, picture: int) -> None:
         # With its removal nobody can be asked any more how it has ended.
         if not (self._host.is_told(nri.STOP_CONTAINER) or self._host.is_told(nri.REMOVE_CONTAINER)):
             return
-        container = await self._world.ended(due.container_id, due.pod_id)
-        updates = await self._host.stop(await self._world.pod(due.pod_id), container, picture)
+        container = await self._pod_view.ended(due.container_id, due.pod_id)
+        updates = await self._host.stop(await self._pod_view.pod(due.pod_id), container, picture)
         if updates:
-            self.spawn(self._world.apply("", updates))
+            self.spawn(self._pod_view.apply("", updates))
 
     async def apply_others(self, updates: list[nri.ContainerUpdate]) -> None:
         """Update other containers as plugins want it; waits for it, not for ever. A failure is only logged."""
         if updates:
-            await asyncio.wait({self.spawn(self._world.apply("", updates))}, timeout=UPDATE_WAIT_S)
+            await asyncio.wait({self.spawn(self._pod_view.apply("", updates))}, timeout=UPDATE_WAIT_S)
 
     def spawn(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)

@@ -67,7 +67,7 @@ class Registrar:
         runtime: Callable[[], tuple[str, str]],
     ) -> None:
         self._connected_plugins = connected_plugins
-        self._world = pod_view
+        self._pod_view = pod_view
         self._runtime = runtime
         self._log = connected_plugins.log
         self._order = 0
@@ -85,7 +85,7 @@ class Registrar:
         ``origin``: who it is, if it was launched, else only where it comes from. ``admitted`` is called once it
         is one of ours.
         """
-        visit = _Visit(self._world, self._log, origin, self._waits_s)
+        visit = _Visit(self._pod_view, self._log, origin, self._waits_s)
         connection = NriConnection(*streams, "host", visit.handlers, self._log)
         running = asyncio.ensure_future(connection.run())
         try:
@@ -115,7 +115,7 @@ class Registrar:
         if not updates:
             return
         try:
-            await self._world.apply(peer.title, updates)
+            await self._pod_view.apply(peer.title, updates)
         except Exception:
             # A bug of ours, or a runtime that is gone, is not the plugin's fault.
             self._log.exception("what an NRI plugin wants was not applied", plugin=peer.title)
@@ -166,7 +166,7 @@ class Registrar:
 
     async def _exchange(self, peer: RegisteredPlugin, timeout_s: float) -> list[nri.ContainerUpdate]:
         try:
-            pods, containers = await asyncio.wait_for(self._world.snapshot(), timeout_s)
+            pods, containers = await asyncio.wait_for(self._pod_view.snapshot(), timeout_s)
         except asyncio.TimeoutError:
             raise NotAdmitted("the runtime does not tell of its pods and containers") from None
         except AnswerFailed as error:
@@ -175,7 +175,7 @@ class Registrar:
             # A bug of ours keeps this plugin out, and hurts nobody else.
             self._log.exception("pods and containers cannot be shown", plugin=peer.title)
             raise NotAdmitted(f"{type(error).__name__}: {error}") from None
-        peer.picture = self._world.pictures
+        peer.picture = self._pod_view.pictures
         peer.shown = frozenset([*(pod.id for pod in pods), *(container.id for container in containers)])
         parts, left_out = sync_parts(pods, containers)
         if left_out:
@@ -218,7 +218,7 @@ class _Visit:
         self.is_admitted = False
         self.is_refused = False
         self.title = origin.title if origin.name else ""
-        self._world = pod_view
+        self._pod_view = pod_view
         self._log = log
         self._origin = origin
         self._waits_s = waits_s
@@ -272,7 +272,7 @@ class _Visit:
         if request.evict:
             self._log.info("an NRI plugin asks for evictions, which are not done", plugin=self.title)
         updates = [update for update in request.update if update.container_id]
-        failed = await self._world.apply(self._registration.result().title, updates)
+        failed = await self._pod_view.apply(self._registration.result().title, updates)
         reply: bytes = nri.UpdateContainersResponse(failed=failed).SerializeToString()
         return reply
 
