@@ -35,7 +35,7 @@ class HostContext:
     hidden: Visibility
     dispatcher: EventDispatcher
     upstream: Upstream
-    marks: IntentLog
+    intents: IntentLog
     cleanup: Cleanup
     under_way: StepsUnderWay
     log: Any

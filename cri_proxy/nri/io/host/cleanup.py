@@ -29,10 +29,10 @@ class Cleanup:
     """What is to be removed; ``run`` does it until it is cancelled."""
 
     def __init__(
-        self, upstream: Upstream, marks: IntentLog, hidden: Visibility, node_state: NodeState, log: Any
+        self, upstream: Upstream, intents: IntentLog, hidden: Visibility, node_state: NodeState, log: Any
     ) -> None:
         self._upstream = upstream
-        self._marks = marks
+        self._marks = intents
         self._hidden = hidden
         self._node_state = node_state
         self._log = log
@@ -82,15 +82,15 @@ class Cleanup:
         """
         if containers & self._containers or sandboxes & self._sandboxes:
             await self.clear()
-        hidden, marks = self._hidden, self._marks
+        hidden, intents = self._hidden, self._marks
         if containers & hidden.making or sandboxes & hidden.making_sandboxes:
             raise AnswerFailed(UNKNOWN, f"failed to reserve {what}: it is being made already")
         hidden.making |= containers
         hidden.making_sandboxes |= sandboxes
-        marks.add(containers, sandboxes)
+        intents.add(containers, sandboxes)
         is_settled = False
         try:
-            await marks.settled()
+            await intents.settled()
             yield
             is_settled = True
         except AnswerFailed as error:
@@ -100,7 +100,7 @@ class Cleanup:
             if is_settled:
                 hidden.making -= containers
                 hidden.making_sandboxes -= sandboxes
-                marks.drop(containers, sandboxes)
+                intents.drop(containers, sandboxes)
             else:
                 self.add(containers, sandboxes)
 

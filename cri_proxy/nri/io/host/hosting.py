@@ -84,7 +84,7 @@ class NriHosting:
         self.why = "the runtime has not answered yet"
         config, log = services.config, services.log
         upstream, hidden, life = Upstream(services.runtime), Visibility(), Lifecycle()
-        marks = IntentLog(Path(config["state.directory"]), log, services.store)
+        intents = IntentLog(Path(config["state.directory"]), log, services.store)
         self._expression = Capabilities(services)
         self.pod_view = PodView(services.runtime, upstream, hidden, life, engine.open, self._expression, log)
         runtime = services.runtime
@@ -96,10 +96,10 @@ class NriHosting:
             lambda: (runtime.name, runtime.version),
         )
         dispatcher = EventDispatcher(self.host, self.pod_view, log)
-        cleanup = Cleanup(upstream, marks, hidden, services.node_state, log)
+        cleanup = Cleanup(upstream, intents, hidden, services.node_state, log)
         under_way = StepsUnderWay()
         self._context = HostContext(
-            self.host, self.pod_view, life, hidden, dispatcher, upstream, marks, cleanup, under_way, log
+            self.host, self.pod_view, life, hidden, dispatcher, upstream, intents, cleanup, under_way, log
         )
         self._calls_in_flight = CallsInFlight()
         self.pod_view.on_due = dispatcher.soon
@@ -259,7 +259,7 @@ class NriHosting:
             "plugins": self.host.plugins() if self.is_on else [],
             "problems": [
                 *(self.host.problems if self.is_on else ()),
-                *filter(None, [self._context.marks.problem]),
+                *filter(None, [self._context.intents.problem]),
             ],
             "is_asking": self._is_asking,
             "unfinished": len(self._context.hidden.making) + len(self._context.hidden.making_sandboxes),
