@@ -32,7 +32,7 @@ class Cleanup:
         self, upstream: Upstream, intents: IntentLog, hidden: Visibility, node_state: NodeState, log: Any
     ) -> None:
         self._upstream = upstream
-        self._marks = intents
+        self._intents = intents
         self._hidden = hidden
         self._node_state = node_state
         self._log = log
@@ -46,7 +46,7 @@ class Cleanup:
 
     def load(self) -> None:
         """Take over what the daemon before has left."""
-        containers, sandboxes = self._marks.load()
+        containers, sandboxes = self._intents.load()
         if containers or sandboxes:
             self._log.warning(
                 "an earlier daemon was ended before plugins had agreed; what it had made is removed",
@@ -82,7 +82,7 @@ class Cleanup:
         """
         if containers & self._containers or sandboxes & self._sandboxes:
             await self.clear()
-        hidden, intents = self._hidden, self._marks
+        hidden, intents = self._hidden, self._intents
         if containers & hidden.making or sandboxes & hidden.making_sandboxes:
             raise AnswerFailed(UNKNOWN, f"failed to reserve {what}: it is being made already")
         hidden.making |= containers
@@ -144,7 +144,7 @@ class Cleanup:
             self._sandboxes -= sandboxes
             self._hidden.making -= containers
             self._hidden.making_sandboxes -= sandboxes
-            self._marks.drop(containers, sandboxes)
+            self._intents.drop(containers, sandboxes)
             if not len(self):
                 self._there_are.clear()
 
