@@ -22,7 +22,7 @@ def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
     if grant.stance is Stance.KUBELET:
         return None
     # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
-    # and of one whose record was lost nobody knows.
+    # and of one whose record was lost it is not known.
     was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
     was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None

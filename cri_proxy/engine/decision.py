@@ -50,7 +50,7 @@ def stance_of(
     ledger: Ledger, container: Container, fence: CpusetConstraint, now_s: float
 ) -> tuple[Stance, str]:
     """Whether the container is ours to place, and why not."""
-    # Also of one that opted out: it is untouched either way, and these CPUs are nobody else's.
+    # Also of one that opted out: it is untouched either way, and these CPUs are no other container's.
     if kubelet_owned(ledger, container, fence):
         return Stance.KUBELET, "kubelet gave it CPUs of its own"
     reason = opted_out(ledger, container)

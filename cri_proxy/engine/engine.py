@@ -1,4 +1,4 @@
-"""The engine: who has which place, and every way that can change.
+"""The engine: which container has which place, and every way that can change.
 
 Every public method is one transition: it runs to its end without waiting for anything, or raises and leaves no
 trace. What has to happen in the world is returned (an ``Admission``, ``CpusetUpdate``s); what has to be written down
@@ -148,11 +148,11 @@ class Engine:
 
     @property
     def traffic(self) -> Traffic:
-        """Who talks to whom, as it was last said."""
+        """The traffic between containers, as the observer reported it last."""
         return self.ledger.observed.traffic
 
     def set_traffic(self, traffic: Traffic) -> None:
-        """Decide by this picture of the traffic from now on. Nobody is moved by it, and nothing is written down."""
+        """Decide by this picture of the traffic from now on. No container is moved by it, and nothing is written down."""
         self.ledger.observed = Observed(traffic)
 
     def set_orders(self, orders: Orders) -> None:
@@ -261,7 +261,7 @@ class Engine:
 
     @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
-        """The runtime has created the container. Returns what it missed on its way, and who grows now."""
+        """The runtime has created the container. Returns the updates it missed, and those of containers that grow now."""
         return requests.bind(self.ledger, ticket_id, container_id, now_s)
 
     @_transition
@@ -273,7 +273,7 @@ class Engine:
 
     @_transition
     def doubt(self, ticket_id: str) -> tuple[CpusetUpdate, ...]:
-        """Nobody knows whether the container exists: it keeps its CPUs until ``resync`` finds out.
+        """Whether the container exists is not known: it keeps its CPUs until ``resync`` finds out.
 
         Returns the updates of others that have waited for its end.
         """

@@ -1,7 +1,7 @@
-"""Moving others so that one container fits: only where it then does, at most so many, and nobody to a worse place.
+"""Moving others so that one container fits: only where it then does, at most so many, and none to a worse place.
 
 ``make_room``: a container finds no room in a domain of its rung only because others are scattered over them.
-``relieved``: CPUs that a container takes for itself leave too few to those who share the rest of their domain.
+``relieved``: CPUs that a container takes for itself leave too few to the containers that share the rest of their domain.
 Containers that share CPUs may be moved; those that own some only where the configuration allows it.
 """
 
@@ -144,7 +144,7 @@ def _with_moves(
 
 
 def _placed_around(ledger: Ledger, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
-    """Where the movers go once the newcomer is there; those who would not be as well off as now are left out."""
+    """Where the movers go once the newcomer is there; a mover that would be worse off than now is left out."""
     others: dict[str, Placement] = {}
     movers = list(movers)
     with ledger.without([g.key for g in movers]):

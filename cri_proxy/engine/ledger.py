@@ -53,7 +53,7 @@ class Ledger:
         self.policy = policy
         self.options = options
         self.affinity = affinity
-        #: Who talks to whom, as the observer has last said; no record of the engine's own.
+        #: The traffic between containers, as the observer reported it last; no record of the engine's own.
         self.observed = Observed(Traffic())
         self.grants: dict[str, Grant] = {}
         self.tickets: dict[str, Ticket] = {}

@@ -1,7 +1,7 @@
 """The moves of a plan: each is checked again when it is made, and can be taken back. Parts of the engine's transitions.
 
 A plan was made from a picture that may be old by now. All of its moves that still hold are made in one transition;
-whoever is not where the plan thinks, or finds no room, stays, and the others are asked again without it.
+a container that is not where the plan thinks, or finds no room, stays, and the others are tried again without it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
             continue
         if _home(grant, move) not in (NO_CPUS, grant.placement.home):
             wanted.setdefault(move.id, move)
-    # 2. Their new places, with all of them out of the way; who finds none is in the way of others again.
+    # 2. Their new places, with all of them out of the way; a container that finds none is in the way of others again.
     while True:
         places = _new_places(ledger, wanted)
         if len(places) == len(wanted):
             break
         wanted = {key: move for key, move in wanted.items() if key in places}
-    # 3. All of them are entered; those who own CPUs take some from others, and leave some to others.
+    # 3. All of them are entered. A container that owns CPUs takes some from others, and leaves some to others.
     was = {key: ledger.grants[key] for key in wanted}
     for key, placement in places.items():
         why = "; ".join(words for words in (wanted[key].why, plan.why) if words)
@@ -76,7 +76,7 @@ def _home(grant: Grant, move: Move) -> frozenset[int]:
 
 
 def _in_order(updates: Iterable[CpusetUpdate], movers: list[str]) -> tuple[CpusetUpdate, ...]:
-    """Those who make room first, then the movers in the order of the plan, then those who grow."""
+    """First the containers that make room, then the movers in the order of the plan, then those that grow."""
     rank = {key: index for index, key in enumerate(movers)}
     last = len(movers)
 
@@ -87,7 +87,7 @@ def _in_order(updates: Iterable[CpusetUpdate], movers: list[str]) -> tuple[Cpuse
 
 
 def _new_places(ledger: Ledger, moves: Mapping[str, Move]) -> dict[str, Placement]:
-    """The placements of those who find one where they are to go, in the order of the moves."""
+    """The placements of the containers that find one where they are to go, in the order of the moves."""
     rooms = {move.home: _room_milli(ledger, move.home) for move in moves.values()}
     places: dict[str, Placement] = {}
     with ledger.without(moves):
@@ -138,7 +138,7 @@ def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     place = decision.placement
     if not decision.fits or decision.others or len(place.exclusive) != len(grant.placement.exclusive):
         return None
-    # Those who share that domain keep what they have asked for.
+    # Containers that share that domain keep what they have asked for.
     left = (move.home & ledger.node.shared) - place.exclusive
     if ledger.node.charge_milli(move.home & ledger.node.shared) > len(left) * 1000:
         return None
@@ -155,7 +155,7 @@ def take_back(ledger: Ledger, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
         or not grant.placement.home <= move.home
     ):
         return ()
-    # 1. What it had must be there still, with room for it, and nobody's own.
+    # 1. What it had must be there still, with room for it, and no other container's own.
     with ledger.without([grant.key]):
         cpus = effective(ledger, old, grant.fence)
         is_free = old.exclusive.isdisjoint(ledger.node.exclusive | barred_from_owning(ledger))

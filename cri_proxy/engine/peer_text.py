@@ -1,4 +1,4 @@
-"""Who a container talks to, as people are told: in the reason of a placement, in ``explain``, in the moves of a plan."""
+"""The peers of a container, as people are told: in the reason of a placement, in ``explain``, in the moves of a plan."""
 
 from __future__ import annotations
 

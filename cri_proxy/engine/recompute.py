@@ -1,8 +1,8 @@
 """Bringing grants in line with the pools: what every container's CPUs and memory nodes are *now*.
 
 A placement remembers its home, all CPUs of the chosen domains. What of it may be used changes with exclusive
-grants, offline CPUs, cgroups and configuration; here that is worked out again, and whoever has nothing left is
-placed anew, with the way back kept.
+grants, offline CPUs, cgroups and configuration; here that is worked out again, and a container that has nothing left
+is placed anew, with the way back kept.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
         changed = None if force else _changed(ledger.refreshed, ledger.pools)
         changed = None if changed is None else changed | handed
         ledger.refreshed = ledger.pools
-        # A resize on its way has its container in the books twice; the two are in nobody's way but others'.
+        # A resize on its way has its container in the books twice; the two are in the way of others only.
         own = _twins(ledger, before)
         barred = barred_from_owning(ledger)
         handed = NO_CPUS
         for key in _depending_on(ledger, changed):
             grant = ledger.grants[key]
             settle(ledger, grant, barred, own.get(key, NO_CPUS))
-            # CPUs that one has lost and another has got look as before; who was settled in between has seen them free.
+            # CPUs that one has lost and another has got look as before; a container settled in between has seen them free.
             if (now := ledger.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
-        # Who was placed anew may have joined others, who move with it.
+        # A container that was placed anew may have joined others, which move with it.
         handed |= _give(ledger, ledger.policy.tidy(ledger.node))
         if not handed and ledger.refreshed == ledger.pools:
             break
@@ -95,7 +95,7 @@ def refreshed(ledger: Ledger, was: Mapping[str, Grant], force: bool = False) -> 
 
 
 def put_and_settle(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
-    """Enter a record, bring it in line with the pools, and say who has to be told."""
+    """Enter a record, bring it in line with the pools, and return the updates to send."""
     ledger.put(grant)
     settle(ledger, ledger.grants[grant.key], barred_from_owning(ledger))
     # It may be settled once more with all others: what it is told is the difference from what it has now.
@@ -103,7 +103,7 @@ def put_and_settle(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
 
 
 def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
-    """Of both records of each container that is being resized: what the other one owns or owned, and nobody else owns."""
+    """Of both records of each container that is being resized: what the other one owns or owned, and no third owns."""
     own: dict[str, frozenset[int]] = {}
     claims = dict(ledger.node.claims)
     for ticket in ledger.tickets.values():
@@ -118,7 +118,7 @@ def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[i
 
 
 def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]:
-    """Give everybody the placement that the policy has for it now; returns the CPUs that change hands."""
+    """Give each container the placement that the policy has for it now; returns the CPUs that change hands."""
     changed: set[int] = set()
     for key, placement in placements.items():
         was = ledger.grants.get(key)

@@ -111,7 +111,7 @@ class Grant:
 
     @property
     def exclusive(self) -> frozenset[int]:
-        """The CPUs nobody else may use."""
+        """The CPUs that no other container may use."""
         if self.stance is Stance.KUBELET:
             return self.runs_on
         return self.placement.exclusive if self.stance in (Stance.PLACED, Stance.ADOPTED) else NO_CPUS
@@ -173,7 +173,7 @@ class Ticket:
     ``sent``: the placement the request carries, while the grant's own may change under way.
     ``replaces``: grants and tickets set aside for it, put back if it fails. ``moved``: the placements that
     others had before they made room for it, by key, with those they have been given. ``found``: the stance
-    that the container of a resize had when it was asked for. ``waiting``: who grows by it, which is told when it
+    that the container of a resize had when it was asked for. ``waiting``: the containers that grow by it, told when it
     ends; those among ``replaces`` that wait for another request are told if they come back.
     """
 
@@ -212,7 +212,7 @@ class CpusetUpdate:
 class Admission:
     """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched.
 
-    ``before``: send these first. ``after``: who is going to grow; ``bind``, ``commit`` and ``doubt`` say what to send.
+    ``before``: send these first. ``after``: the containers that grow; ``bind``, ``commit`` and ``doubt`` say what to send.
     ``give_back``: the CPU quota to send with it, since it had been taken away.
     """
 

@@ -17,7 +17,7 @@ from cri_proxy.engine.takeover import take_over
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
 
-#: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is somebody else's.
+#: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is another program's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
 #: Containers judged in one go: a millisecond or two where all of them are news.
 SLICE = 50
@@ -317,7 +317,7 @@ def _note_where(engine: Engine, item: ListedContainer) -> tuple[CpusetUpdate, ..
 def _check_cpuset(
     engine: Engine, item: ListedContainer, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
 ) -> tuple[CpusetUpdate, ...]:
-    """Repair a cpuset that is not what we set any more; give up on one that somebody keeps changing."""
+    """Repair a cpuset that is not what we set any more; give up on one that another program keeps changing."""
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD or item.cpus is None:
         return ()
@@ -437,9 +437,9 @@ def _adoption(
 def _looks_exclusive(
     container: Container, item: ListedContainer, listing: Mapping[str, ListedContainer]
 ) -> bool:
-    """Guaranteed, whole CPUs, as many as its cpuset has, and on the cpuset of nobody else.
+    """Guaranteed, whole CPUs, as many as its cpuset has, and on no other container's cpuset.
 
-    Containers without a cpuset say nothing: nobody has kept them off anything.
+    Containers without a cpuset say nothing: they were kept off no CPU.
     """
     request = container.resources.milli_request
     whole = container.qos is Qos.GUARANTEED and request > 0 and request % 1000 == 0

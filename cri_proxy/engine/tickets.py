@@ -58,9 +58,9 @@ def admit(
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
     replaced = predecessors(ledger, container)
     keys = {g.key for g in replaced}
-    # Should they come back: nobody waits for them any more, so ``resync`` must find out.
+    # Should they come back: no call waits for them any more, so ``resync`` must find out.
     replaced_tickets = tuple(replace(t, in_doubt=True) for t in ledger.tickets.values() if t.key in keys)
-    # Who waits for one that is set aside, or is set aside itself, waits for this one.
+    # A ticket that waits for one set aside, or is set aside itself, waits for this one.
     tickets = ledger.tickets.values()
     waiting = tuple(w for t in tickets for w in t.waiting if w.key in keys or t.key in keys)
     ledger.set_aside(replaced, replaced_tickets)
@@ -72,12 +72,12 @@ def admit(
             stance = Stance.UNTOUCHED
     else:
         decision = Decision(UNTOUCHED, reason)
-    # 3. Book it under the ticket, and those who make room for it where they go.
+    # 3. Book it under the ticket, and the containers that make room for it where they go.
     runs_on = runs_on_mems = NO_CPUS
     if stance is Stance.PLACED and not enforce:
         stance = Stance.OBSERVED
     if stance is not Stance.PLACED:
-        decision = replace(decision, others={})  # nobody makes room for what is not sent
+        decision = replace(decision, others={})  # no container makes room for what is not sent
         allowed = fence.asked if stance is Stance.KUBELET else fence
         runs_on, runs_on_mems = (
             allowed.cpus or ledger.host.parent_cpus or ledger.host.usable,
@@ -163,14 +163,14 @@ def cancel(
     ledger.drop(ticket.key)
     ledger.put_back(ticket.replaces, ticket.replaced_tickets)
     ledger.outcome(ticket.target or ticket_id, reason)
-    # Who made room goes back, unless something else has happened to it since, or its place is taken.
+    # A container that made room goes back, unless something else has happened to it since, or its place is taken.
     was = {}
     for key, before, given in ticket.moved:
         grant = ledger.grants.get(key)
         if grant is not None and grant.placement == given and _is_free(ledger, before, grant):
             was[key] = grant
             put_placement(ledger, key, before, "back: the container it made room for was not created")
-    # What was set aside has not followed the changes since; and who was to grow after the reply waits for it.
+    # What was set aside has not followed the changes since; and a container that was to grow after the reply waits for it.
     return _with_waiting(ledger, ticket.waiting, refreshed(ledger, was, force=bool(ticket.replaces)))
 
 

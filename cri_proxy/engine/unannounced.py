@@ -19,7 +19,7 @@ from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Placement
 
 @dataclass(frozen=True)
 class UnannouncedContainer:
-    """A container that nobody announced. ``fence``: the cpuset and mems it was created with; ``cpus``, ``mems``:
+    """A container that no call announced. ``fence``: the cpuset and mems it was created with; ``cpus``, ``mems``:
     those it has now, None = not known. ``started_at_ns``: Unix time, 0 = not known. Not running: created only."""
 
     id: str
@@ -34,7 +34,7 @@ class UnannouncedContainer:
 
 @dataclass(frozen=True)
 class Steps:
-    """What the runtime has to be told: ``before``, others make room; then the container itself, and who grows."""
+    """Updates for the runtime: ``before``, others make room; then the container itself, and those that grow."""
 
     before: tuple[CpusetUpdate, ...] = ()
     after: tuple[CpusetUpdate, ...] = ()
