@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable
@@ -23,7 +22,7 @@ from cluster.api.names import NAMESPACE, OPERATOR
 from demo.cluster.report import Measured, measurements, table
 from policies.machine.topology import TopologyData
 from tests.agent import Agent
-from tests.cluster.real.control_plane import ADMIN_TOKEN, ControlPlane
+from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import PODS, RegisteredNode
 from tests.cluster.real.parts import Part, node_agent, operator, placement, until_ready, with_view_socket
@@ -40,7 +39,6 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 #: Measurements of ten seconds each, before and after.
 ROUNDS = 3
 WAIT_S = 180.0
-PACKAGING = Path(__file__).parents[2] / "packaging" / "cluster"
 LOGS = Path("/var/log/pods"), Path("/var/log/containers")
 
 
@@ -112,7 +110,7 @@ class Case:
 
 
 @asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Path]]:
+async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Kubectl]]:
     """A cluster of one node whose kubelet speaks to containerd; the daemon is not started. And kubectl."""
     programs = await asyncio.to_thread(programs_of_a_cluster)
     control_plane = ControlPlane(folder / "k", programs["etcd"], programs["kube-apiserver"])
@@ -142,7 +140,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Path]]:
                 node = RegisteredNode(control_plane, containerd, agent, direct, host)
                 await node.start_kubelet()
                 await node.until_registered()
-                yield node, programs["kubectl"]
+                yield node, Kubectl(programs["kubectl"], control_plane)
         finally:
             await agent.close()
     finally:
@@ -187,7 +185,7 @@ async def main() -> int:
 
             async def shown() -> None:
                 async with cluster_half(node, kubectl, folder):
-                    await show(node, kubectl, folder, said)
+                    await show(node, kubectl, said)
 
             print(f"After: kubelet speaks to cri-resmgr. {ROUNDS} measurements of 10 s ...", flush=True)
             after = await case.measure(shown)
@@ -211,17 +209,11 @@ def version(node: RegisteredNode) -> str:
 
 
 @asynccontextmanager
-async def cluster_half(node: RegisteredNode, kubectl: Path, folder: Path) -> AsyncIterator[None]:
+async def cluster_half(node: RegisteredNode, kubectl: Kubectl, folder: Path) -> AsyncIterator[None]:
     """The kinds of objects, the rights, the operator and the node's agent, as processes; the node is Ready."""
-    told, api = Kubectl(kubectl, node.api), node.api
-    crds = "crds" if api.version() >= (1, 25) else "crds-before-1.25"
-    for words in (
-        ("apply", "-k", str(PACKAGING / crds)),
-        ("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"),
-        ("apply", "-k", str(PACKAGING / "base" / "namespace")),
-        ("apply", "-k", str(PACKAGING / "rbac-per-node")),
-    ):
-        await asyncio.to_thread(told.run, *words)
+    api = node.api
+    await asyncio.to_thread(kubectl.apply_crds)
+    await asyncio.to_thread(kubectl.apply_rights)
     token = await asyncio.to_thread(api.account_token, NAMESPACE, OPERATOR)
     pair = api.certificate(f"system:node:{node.name}", "system:nodes")
     parts: list[Part] = [
@@ -239,21 +231,8 @@ async def cluster_half(node: RegisteredNode, kubectl: Path, folder: Path) -> Asy
                 await part.end()
 
 
-async def show(node: RegisteredNode, kubectl: Path, folder: Path, said: list[str]) -> None:
+async def show(node: RegisteredNode, kubectl: Kubectl, said: list[str]) -> None:
     """What kubectl and its plugin show of the cluster, into ``said``; its parts take no CPU of what was measured."""
-    kubeconfig = node.api.kubeconfig(folder / "admin", token=ADMIN_TOKEN)
-    program = folder / "bin" / "kubectl-cri_resmgr"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom cluster.kubectl import main\nsys.exit(main())\n"
-    )
-    program.chmod(0o755)
-    environment = {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(PACKAGING.parents[1]),
-        "KUBECONFIG": str(kubeconfig),
-        "HOME": str(folder),
-    }
     # Its agent writes a moment after a container has started.
     await until(lambda: placement(node.api, node.name), _has_both, WAIT_S)
     pods = await asyncio.to_thread(node.api.ask, "GET", PODS)
@@ -265,14 +244,7 @@ async def show(node: RegisteredNode, kubectl: Path, folder: Path, said: list[str
         ("cri_resmgr", "explain", nginx),
     ):
         said.append(f"\n$ kubectl {' '.join(words)}")
-        done = await asyncio.to_thread(
-            subprocess.run,
-            (str(kubectl), *words),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
+        done = await asyncio.to_thread(kubectl.ask, *words)
         said.append((done.stdout + done.stderr).rstrip())
 
 

@@ -38,8 +38,6 @@ from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.machine import MACHINE
 from tests.machines import EPYC_NPS4_1S, HYGON_7285_2S, machine
 
-PACKAGING = Path(__file__).parents[3] / "packaging" / "cluster"
-
 
 @pytest.fixture(scope="session")
 def cluster_programs() -> dict[str, Path]:
@@ -76,19 +74,15 @@ def kubectl(api_server: ControlPlane, cluster_programs: dict[str, Path]) -> Kube
 
 @pytest.fixture(scope="session")
 def crds(api_server: ControlPlane, kubectl: Kubectl) -> ControlPlane:
-    """The control plane, with our kinds of objects in it, as docs/cluster.md has them applied."""
-    kubectl.run(
-        "apply", "-k", str(PACKAGING / ("crds" if api_server.version() >= (1, 25) else "crds-before-1.25"))
-    )
-    kubectl.run("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+    """The control plane, with our kinds of objects in it."""
+    kubectl.apply_crds()
     return api_server
 
 
 @pytest.fixture(scope="session")
 def rights(crds: ControlPlane, kubectl: Kubectl) -> ControlPlane:
     """The control plane with the accounts and rights of our manifests; this server has no admission policies."""
-    kubectl.run("apply", "-k", str(PACKAGING / "base" / "namespace"))
-    kubectl.run("apply", "-k", str(PACKAGING / "rbac-per-node"))
+    kubectl.apply_rights()
     return crds
 
 

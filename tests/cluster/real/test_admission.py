@@ -10,10 +10,10 @@ import yaml
 
 from cluster.api.names import AGENT, GROUP, NAMESPACE, VERSION
 from tests.cluster.real.control_plane import ControlPlane, Refused
+from tests.cluster.real.kubectl import PACKAGING
 from tests.cluster.real.test_rights import (
     APPLY,
     OBJECTS,
-    PACKAGING,
     apply,
     make,
     manifests,

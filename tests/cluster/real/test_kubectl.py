@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 
 from cluster.api.names import API_VERSION, FRONT_END_LABEL, INSTALLED_LABEL, NODE_PLACEMENT
 from tests.cluster.real.control_plane import ControlPlane, Refused
+from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.parts import PLACEMENTS
 
 pytestmark = pytest.mark.cluster
@@ -65,30 +63,9 @@ STATUS: dict[str, Any] = {
 
 
 @pytest.fixture
-def plugin(api_server: ControlPlane, tmp_path: Path) -> Plugin:
+def plugin(kubectl: Kubectl) -> Plugin:
     """Runs ``kubectl cri_resmgr ...``: exit code, output, errors."""
-    program = tmp_path / "bin" / "kubectl-cri_resmgr"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom cluster.kubectl import main\nsys.exit(main())\n"
-    )
-    program.chmod(0o755)
-    pair = api_server.certificate("admin", "system:masters")
-    kubeconfig = api_server.kubeconfig(tmp_path / "kubeconfig", certificate=pair)
-    environment = {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        "KUBECONFIG": str(kubeconfig),
-        "HOME": str(tmp_path),
-    }
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["kubectl", "cri_resmgr", *words], env=environment, capture_output=True, text=True, check=False
-        )
-
-    run.environment = environment  # type: ignore[attr-defined]
-    return run
+    return functools.partial(kubectl.ask, "cri_resmgr")
 
 
 @pytest.fixture
@@ -164,11 +141,11 @@ def account(server: ControlPlane, name: str) -> bool:
     ],
 )
 def test_uninstall_waits_for_each_nodes_job(
-    installed: ControlPlane, plugin: Plugin, phase: str, code: int, sentence: str, labels_left: set[str]
+    installed: ControlPlane, kubectl: Kubectl, phase: str, code: int, sentence: str, labels_left: set[str]
 ) -> None:
-    command = ("uninstall", "--node", NODE, "--image", "cri-resmgr-installer:0.1.0")
-    assert "say --yes" in plugin(*command).stderr
-    with subprocess_of(plugin, *command, "--yes") as running:
+    command = ("cri_resmgr", "uninstall", "--node", NODE, "--image", "cri-resmgr-installer:0.1.0")
+    assert "say --yes" in kubectl.ask(*command).stderr
+    with kubectl.start(*command, "--yes") as running:
         pod = pod_of_job(installed)
         ended = {"exitCode": code, "message": sentence}
         state = {
@@ -191,16 +168,6 @@ def test_uninstall_waits_for_each_nodes_job(
     labels = installed.ask("GET", f"/api/v1/nodes/{NODE}")["metadata"].get("labels", {})
     assert {name for name in labels if "cri-resmgr" in name} >= labels_left
     assert FRONT_END_LABEL not in labels and (INSTALLED_LABEL in labels) == bool(labels_left)
-
-
-def subprocess_of(plugin: Any, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        ["kubectl", "cri_resmgr", *words],
-        env=plugin.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def pod_of_job(server: ControlPlane) -> str:

@@ -19,6 +19,7 @@ from cluster.api.names import AGENT_MANAGER, API_VERSION, NAMESPACE, OPERATOR
 from cluster.operator.objects import read_node_placement
 from tests.cluster.operator.cluster import policy, well_status
 from tests.cluster.real.control_plane import ControlPlane, Refused
+from tests.cluster.real.kubectl import crds_of
 
 pytestmark = pytest.mark.cluster
 
@@ -48,8 +49,10 @@ def apply_manifests(server: ControlPlane) -> None:
     """CRDs and the operator's roles as they are shipped, and the namespace; no role that all agents share."""
     with contextlib.suppress(Refused):
         server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    crds = "crds" if server.version() >= (1, 25) else "crds-before-1.25"
-    for path in (*sorted(MANIFESTS.glob(f"{crds}/*.yaml")), *sorted(MANIFESTS.glob("rbac*/operator.yaml"))):
+    for path in (
+        *sorted(MANIFESTS.glob(f"{crds_of(server)}/*.yaml")),
+        *sorted(MANIFESTS.glob("rbac*/operator.yaml")),
+    ):
         for document in yaml.safe_load_all(path.read_text()):
             if document and document["kind"] in PLURALS:
                 create(server, document)

@@ -23,11 +23,11 @@ from cluster.kube.io.client import Client
 from cluster.kube.requests import Resource
 from tests.cluster.api.test_fit import status
 from tests.cluster.real.control_plane import ControlPlane, Refused
+from tests.cluster.real.kubectl import PACKAGING, crds_of
 from tests.cluster.topology.crd import NODE_RESOURCE_TOPOLOGY
 
 pytestmark = pytest.mark.cluster
 
-PACKAGING = Path(__file__).parents[3] / "packaging/cluster"
 APPLY = "application/apply-patch+yaml"
 NODE_PLACEMENT = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 TOPOLOGY = Resource("topology.node.k8s.io", "v1alpha2", "noderesourcetopologies")
@@ -55,11 +55,6 @@ def apply(server: ControlPlane, manifest: Json, **more: Any) -> Json:
 def manifests(folder: str) -> list[Json]:
     paths = sorted((PACKAGING / folder).glob("[!k]*.yaml"))
     return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
-
-
-def crds_of(server: ControlPlane) -> str:
-    """The folder for this server."""
-    return "crds" if server.version() >= (1, 25) else "crds-before-1.25"
 
 
 @pytest.fixture(scope="module")
