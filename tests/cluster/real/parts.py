@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cluster.api.names import API_VERSION, NODE_PLACEMENTS, PLACEMENT_POLICIES, PLACEMENT_POLICY
+from cri_proxy import control
 from tests.agent import ROOT, Agent
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.node import found
@@ -232,6 +233,11 @@ async def until_applied(api: ControlPlane, policy_name: str, *names: str) -> Non
 
     for name in names:
         await until(lambda name=name: placement(api, name), has, WAIT_S)
+
+
+async def active(daemon: Agent) -> str:
+    """The policy that a daemon places by."""
+    return str((await asyncio.to_thread(control.ask, daemon.control, "status", {}))["policy"])
 
 
 async def policy_status(api: ControlPlane, name: str) -> Mapping[str, Any]:

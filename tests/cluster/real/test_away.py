@@ -13,9 +13,7 @@ import pytest
 
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.kube.backoff import Backoff
-from cri_proxy import control
 from policies.machine.cpus import parse_cpus
-from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.gate import Gate
 from tests.cluster.real.node import RegisteredNode
@@ -24,6 +22,7 @@ from tests.cluster.real.parts import (
     POLICIES,
     WAIT_S,
     DescribedNode,
+    active,
     delete,
     node_agent,
     operator,
@@ -115,11 +114,6 @@ def most_tries(away_s: float) -> int:
         at_s += backoff.next(0.0)
         tries += 1
     return tries
-
-
-async def active(daemon: Agent) -> str:
-    """The policy that a daemon places by."""
-    return str((await asyncio.to_thread(control.ask, daemon.control, "status", {}))["policy"])
 
 
 @pytest.mark.parametrize("away_s", [60, pytest.param(600, marks=pytest.mark.long)])

@@ -12,8 +12,6 @@ import pytest
 
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.operator.objects import read_node_placement
-from cri_proxy import control
-from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.node import RegisteredNode, found
 from tests.cluster.real.parts import (
@@ -21,6 +19,7 @@ from tests.cluster.real.parts import (
     WAIT_S,
     DescribedNode,
     Part,
+    active,
     delete,
     operator,
     placement,
@@ -36,11 +35,6 @@ pytestmark = pytest.mark.cluster
 GOOD = {"policy": {"Active": "topology-aware"}}
 #: More CPUs than one of the three nodes has.
 TOO_MANY = {"policy": {"Active": "topology-aware", "ReservedResources": {"CPU": "100"}}}
-
-
-async def active(daemon: Agent) -> str:
-    """The policy that a daemon places by."""
-    return str((await asyncio.to_thread(control.ask, daemon.control, "status", {}))["policy"])
 
 
 async def test_a_policy_reaches_every_node_and_goes_back_with_its_object(
