@@ -226,6 +226,21 @@ class Admission:
 
 
 @dataclass(frozen=True)
+class Effects:
+    """What is to be done besides a request, in this order, before the changes are saved.
+
+    ``forget``: the container of this id gets no update that is on its way. ``overtaken``: the request itself has told a
+    container this, so an earlier update of it is void. ``send``: what containers get now. ``look``: the runtime is to be
+    asked soon what became of a request.
+    """
+
+    forget: str = ""
+    overtaken: Optional[CpusetUpdate] = None
+    send: tuple[CpusetUpdate, ...] = ()
+    look: bool = False
+
+
+@dataclass(frozen=True)
 class ListedContainer:
     """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty.
 

@@ -19,15 +19,14 @@ from cri_proxy.cri.messages import (
     read_restore,
     read_update,
     sum_pod_size,
-    update_resources,
     write_create_delta,
     write_update_delta,
 )
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import MESSAGE_CHARS
-from cri_proxy.engine.records import Admission, CpusetUpdate, Stance
 from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
+from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.front_ends.restores import Restores
 from cri_proxy.relay.interception import (
     FAILED_PRECONDITION,
@@ -43,8 +42,7 @@ from cri_proxy.relay.interception import (
 )
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
-from policies.machine.cpus import format_cpus
-from policies.model import BudgetSpent, PlacementRefused, Quota
+from policies.model import BudgetSpent, PlacementRefused
 
 
 class CriInterceptor:
@@ -79,6 +77,7 @@ class InterceptedCall:
     def __init__(self, node_state: NodeState, engine: Engine) -> None:
         self.node_state = node_state
         self.engine = engine
+        self.placer = Placer(engine, node_state.updates.owes_quota)
         self.outcome = "passed"
         self.fields: dict[str, Any] = {}
         self.namespace = ""
@@ -152,8 +151,7 @@ def _reason(error: Exception) -> str:
 
 class CreateContainer(InterceptedCall):
     method = "CreateContainer"
-    admission: Optional[Admission] = None
-    bound = False
+    creation: Optional[Creation] = None
 
     async def decide(self, message: bytes) -> Outcome:
         node_state, engine = self.node_state, self.engine
@@ -169,117 +167,83 @@ class CreateContainer(InterceptedCall):
         if node_state.active() is not engine:  # it was replaced meanwhile
             return Forward()
         started = time.perf_counter()
-        admission = engine.admit(container, request.fence, node_state.clock(), node_state.enforcing)
+        creation = self.placer.create(container, request.fence, node_state.clock(), node_state.enforcing)
         node_state.metrics.decision_seconds.observe(time.perf_counter() - started)
-        self.admission = admission
-        self._tell(admission)
+        self.creation, self.outcome = creation, creation.outcome
+        self.fields.update(creation.fields)
         node_state.save()
-        delta = write_create_delta(admission.placement)  # while the thread that writes wakes up
-        await node_state.make_room(admission.before)
+        delta = write_create_delta(creation.placement)  # while the thread that writes wakes up
+        await node_state.make_room(creation.make_room)
         return Forward(delta)
 
     async def decide_again(self, message: bytes) -> Outcome:
         """Give the place back and decide anew: plugins have changed the request that was decided about."""
-        if self.admission is not None:
-            ticket, self.admission = self.admission.ticket, None
-            updates = self.engine.cancel(ticket, self.node_state.clock(), "plugins have changed the request")
-            self.node_state.send(updates)
+        if self.creation is not None:
+            creation, self.creation = self.creation, None
+            self.node_state.carry_out(
+                creation.failed(self.node_state.clock(), "plugins have changed the request")
+            )
         return await self.request(message)
 
-    def _tell(self, admission: Admission) -> None:
-        placement = admission.decision.placement
-        self.outcome = (
-            "placed" if admission.stance is Stance.PLACED else f"untouched: {admission.stance.value}"
-        )
-        self.fields.update(
-            cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems), rung=placement.level
-        )
-        self.fields.update(why=admission.decision.why)
-
     async def done(self, message: bytes) -> None:
-        if self.admission is None:
+        if self.creation is None:
             return
         container_id = parse(cri.CreateContainerResponse, message).container_id
         if not container_id:
             return
-        missed = self.engine.bind(self.admission.ticket, container_id, self.node_state.clock())
-        self.bound = True
+        effects = self.creation.created(container_id, self.node_state.clock())
         # Its place is durable; by that and the runtime's list it is found should this be lost.
         self.node_state.save()
         self.fields["id"] = container_id
-        self.node_state.send(missed)
+        self.node_state.carry_out(effects)
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
-        if self.admission is None or self.bound:
+        if self.creation is None or self.creation.has_ended:
             return
         if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
-            self.node_state.send(
-                self.engine.cancel(
-                    self.admission.ticket, self.node_state.clock(), f"not created: {details[:MESSAGE_CHARS]}"
-                )
-            )
+            why = f"not created: {details[:MESSAGE_CHARS]}"
+            self.node_state.carry_out(self.creation.failed(self.node_state.clock(), why))
         else:
             self.outcome = "in doubt"
-            self.node_state.send(self.engine.doubt(self.admission.ticket))
-            self.node_state.on_doubt()
+            self.node_state.carry_out(self.creation.unknown())
         await self.node_state.saved()
 
 
 class UpdateContainerResources(InterceptedCall):
     method = "UpdateContainerResources"
-    admission: Optional[Admission] = None
-    container_id = ""
-    give_back: Optional[Quota] = None
+    resize: Optional[Resize] = None
 
     async def decide(self, message: bytes) -> Outcome:
-        node_state, engine = self.node_state, self.engine
+        node_state = self.node_state
         request = read_update(message)
-        grant = engine.grants.get(request.container_id)
-        self.fields["id"] = self.container_id = request.container_id
-        if grant is None or not (node_state.enforcing or grant.stance is Stance.OBSERVED):
-            return Forward()
-        container = grant.container
-        self.namespace = container.pod.namespace
-        self.fields["container"] = container.path
-        resources = update_resources(container.resources, request.linux, container.qos)
-        self.admission = engine.resize(request.container_id, resources, request.fence, node_state.clock())
-        if self.admission is None:
-            return Forward()
-        self.fields.update(cpus=format_cpus(self.admission.placement.cpus), why=self.admission.decision.why)
-        self.outcome = (
-            "placed"
-            if self.admission.stance is Stance.PLACED
-            else f"untouched: {self.admission.stance.value}"
+        self.fields["id"] = request.container_id
+        if grant := self.engine.grants.get(request.container_id):
+            self.namespace = grant.container.pod.namespace
+            self.fields["container"] = grant.container.path
+        resize = self.placer.resize(
+            request.container_id, request.linux, request.fence, node_state.clock(), node_state.enforcing
         )
-        self.give_back = self.admission.give_back
-        if self.give_back is None and node_state.updates.owes_quota(self.container_id):
-            self.give_back = engine.grants[self.admission.ticket].quota
+        if resize is None:
+            return Forward()
+        self.resize, self.outcome = resize, resize.outcome
+        self.fields.update(resize.fields)
         node_state.save()
-        await node_state.make_room(self.admission.before)
-        return Forward(write_update_delta(self.admission.placement, self.give_back))
+        await node_state.make_room(resize.make_room)
+        return Forward(write_update_delta(resize.placement, resize.give_back))
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
-        if self.admission is None:
+        if self.resize is None:
             return
         if end is CallEnd.OK:
-            sent = self.admission.placement
-            is_open = self.admission.ticket in self.engine.tickets  # else a later resize has superseded it
-            if is_open and (sent.cpus or self.give_back is not None):
-                why = "a client's update came between"
-                self.node_state.updates.overtaken(
-                    CpusetUpdate(self.container_id, sent, False, why, self.give_back)
-                )
-            self.node_state.send(self.engine.commit(self.admission.ticket, self.node_state.clock()))
+            effects = self.resize.done(self.node_state.clock())
         elif end is CallEnd.REFUSED:
             self.outcome = "cancelled"
-            self.node_state.send(self.engine.cancel(self.admission.ticket, self.node_state.clock()))
+            effects = self.resize.failed(self.node_state.clock())
         else:
             self.outcome = "in doubt"
-            self.node_state.send(self.engine.doubt(self.admission.ticket))
-            # Resync looks at what it has and repairs it; not so while an update of ours is waiting.
-            self.node_state.updates.forget(self.container_id)
-            self.node_state.on_doubt()
+            effects = self.resize.unknown()
+        self.node_state.carry_out(effects)
         await self.node_state.saved()
 
 
@@ -389,8 +353,7 @@ class StopContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK:
-            self.node_state.updates.forget(self.container_id)
-            self.node_state.send(self.engine.exited(self.container_id, None, self.node_state.clock()))
+            self.node_state.carry_out(self.placer.exited(self.container_id, None, self.node_state.clock()))
             await self.node_state.saved()
 
 
@@ -399,8 +362,7 @@ class RemoveContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.node_state.updates.forget(self.container_id)
-            self.node_state.send(self.engine.remove(self.container_id))
+            self.node_state.carry_out(self.placer.removed(self.container_id))
             await self.node_state.saved()
 
 
@@ -416,7 +378,7 @@ class EndPodSandbox(InterceptedCall):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.node_state.send(self.engine.end_pod(self.sandbox_id))
+            self.node_state.carry_out(self.placer.pod_ended(self.sandbox_id))
             await self.node_state.saved()
 
 

@@ -11,7 +11,7 @@ from bpf.kernel.clock import boot_time_s
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.orders import NO_ORDERS, Orders
 from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import CpusetUpdate, Grant
+from cri_proxy.engine.records import CpusetUpdate, Effects, Grant
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
@@ -119,6 +119,16 @@ class NodeState:
         """Give other containers their new cpusets, in the background."""
         if self.enforcing:
             self.updates.send(updates)
+
+    def carry_out(self, effects: Effects) -> None:
+        """Do what an answer of the placer's asks for. What has changed is yet to be saved."""
+        if effects.forget:
+            self.updates.forget(effects.forget)
+        if effects.overtaken is not None:
+            self.updates.overtaken(effects.overtaken)
+        self.send(effects.send)
+        if effects.look:
+            self.on_doubt()
 
     async def make_room(self, updates: Iterable[CpusetUpdate]) -> None:
         """Shrink others before a create, once that is written down; waits for both, but not for ever."""

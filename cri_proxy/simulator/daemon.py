@@ -20,7 +20,6 @@ from cri_proxy.cri.messages import (
     read_create,
     read_pod,
     read_update,
-    update_resources,
     write_create_delta,
     write_update_delta,
 )
@@ -29,10 +28,11 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import unmet
 from cri_proxy.engine.ledger import HISTORY, JournalKey
-from cri_proxy.engine.records import Admission, CpusetUpdate, Grant, ListedContainer, Stance
+from cri_proxy.engine.records import CpusetUpdate, Grant, ListedContainer, Stance
 from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
+from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.simulator.node import Process, SimulatedRuntime
 from cri_proxy.simulator.observer import SimulatedObserver, rebalance
 from cri_proxy.simulator.scenario import ScenarioEdge
@@ -107,23 +107,23 @@ class SimulatedShell:
         """CreateContainer, and StartContainer where it comes to that. ``result``: what the runtime does."""
         # 1. What we make of the request.
         try:
-            admission, why = self._admit(message)
+            creation, why = self._admit(message)
         except PlacementRefused as error:
             return CallResult(error=str(error))
-        if admission is None:
+        if creation is None:
             return self._create_untouched(container_id, message, result, why)
-        delta = write_create_delta(admission.placement)
+        delta = write_create_delta(creation.placement)
         sent = _fields(parse(cri.CreateContainerRequest, delta).config.linux.resources)
-        self.send(admission.before)
+        self.send(creation.make_room)
         # 2. What the runtime makes of it.
         if result == "refused":
-            self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
+            self.send(creation.failed(self.now_s, REFUSED).send)
             return CallResult(why, sent, REFUSED)
-        process = self.runtime.create(container_id, message, delta, admission.ticket)
+        process = self.runtime.create(container_id, message, delta, creation.admission.ticket)
         if result == "doubt":
-            self.send(self.engine.doubt(admission.ticket))
+            self.send(creation.unknown().send)
             return CallResult(f"{why}; in doubt: no answer came back, its place stays reserved", sent)
-        self.send(self.engine.bind(admission.ticket, container_id, self.now_s))
+        self.send(creation.created(container_id, self.now_s).send)
         # 3. How it starts.
         if result == "start-fails":
             return CallResult(f"{why}; {self._fail_start(process)}", sent)
@@ -131,7 +131,12 @@ class SimulatedShell:
         self.engine.started(container_id)
         return CallResult(why, sent)
 
-    def _admit(self, message: bytes) -> tuple[Optional[Admission], str]:
+    @property
+    def _placer(self) -> Placer:
+        # Updates are carried out at once: no quota is on its way.
+        return Placer(self.engine)
+
+    def _admit(self, message: bytes) -> tuple[Optional[Creation], str]:
         if not self.active:
             return None, "mode off: requests pass as they are"
         read = read_create(message, self.engine.pods, self.memory_bytes)
@@ -139,14 +144,15 @@ class SimulatedShell:
         hints = hints_by_address(uses, self.machine.topology.data.devices)
         container = replace(read.container, hints=hints)
         try:
-            admission = self.engine.admit(container, read.fence, self.now_s, self.enforcing)
+            creation = self._placer.create(container, read.fence, self.now_s, self.enforcing)
         except BudgetSpent as error:
             namespace = read.container.pod.namespace
             if any(fnmatchcase(namespace, glob) for glob in self.config["placement.fail_closed_namespaces"]):
                 raise PlacementRefused(f"{error}, and {namespace} fails closed") from None
             return None, f"failed open: {error}"
+        admission = creation.admission
         note = f"mode {self.mode}, nothing is sent: " if admission.stance is Stance.OBSERVED else ""
-        return admission, note + admission.decision.why
+        return creation, note + admission.decision.why
 
     def _create_untouched(self, container_id: str, message: bytes, result: str, why: str) -> CallResult:
         if result == "refused":
@@ -161,64 +167,67 @@ class SimulatedShell:
     def _fail_start(self, process: Process) -> str:
         process.state, process.exit_code = "exited", START_ERROR_CODE
         distrusted = self.engine.start_failed(process.id, START_ERROR, self.now_s)
-        self.send(self.engine.exited(process.id, START_ERROR_CODE, self.now_s))
+        self.send(self._placer.exited(process.id, START_ERROR_CODE, self.now_s).send)
         note = ": its next attempts go through untouched for a while" if distrusted else ""
         return f"its start failed ({START_ERROR}){note}"
 
     def update(self, process: Process, message: bytes, result: str) -> CallResult:
         """UpdateContainerResources."""
         try:
-            admission, why = self._resize(process, message)
+            resize, why = self._resize(process, message)
         except PlacementRefused as error:
             return CallResult(error=str(error))
-        if admission is None:
+        if resize is None:
             if result == "refused":
                 return CallResult(why, error=REFUSED)
             process.ask(message, b"")
             return CallResult(why)
-        delta = write_update_delta(admission.placement, admission.give_back)
+        delta = write_update_delta(resize.placement, resize.give_back)
         sent = _fields(parse(cri.UpdateContainerResourcesRequest, delta).linux)
-        self.send(admission.before)
+        self.send(resize.make_room)
         if result == "refused":
-            self.send(self.engine.cancel(admission.ticket, self.now_s, REFUSED))
+            self.send(resize.failed(self.now_s, REFUSED).send)
             return CallResult(why, sent, REFUSED)
         process.ask(message, delta)
-        self.send(self.engine.commit(admission.ticket, self.now_s))
+        self.send(resize.done(self.now_s).send)
         return CallResult(why, sent)
 
-    def _resize(self, process: Process, message: bytes) -> tuple[Optional[Admission], str]:
+    def _resize(self, process: Process, message: bytes) -> tuple[Optional[Resize], str]:
         request = read_update(message)
         grant = self.engine.grants.get(request.container_id)
-        if not self.active or (grant is not None and grant.stance is Stance.PLACED and not self.enforcing):
+        if not self.active or (
+            grant is not None and grant.stance is not Stance.OBSERVED and not self.enforcing
+        ):
             return None, f"mode {self.mode}: requests pass as they are"
         if grant is None:
             return None, "it has no record under this id: the request passes as it is"
-        resources = update_resources(grant.container.resources, request.linux, grant.container.qos)
         try:
-            admission = self.engine.resize(request.container_id, resources, request.fence, self.now_s)
+            resize = self._placer.resize(
+                request.container_id, request.linux, request.fence, self.now_s, self.enforcing
+            )
         except BudgetSpent as error:
             return None, f"failed open: {error}"
-        return admission, "" if admission is None else admission.decision.why
+        return resize, "" if resize is None else resize.admission.decision.why
 
     def exit(self, process: Process, code: int) -> None:
         """The container ended."""
         process.state, process.exit_code = "exited", code
         if self.active:
-            self.send(self.engine.exited(process.id, code, self.now_s))
+            self.send(self._placer.exited(process.id, code, self.now_s).send)
         self._reread()
 
     def remove(self, process: Process) -> None:
         """RemoveContainer."""
         del self.runtime.containers[process.id]
         if self.active:
-            self.send(self.engine.remove(process.id))
+            self.send(self._placer.removed(process.id).send)
         self._reread()
 
     def remove_sandbox(self, pod_id: str) -> list[str]:
         """StopPodSandbox and RemovePodSandbox; returns the ids of the containers that went with it."""
         gone = self.runtime.remove_sandbox(pod_id)
         if self.active:
-            self.send(self.engine.end_pod(pod_id))
+            self.send(self._placer.pod_ended(pod_id).send)
         self._reread()
         return gone
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any, Generic, Optional, TypeVar
 
 from google.protobuf.message import Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.cri.messages import read_fence, update_resources
+from cri_proxy.cri.messages import read_fence
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Admission, CpusetUpdate, Stance
+from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.front_ends.lookup import look_up
+from cri_proxy.front_ends.placer import Creation, Decided, Placer, Resize
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
 from cri_proxy.services.node_state import NodeState
 from policies.machine.cpus import format_cpus
-from policies.model import Pod, PodSize, Quota
+from policies.model import Pod, PodSize
 
 #: How long a create or an update may take at the runtime before the runtime is asked what became of it, seconds.
 LATE_S = 30.0
@@ -41,14 +42,15 @@ class Told:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+_Request = TypeVar("_Request", bound=Decided)
+
+
 @dataclass(frozen=True)
-class _Flying:
+class _Flying(Generic[_Request]):
     """A create or an update that the runtime was answered and has not made yet."""
 
-    engine: Engine
-    admission: Admission
+    request: _Request
     since_s: float
-    give_back: Optional[Quota] = None
 
 
 class NriPlacing:
@@ -57,8 +59,8 @@ class NriPlacing:
     def __init__(self, node_state: NodeState, sender: NriSender) -> None:
         self._node_state = node_state
         self._sender = sender
-        self._creating: dict[str, _Flying] = {}
-        self._updating: dict[str, _Flying] = {}
+        self._creating: dict[str, _Flying[Creation]] = {}
+        self._updating: dict[str, _Flying[Resize]] = {}
         #: Containers that were created and have not started yet, by id: pod uid and name.
         self._unstarted: dict[str, tuple[str, str]] = {}
         #: Whether the host tells of starts at all.
@@ -109,7 +111,7 @@ class NriPlacing:
         self._sizes.pop(request.pod.id, None)
         engine = self._node_state.active()
         if engine is not None:
-            self._node_state.send(engine.end_pod(request.pod.id))
+            self._node_state.carry_out(self._placer(engine).pod_ended(request.pod.id))
             self._node_state.save()
 
     remove_pod_sandbox = stop_pod_sandbox
@@ -142,15 +144,15 @@ class NriPlacing:
             return None
         # 2. Its place. From here on no other decision is waited for: what is admitted is answered.
         now_s = node_state.clock()
-        admission = engine.admit(container, read.fence, now_s, node_state.enforcing)
+        creation = self._placer(engine).create(container, read.fence, now_s, node_state.enforcing)
         node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
-        self._creating[request.container.id] = _Flying(engine, admission, now_s)
+        self._creating[request.container.id] = _Flying(creation, now_s)
         node_state.save()
         # 3. The answer; who makes room is told with it, before the container is made.
-        _tell(told, admission)
-        adjust = reader.write_adjustment(admission.placement, read.fence)
+        _tell(told, creation)
+        adjust = reader.write_adjustment(creation.placement, read.fence)
         reply: Message = nri.CreateContainerResponse(
-            adjust=adjust, update=self._in_answer(engine, admission.before)
+            adjust=adjust, update=self._in_answer(engine, creation.make_room)
         )
         await node_state.store.settled()
         return reply
@@ -176,12 +178,12 @@ class NriPlacing:
         node_state, flying = self._node_state, self._creating.pop(container_id, None)
         if flying is None:
             return
-        missed = flying.engine.bind(flying.admission.ticket, container_id, node_state.clock())
-        grant = flying.engine.grants.get(container_id)
+        effects = flying.request.created(container_id, node_state.clock())
+        grant = flying.request.engine.grants.get(container_id)
         if grant is not None:
             self._unstarted[container_id] = (grant.container.pod.uid, grant.container.name)
         node_state.save()
-        node_state.send(missed)
+        node_state.carry_out(effects)
 
     async def post_start_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
@@ -202,26 +204,24 @@ class NriPlacing:
         if self._sender.is_ours(key, linux):
             told.outcome = "ours"
             return None
-        grant = None if engine is None else engine.grants.get(key)
-        if engine is None or grant is None or not (node_state.enforcing or grant.stance is Stance.OBSERVED):
+        if engine is None:
             return None
-        container = grant.container
-        told.namespace = container.pod.namespace
-        told.fields["container"] = container.path
-        resources = update_resources(container.resources, linux, container.qos)
-        admission = engine.resize(key, resources, read_fence(linux), node_state.clock())
-        if admission is None:
+        if grant := engine.grants.get(key):
+            told.namespace = grant.container.pod.namespace
+            told.fields["container"] = grant.container.path
+        resize = self._placer(engine).resize(
+            key, linux, read_fence(linux), node_state.clock(), node_state.enforcing
+        )
+        if resize is None:
             return None
-        give_back = admission.give_back or self._owed(engine, key)
         before = self._updating.get(key)
-        if before is not None:  # nobody has told how that ended
-            node_state.send(before.engine.doubt(before.admission.ticket))
-            node_state.on_doubt()
-        self._updating[key] = _Flying(engine, admission, node_state.clock(), give_back)
+        if before is not None:  # no event has told how that ended
+            node_state.carry_out(before.request.unknown())
+        self._updating[key] = _Flying(resize, node_state.clock())
         node_state.save()
-        _tell(told, admission)
-        own = reader.write_container_update(key, admission.placement, give_back)
-        updates = [*self._in_answer(engine, admission.before), *([own] if own is not None else [])]
+        _tell(told, resize)
+        own = reader.write_container_update(key, resize.placement, resize.give_back)
+        updates = [*self._in_answer(engine, resize.make_room), *([own] if own is not None else [])]
         reply: Message = nri.UpdateContainerResponse(update=updates)
         await node_state.store.settled()
         return reply
@@ -231,18 +231,8 @@ class NriPlacing:
         node_state, flying = self._node_state, self._updating.pop(key, None)
         if flying is None:
             return
-        sent = flying.admission.placement
-        is_open = flying.admission.ticket in flying.engine.tickets  # else it was settled by a comparison
-        if is_open and (sent.cpus or flying.give_back is not None):
-            why = "a client's update came between"
-            node_state.updates.overtaken(CpusetUpdate(key, sent, False, why, flying.give_back))
-        node_state.send(flying.engine.commit(flying.admission.ticket, node_state.clock()))
+        node_state.carry_out(flying.request.done(node_state.clock()))
         node_state.save()
-
-    def _owed(self, engine: Engine, key: str) -> Optional[Quota]:
-        """The quota that a container was to get back and has not yet."""
-        grant = engine.grants.get(key)
-        return grant.quota if grant is not None and self._node_state.updates.owes_quota(key) else None
 
     # ------------------------------------------------------------------ the end
 
@@ -250,17 +240,19 @@ class NriPlacing:
         key = told.fields["id"] = request.container.id
         if self._cancelled(key, told):
             return None
-        self._node_state.updates.forget(key)
         engine = self._node_state.active()
         if engine is None:
+            self._node_state.updates.forget(key)
             return None
         grant = engine.grants.get(key)
         if grant is not None:
             told.fields["container"] = grant.container.path
         code = reader.read_exit_code(request.container)
-        updates = engine.exited(key, code, self._node_state.clock())
+        effects = self._placer(engine).exited(key, code, self._node_state.clock())
+        self._node_state.updates.forget(effects.forget)
         self._node_state.save()
-        reply: Message = nri.StopContainerResponse(update=self._in_answer(engine, updates))
+        # What others get is part of the answer.
+        reply: Message = nri.StopContainerResponse(update=self._in_answer(engine, effects.send))
         return reply
 
     async def remove_container(self, request: Any, told: Told) -> None:
@@ -269,10 +261,11 @@ class NriPlacing:
             return
         self._unstarted.pop(key, None)
         self._updating.pop(key, None)
-        self._node_state.updates.forget(key)
         engine = self._node_state.active()
-        if engine is not None:
-            self._node_state.send(engine.remove(key))
+        if engine is None:
+            self._node_state.updates.forget(key)
+        else:
+            self._node_state.carry_out(self._placer(engine).removed(key))
             self._node_state.save()
 
     def _cancelled(self, key: str, told: Told) -> bool:
@@ -283,7 +276,7 @@ class NriPlacing:
         told.outcome = "cancelled"
         node_state = self._node_state
         reason = "not created: the runtime has taken it back"
-        node_state.send(flying.engine.cancel(flying.admission.ticket, node_state.clock(), reason))
+        node_state.carry_out(flying.request.failed(node_state.clock(), reason))
         node_state.save()
         return True
 
@@ -299,19 +292,22 @@ class NriPlacing:
         """Nobody knows what becomes of requests older than this: resync finds out. One that is told of yet is bound."""
         node_state, now_s = self._node_state, self._node_state.clock()
         doubted = False
-        for flights in (self._creating, self._updating):
+        both: list[dict[str, _Flying[Any]]] = [self._creating, self._updating]
+        for flights in both:
             for key, flying in list(flights.items()):
-                ticket = flying.engine.tickets.get(flying.admission.ticket)
+                ticket = flying.request.ticket
                 if ticket is None:  # it was settled by a resync
                     del flights[key]
                 elif not ticket.in_doubt and now_s - flying.since_s >= late_s:
-                    node_state.send(flying.engine.doubt(ticket.id))
+                    node_state.carry_out(flying.request.unknown())
                     doubted = True
         if doubted:
             node_state.save()
-            node_state.on_doubt()
 
     # ------------------------------------------------------------------ answers
+
+    def _placer(self, engine: Engine) -> Placer:
+        return Placer(engine, self._node_state.updates.owes_quota)
 
     def _in_answer(self, engine: Engine, updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
         """Updates of others, as part of an answer; those on their way by other means are overtaken by it."""
@@ -320,7 +316,7 @@ class NriPlacing:
         written = []
         for update in updates:
             if update.give_back is None and not update.placement.lift_quota:
-                update = replace(update, give_back=self._owed(engine, update.id))
+                update = replace(update, give_back=self._placer(engine).owed(update.id))
             message = reader.write_update(update)
             if message is not None:
                 written.append(message)
@@ -328,9 +324,8 @@ class NriPlacing:
         return written
 
 
-def _tell(told: Told, admission: Admission) -> None:
-    placement = admission.decision.placement
-    placed = admission.stance is Stance.PLACED
-    told.outcome = "placed" if placed else f"untouched: {admission.stance.value}"
+def _tell(told: Told, decided: Decided) -> None:
+    placement = decided.admission.decision.placement
+    told.outcome = decided.outcome
     told.fields.update(cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems))
-    told.fields.update(level=placement.level, why=admission.decision.why)
+    told.fields.update(level=placement.level, why=decided.admission.decision.why)
