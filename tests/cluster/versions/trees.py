@@ -63,7 +63,7 @@ BEFORE: Changes = {
     ),
     "cri_proxy/daemon/commands_view.py": (
         (', "doctor": self.doctor}', "}"),
-        ('            "warnings": parts.health.warnings,\n', ""),
+        ('            "warnings": services.health.warnings,\n', ""),
         ('            "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),\n', ""),
         ('"affinity_groups": groups}', "}"),
     ),
