@@ -10,7 +10,7 @@ import sys
 import textwrap
 from itertools import groupby
 
-from cri_proxy.config import compatibility as config_intel
+from cri_proxy.config import compatibility
 from cri_proxy.config.balloons import FIELDS, MEANINGLESS
 from cri_proxy.config.options.table import OPTIONS, Option
 from cri_proxy.version import DOCUMENTS
@@ -166,16 +166,16 @@ def _balloon_types() -> str:
 def _intel() -> str:
     policies = "\n".join(
         f"| `policy.Active: {theirs}` | `policy.Active: {ours}`{'' if theirs == 'memtier' else ', with a note'} |"
-        for theirs, ours in config_intel.POLICIES.items()
+        for theirs, ours in compatibility.POLICIES.items()
     )
     told = ("PinMemory", "ReservedPoolNamespaces", "UnlimitedBurstable")
     counterparts = "\n".join(
         f"| `policy.NAME.{theirs}` | `{ours}` |"
-        for theirs, ours in config_intel.COUNTERPARTS.items()
+        for theirs, ours in compatibility.COUNTERPARTS.items()
         if theirs not in told
     )
-    sections = ", ".join(f"`{name}`" for name in sorted(config_intel.SECTIONS))
-    levels = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in config_intel.LEVELS.items())
+    sections = ", ".join(f"`{name}`" for name in sorted(compatibility.SECTIONS))
+    levels = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in compatibility.LEVELS.items())
     return _INTEL.format(policies=policies, counterparts=counterparts, sections=sections, levels=levels)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from cri_proxy.relay.http2.frames import GOAWAY, HEADERS, Error
+from cri_proxy.relay.http2.frames import END_STREAM, GOAWAY, HEADERS, Error
 from cri_proxy.relay.interception import CallEnd
 from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CREATE, VERSION, data, headers
@@ -26,9 +26,9 @@ async def hold(client: Raw, stream: int) -> None:
 
 
 async def call(client: Raw, stream: int) -> None:
-    """A call that the runtime answers."""
+    """A call that the runtime has answered to the end: from then on the connection is in use."""
     client.write(request(VERSION, stream))
-    while (await client.frame(HEADERS)).stream != stream:
+    while (told := await client.frame(HEADERS)).stream != stream or not told.flags & END_STREAM:
         pass
 
 
