@@ -33,6 +33,7 @@ from cri_proxy.config.checks import (
 )
 from cri_proxy.config.options.nri_capabilities import REACTIONS
 from policies.machine.cpus import NO_CPUS
+from policies.registry import POLICIES
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _validator(name: str, what: str) -> Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("policy.Active", one_of("hygon", "topology-aware", "balloons", "none"), "hygon",
+    Option("policy.Active", one_of(*POLICIES), "hygon",
            "The placement policy. hygon: the ladder of the Hygon manual, CPUs shared; topology-aware: CPUs of "
            "their own for Guaranteed containers; balloons: pools of CPUs by policy.balloons.BalloonTypes; none: "
            "nothing is placed.", cluster=True),
