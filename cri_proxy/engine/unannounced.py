@@ -40,19 +40,6 @@ class Steps:
     after: tuple[CpusetUpdate, ...] = ()
 
 
-def place(engine: Engine, arrival: UnannouncedContainer, now_s: float, enforce: bool) -> Steps:
-    """Place a container that is there as if it were being created. Its own update is ``own_update``'s.
-
-    :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
-    """
-    admission = engine.admit(arrival.container, arrival.fence, now_s, enforce)
-    missed = engine.bind(admission.ticket, arrival.id, now_s)
-    if arrival.is_running:
-        engine.started(arrival.id)
-    others = tuple(u for u in missed if u.id != arrival.id)
-    return Steps(admission.before, others)
-
-
 def own_update(engine: Engine, arrival: UnannouncedContainer) -> tuple[CpusetUpdate, ...]:
     """What a container that was placed has to be told: nothing if it has its CPUs, or has ended meanwhile."""
     grant = engine.grants.get(arrival.id)

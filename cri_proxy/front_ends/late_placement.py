@@ -16,6 +16,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.engine.unannounced import Steps, UnannouncedContainer
 from cri_proxy.front_ends.lookup import look_up
+from cri_proxy.front_ends.placer import Placer
 from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
@@ -81,7 +82,7 @@ class LatePlacement:
         now_s = node_state.clock()
         fields: dict[str, Any] = {}
         try:
-            steps = core.place(engine, arrival, now_s, node_state.enforcing)
+            steps = Placer(engine).create_late(arrival, now_s, node_state.enforcing)
             outcome = engine.grants[arrival.id].stance.value
             self.count += 1
         except Exception as error:

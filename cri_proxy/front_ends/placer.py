@@ -16,6 +16,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import update_resources
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Admission, CpusetUpdate, Effects, Stance, Ticket
+from cri_proxy.engine.unannounced import Steps, UnannouncedContainer
 from policies.machine.cpus import format_cpus
 from policies.model import Container, CpusetConstraint, Placement, Quota
 
@@ -142,6 +143,17 @@ class Placer:
         :raises PlacementRefused: the request is to be refused. :raises BudgetSpent: it goes through as it is.
         """
         return Creation(self.engine, self.engine.admit(container, constraint, now_s, enforce))
+
+    def create_late(self, found: UnannouncedContainer, now_s: float, enforce: bool) -> Steps:
+        """A container is there already: it is placed as if it were being created. Its own update is ``own_update``'s.
+
+        :raises PlacementRefused, BudgetSpent: as ``create``; nothing has changed then.
+        """
+        creation = self.create(found.container, found.fence, now_s, enforce)
+        effects = creation.created(found.id, now_s)
+        if found.is_running:
+            self.engine.started(found.id)
+        return Steps(creation.make_room, tuple(update for update in effects.send if update.id != found.id))
 
     def resize(
         self,

@@ -14,8 +14,8 @@ from cri_proxy.engine.unannounced import (
     in_order,
     leave_untouched,
     own_update,
-    place,
 )
+from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S
@@ -41,7 +41,7 @@ def arrival(
 
 def come(engine: Engine, who: UnannouncedContainer, enforce: bool = True) -> list[tuple[str, str]]:
     """Place it; what the runtime is told, in order."""
-    steps = place(engine, who, 10.0, enforce)
+    steps = Placer(engine).create_late(who, 10.0, enforce)
     assert broken_invariants(engine) == []
     updates = (*steps.before, *own_update(engine, who), *steps.after)
     return [(update.id, format_cpus(update.placement.cpus)) for update in updates]
@@ -96,7 +96,7 @@ def test_it_is_told_only_what_it_does_not_have(cpus: Optional[str], enforce: boo
 
 def test_who_has_ended_before_it_was_told_is_told_nothing() -> None:
     engine, who = engine_on(HYGON_7285_2S), arrival(make_container("app", limit=2))
-    place(engine, who, 10.0, True)
+    Placer(engine).create_late(who, 10.0, True)
     engine.exited("new", 1, 11.0)
     assert own_update(engine, who) == ()
     engine.remove("new")
@@ -116,7 +116,7 @@ def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is() 
     who = arrival(make_container("app", limit=12, preferences=PlacementPreferences(l3="require")), ALL)
     before = dump(engine)
     with pytest.raises(PlacementRefused) as caught:
-        place(engine, who, 10.0, True)
+        Placer(engine).create_late(who, 10.0, True)
     assert dump(engine) == before
     assert leave_untouched(engine, who, 10.0, f"not placed: {caught.value}") == ()
     grant = engine.grants["new"]
