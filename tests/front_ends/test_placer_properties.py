@@ -42,6 +42,7 @@ MACHINE = machine(HYGON_7285_2S)
 #: The pods, and the containers that each may have.
 PODS, NAMES = ("p0", "p1", "p2"), ("a", "b")
 Step = tuple[Any, ...]
+KILLED = 137
 
 
 def config_of(policy: str) -> Config:
@@ -317,7 +318,8 @@ class Simulated(FrontEnd):
 
     async def stop(self, key: str) -> None:
         self.shell.now_s = self.now_s
-        self.shell.exit(self.shell.runtime.containers[key], 0)
+        # StopContainer does not tell a code: that it has finished well is not known.
+        self.shell.exit(self.shell.runtime.containers[key], KILLED)
 
     async def remove(self, key: str) -> None:
         self.shell.now_s = self.now_s
