@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, waits_for
 from cri_proxy.config.config import BadConfig, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.config.io.cluster_policy_file import NOTHING, PolicyFile, StoredPolicy
 from cri_proxy.node.machine import NoMachine
+
+if TYPE_CHECKING:
+    from cri_proxy.daemon.daemon import Daemon
 
 HELD_OFF = (
     "this node takes no policy of the cluster: `cri-resmgr config cluster-policy --clear` has been said here;"
@@ -22,7 +25,7 @@ HELD_OFF = (
 class ClusterLayer:
     """The layer of one daemon."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._file = PolicyFile()
         self.kept: StoredPolicy = NOTHING

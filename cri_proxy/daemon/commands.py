@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import grpc
 
@@ -42,6 +42,9 @@ from policies.machine.cpus import format_cpus
 from policies.machine.topology_json import write_topology
 from policies.model import BudgetSpent, PlacementRefused
 
+if TYPE_CHECKING:
+    from cri_proxy.daemon.daemon import Daemon
+
 #: How long a command waits for the runtime to take updates.
 WAIT_S = 30.0
 
@@ -49,7 +52,7 @@ WAIT_S = 30.0
 class Commands:
     """The commands of one daemon."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._view = ViewCommands(daemon)
         self._started = time.monotonic()

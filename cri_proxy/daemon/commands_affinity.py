@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cri_api.control import ControlError
 from cri_proxy.affinity.io.rebalancer import AffinityController, CannotRebalance
@@ -14,6 +14,9 @@ from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Traffic
 
+if TYPE_CHECKING:
+    from cri_proxy.daemon.daemon import Daemon
+
 #: As many edges are looked up at once: a few milliseconds.
 SLICE = 300
 
@@ -21,7 +24,7 @@ SLICE = 300
 class AffinityCommands:
     """The commands ``affinity`` and ``rebalance`` of one daemon."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     def table(self) -> Mapping[str, Command]:

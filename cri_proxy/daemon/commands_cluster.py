@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cri_api.control import ControlError
 from cri_proxy.config.cluster_policy import BadPolicy, read_policy
 from cri_proxy.control import Command
 from cri_proxy.engine.orders import BadOrder, read_overrides
 
+if TYPE_CHECKING:
+    from cri_proxy.daemon.daemon import Daemon
+
 
 class ClusterCommands:
     """The commands ``cluster-policy``, ``overrides`` and ``freeze`` of one daemon."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     def table(self) -> Mapping[str, Command]:

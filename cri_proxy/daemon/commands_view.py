@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 from cri_api.control import ControlError
 from cri_proxy.control import Command
@@ -28,6 +28,9 @@ from policies.affinity.graph.groups import Group, groups_of
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.topology import Topology
 
+if TYPE_CHECKING:
+    from cri_proxy.daemon.daemon import Daemon
+
 #: Containers that are written down at once: a millisecond.
 SLICE = 100
 #: What ways there are to learn of containers, by the names that front ends have.
@@ -43,13 +46,15 @@ Item = TypeVar("Item")
 class ViewCommands:
     """The commands of one daemon that change nothing."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         #: The machine that zones and its document were made of.
         self._machine: tuple[Optional[Topology], tuple[Zone, ...], dict[str, Any]] = (None, (), {})
         #: The edges that groups were made of.
         self._groups: tuple[object, list[Group]] = ((), [])
-        self._examiner = Examiner(lambda: daemon.options.files, lambda: daemon.parts.config["control.socket"])
+        self._examiner = Examiner(
+            lambda: daemon.options.files, lambda: daemon.services.config["control.socket"]
+        )
 
     def table(self) -> Mapping[str, Command]:
         """Those that both sockets have besides ``SHARED``, by the name they have on the wire."""

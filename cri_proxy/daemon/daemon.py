@@ -79,7 +79,7 @@ class Daemon:
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options
-        self.front: Optional[FrontEnd] = None
+        self._front: Optional[FrontEnd] = None
         self.control: Optional[ControlServer] = None
         self.view: Optional[ControlServer] = None
         #: Another one in every life of a daemon.
@@ -91,6 +91,12 @@ class Daemon:
         self._debugging = False
         #: What lines of one kind are counted by.
         self._repeats = logs.Repeats()
+
+    @property
+    def front(self) -> FrontEnd:
+        """What learns of containers. Before it is open there is no control socket, and so nothing that asks for it."""
+        assert self._front is not None
+        return self._front
 
     # ------------------------------------------------------------------ start and stop
 
@@ -138,7 +144,6 @@ class Daemon:
             self.health.note("start", STARTING)
 
     async def _let_in(self) -> None:
-        assert self.front is not None
         try:
             await self.front.start_behind(self._bring_up())
         finally:
@@ -146,7 +151,6 @@ class Daemon:
 
     def _announce(self) -> None:
         engine, front = self.services.node_state.engine, self.front
-        assert front is not None
         self.log.info(
             f"cri-resmgr {VERSION}",
             runs_as=front.name,
@@ -162,7 +166,7 @@ class Daemon:
         for sentence in sentences.splitlines():
             log.error(sentence)
         notify(f"STATUS={sentences.splitlines()[0]}")
-        if self.front is not None:
+        if self._front is not None:
             await self._stop()
 
     def _configure(self) -> None:
@@ -230,7 +234,7 @@ class Daemon:
                 raise
             where = f"{error.filename}: " if error.filename else ""
             raise SocketTaken(f"{where}{error.strerror or error}") from None
-        self.front = front
+        self._front = front
         if not self._own() and not front.must_serve:
             raise SocketTaken(self.health.reasons["owner"])
         self.commands = Commands(self)
@@ -293,7 +297,6 @@ class Daemon:
         drain_s, stops_s = services.config["relay.drain"], services.config["relay.drain_stops"]
         notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
         extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
-        assert self.front is not None
         await self.front.close(drain_s, stops_s)
         extending.cancel()
         await self.tasks.end()
@@ -315,7 +318,6 @@ class Daemon:
 
     def _start_tasks(self) -> None:
         services, rounds, front, keep = self.services, self.rounds, self.front, self.tasks.keep
-        assert front is not None
         keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
         keep(front.name, front.run)
         keep("comparison", rounds.reconcile)
@@ -435,7 +437,7 @@ class Daemon:
             await self.assembly.follow_config()
         await self._keep()
         self.affinity.reconfigured()
-        if self.front is not None:
+        if self._front is not None:
             self.front.reconfigured()
         await services.store.settled()  # a mode that was given by command does not come back
         self.log.info("configuration loaded", changed=list(changed))
