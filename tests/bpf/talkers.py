@@ -135,7 +135,8 @@ class Stage:
         self.names: dict[int, str] = {}
         #: Unique to this test: others make networks at the same time.
         self.net = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
-        self.net6 = f"fd{secrets.token_hex(1)}:{secrets.token_hex(2)}"
+        #: As addresses are printed, so without leading zeros.
+        self.net6 = f"fd{secrets.token_hex(1)}:{secrets.randbelow(0xFFFF) + 1:x}"
 
     def resolve(self, cgroup_id: int) -> str:
         """All cgroups but ours are the host's."""
