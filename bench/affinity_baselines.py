@@ -63,7 +63,7 @@ def round_robin(case: Case, seed: int) -> Places:
 
 
 def union_find(case: Case, seed: int) -> Places:
-    """openEuler's NRI plugin: whoever is connected at all is one group, and groups go to NUMA nodes in turn, in
+    """openEuler's NRI plugin: all that is connected at all is one group, and groups go to NUMA nodes in turn, in
     random order (it walks through a Go map). In a node the kernel is taken to balance the leaves."""
     groups = sorted(map(sorted, networkx.connected_components(graph_of(case))))
     Random(seed).shuffle(groups)

@@ -1,4 +1,4 @@
-"""The machines and graphs of ``bench.affinity``: who calls whom in known microservice benchmarks, and made-up ones.
+"""The machines and graphs of ``bench.affinity``: the calls of known microservice benchmarks, and made-up ones.
 
 The three applications are written down from the benchmarks' own sources, as calls per request of a front end:
 DeathStarBench (github.com/delimitrou/DeathStarBench at 6ecb097) socialNetwork, with the mix of its
@@ -164,7 +164,7 @@ def applications(machine: Machine, replicas: int, seed: int) -> Case:
 
 def heavy_tailed(machine: Machine, count: int, per_vertex: int, seed: int, hubs: float = 0.01) -> Case:
     """Applications of heavy-tailed sizes, trees with a few more edges and lognormal weights; and hubs (1 % of all)
-    with tiny edges to half of everybody, as name servers and collectors have."""
+    with tiny edges to half of all, as name servers and collectors have."""
     random = Random(f"{machine.name} {count} {seed}")
     capacity = machine.sockets * machine.nodes * machine.l3s * machine.cpus * 1000
     mean = UTILISATION * capacity / count

@@ -35,7 +35,7 @@ def text(number: int, value: bytes) -> bytes:
 
 
 def registration(index: str, name: str) -> bytes:
-    """The call by which a plugin says who it is."""
+    """The call by which a plugin says its name."""
     told = text(1, name.encode()) + text(2, index.encode())
     body = text(1, b"nri.pkg.api.v1alpha1.Runtime") + text(2, b"RegisterPlugin") + text(3, told)
     return message(RUNTIME, 1, _REQUEST, body)

@@ -52,7 +52,7 @@ from cri_proxy.relay.http2.headers import HeaderReader, value_of, write_response
 from cri_proxy.relay.http2.messages import PREFIX_BYTES, write_message
 
 SERVICE = "/runtime.v1.RuntimeService/"
-#: As large as can be: nobody waits for these two.
+#: As large as can be: nothing waits for these two.
 WINDOW = 0x7FFFFFFF
 #: A stream of events is asked for by how many, and how long after each other.
 WISH = struct.Struct(">II")

@@ -106,7 +106,7 @@ async def measure(node: Node, ways: list[Way], creates: int) -> None:
     random = Random(1)
     for _ in range(creates):
         spent = dict.fromkeys(ways, (0.0, 0.0))
-        # Whoever comes after one that has waited finds the caches cold.
+        # What comes after one that has waited finds the caches cold.
         turn = random.sample(ways, len(ways))
         for journal in node.create():
             for way in turn:

@@ -14,7 +14,7 @@ MAX_REQUEST = 1 << 20
 
 
 class ControlError(Exception):
-    """The daemon could not do what was asked. The message is for the person who asked."""
+    """The daemon could not do what was asked. The message is for the terminal of the asker."""
 
 
 def write_request(command: str, arguments: dict[str, Any]) -> bytes:

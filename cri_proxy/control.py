@@ -32,7 +32,7 @@ Command = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class DaemonAbsent(Exception):
-    """Nobody serves the control socket: a sentence, and what to do."""
+    """No daemon serves the control socket: a sentence, and what to do."""
 
     def __init__(self, sentence: str, hint: str) -> None:
         super().__init__(sentence)
@@ -66,7 +66,7 @@ class ControlServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._server is not None:  # else the path is somebody else's
+        if self._server is not None:  # else the path is another's
             self._server.close()
             self.path.unlink(missing_ok=True)
 
@@ -103,7 +103,7 @@ def ask(
 ) -> Any:
     """Ask a running daemon, from the command line.
 
-    :raises DaemonAbsent: nobody serves the socket.
+    :raises DaemonAbsent: no daemon serves the socket.
     :raises ControlError: the daemon's refusal, or it does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

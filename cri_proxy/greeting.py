@@ -24,7 +24,7 @@ _LOOK_MS = 20
 
 
 class EarlyAccept:
-    """Greets who connects to the sockets that systemd hands over (sd_listen_fds(3)), from the start to ``stop``."""
+    """Greets what connects to the sockets that systemd hands over (sd_listen_fds(3)), from the start to ``stop``."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
         is_ours = environment.get("LISTEN_PID") == str(pid)

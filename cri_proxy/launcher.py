@@ -43,13 +43,13 @@ def main():
         from cri_proxy.cli.main import cli
 
         if serves:
-            import cri_proxy.daemon.daemon  # noqa: F401  # later nobody could take over from a failure of it
+            import cri_proxy.daemon.daemon  # noqa: F401  # later nothing could take over from a failure of it
     except Exception as error:
         if not serves:
             sys.exit(f"cri-resmgr: it cannot run: {_sentence(error)}\n  reinstall the package")
         _pass_bytes(_sentence(error))
     try:
-        # Wrong usage is told to whoever typed it; a service that ended for it would leave kubelet waiting.
+        # Wrong usage is told to the terminal; a service that ended for it would leave kubelet waiting.
         cli(standalone_mode=not serves or os.isatty(2))
     except click.Abort:  # SIGINT
         sys.exit(1)
@@ -94,7 +94,7 @@ def _command(words):
 def _pass_bytes(problem):
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "passthrough.py")
     print(f"cri-resmgr: degraded, passing bytes only: {problem}", file=sys.stderr, flush=True)
-    with contextlib.suppress(Exception):  # then those who were greeted call again
+    with contextlib.suppress(Exception):  # then clients that were greeted call again
         from cri_proxy import greeting
 
         os.environ["CRI_RESMGR_GREETED"] = greeting.hand_on()

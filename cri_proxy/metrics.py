@@ -121,7 +121,7 @@ class Metrics:
         self.edges = Gauge("cri_resmgr_affinity_edges", "Edges between containers in the graph", registry=r)
         self.plans = Counter(
             "cri_resmgr_plans_total",
-            "Plans of who moves where, by result: accepted, rejected, failed",
+            "Plans of what moves where, by result: accepted, rejected, failed",
             ["result"],
             registry=r,
         )
@@ -171,7 +171,7 @@ def engine_families() -> tuple[GaugeMetricFamily, ...]:
             labels=["level", "domain"],
         ),
         GaugeMetricFamily("cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"]),
-        GaugeMetricFamily("cri_resmgr_tickets_in_doubt", "Creates nobody knows the end of", labels=()),
+        GaugeMetricFamily("cri_resmgr_tickets_in_doubt", "Creates whose end is not known", labels=()),
     )
 
 

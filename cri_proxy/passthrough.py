@@ -141,7 +141,7 @@ def _first_pause_s():
 
 
 def _claim(path):
-    os.umask(0o022)  # nobody would get into a folder with the mode of a socket
+    os.umask(0o022)  # no client would get into a folder with the mode of a socket
     os.makedirs(os.path.dirname(path), exist_ok=True)
     stale = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)  # is replaced
     with socket.socket(socket.AF_UNIX) as probe, stale:
@@ -243,7 +243,7 @@ async def _pump(reader, writer, passed):
 def _notify(message):
     address = os.environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-        out.settimeout(0.1)  # not for ever, if nobody reads
+        out.settimeout(0.1)  # not for ever, if nothing reads
         out.sendto(message.encode(), address)
 
 

@@ -28,11 +28,11 @@ def allow_descriptors() -> None:
 
 
 class SocketTaken(Exception):
-    """A socket cannot be had: somebody serves it, or the path is something else. The message says so."""
+    """A socket cannot be had: a process serves it, or the path is something else. The message says so."""
 
 
 def claim(path: Path, option: str = "relay.socket or relay.extra_sockets") -> None:
-    """Make a path free for binding: its folder exists, and a socket nobody serves is removed.
+    """Make a path free for binding: its folder exists, and a socket that no process serves is removed.
 
     ``option``: where the path is set.
 
@@ -72,9 +72,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def is_served(path: Path) -> bool:
-    """Whether somebody accepts connections on a unix socket.
+    """Whether a process accepts connections on a unix socket.
 
-    :raises OSError: that cannot be found out: no permission, or nobody accepts fast enough.
+    :raises OSError: that cannot be found out: no permission, or it does not accept fast enough.
     """
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)

@@ -1,4 +1,4 @@
-"""What the affinity demo is played with: three applications, their traffic, and the picture of who is where."""
+"""What the affinity demo is played with: three applications, their traffic, and the picture of where each is."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CALLS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
     ),
 }
 QUIET = ("batch-1", "batch-2", "batch-3", "batch-4")
-#: Everybody asks it for names, a little.
+#: All ask it for names, a little.
 HUB = "coredns"
 PAGES_PER_S, BYTES_PER_CALL, MESSAGES_PER_CALL = 8000, 12_000, 4
 HUB_BYTES_PER_S = 4000
@@ -76,7 +76,7 @@ class Service:
 
 
 def services() -> list[Service]:
-    """Everybody, in the order in which they come: mixed, as on a node on which several teams deploy."""
+    """All of them, in the order in which they come: mixed, as on a node on which several teams deploy."""
     names = {
         app: list(dict.fromkeys(end for a, b, _ in calls for end in (a, b))) for app, calls in CALLS.items()
     }
@@ -87,7 +87,7 @@ def services() -> list[Service]:
 
 
 def flows() -> list[dict[str, Any]]:
-    """Who sends how much to whom, a second."""
+    """How much each sends to each other, a second."""
     found = []
     for app, calls in CALLS.items():
         for a, b, share in calls:
@@ -107,7 +107,7 @@ def flows() -> list[dict[str, Any]]:
 
 
 def picture(topology: Topology, moments: Mapping[str, Iterable[Mapping[str, Any]]]) -> str:
-    """Which CCX holds whom, at several moments side by side; a square is a CPU that is asked for."""
+    """Which CCX holds what, at several moments side by side; a square is a CPU that is asked for."""
     cells = {title: _cells(topology, rows) for title, rows in moments.items()}
     lines = ["  ".join([" " * 15, *(f"{title:<{_CELL}}" for title in cells)]).rstrip()]
     seen: set[str] = set()
@@ -129,7 +129,7 @@ def picture(topology: Topology, moments: Mapping[str, Iterable[Mapping[str, Any]
 
 
 def _cells(topology: Topology, rows: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """For every leaf its lines of text: how full it is, and who is there."""
+    """For every leaf its lines of text: how full it is, and what is there."""
     listed = list(rows)
     cells = []
     for leaf in topology.leaves:
@@ -151,7 +151,7 @@ def _wrapped(bar: str, labels: list[str]) -> list[str]:
 
 
 def coloured(text: str) -> str:
-    """Every service in the colour of its application, where somebody looks; plain text else."""
+    """Every service in the colour of its application, on a terminal; plain text else."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     colours = {service.name: _COLOURS[service.namespace] for service in services()}

@@ -68,7 +68,7 @@ def _source_tar(prepared: Path, folder: str, target: Path) -> None:
 
 
 def _plain(member: tarfile.TarInfo) -> Optional[tarfile.TarInfo]:
-    """No trace of who built it, when, and with which umask."""
+    """No trace of where it was built, when, and with which umask."""
     if "__pycache__" in member.name:
         return None
     member.mtime = int(os.environ["SOURCE_DATE_EPOCH"])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Optional
 
 HERE = Path(__file__).resolve().parent
-#: What nobody imports: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
+#: What is never imported: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
 LEFT_OUT_FOLDERS = frozenset(["tests", "__pycache__"])
 LEFT_OUT_ENDINGS = (".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".pth")
 LEFT_OUT_FILES = ("multidict/_testcapi.", "grpc/_cython/_cygrpc/")
@@ -87,7 +87,7 @@ def _download(python: str, folder: Path, arguments: list[str]) -> None:
 
 
 def unpack(wheel: Path, site: Path, licences: Path) -> None:
-    """A wheel's modules into ``site``, without what nobody imports; its licence files into ``licences/NAME``."""
+    """A wheel's modules into ``site``, without what is never imported; its licence files into ``licences/NAME``."""
     name, version = wheel.name.split("-")[:2]
     with zipfile.ZipFile(wheel) as archive:
         for entry in sorted(archive.infolist(), key=lambda found: found.filename):

@@ -127,7 +127,7 @@ class Hygon:
         return with_memory(node, container, self.settings, fence, place, choice.why, choice.has_room)
 
     def tidy(self, node: Node) -> Mapping[str, Placement]:
-        """Nothing: nobody is moved because somebody left."""
+        """Nothing: no container is moved because another left."""
         return {}
 
     def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:

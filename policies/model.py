@@ -103,7 +103,7 @@ class PlacementPreferences:
     """What annotations ask of one container's placement. "" and None = nothing is asked.
 
     ``ownership``: shared, exclusive. ``isolated``: avoid, prefer, require. ``reserved``: whether it is to run
-    on the reserved CPUs. ``l3``: prefer, require (one L3 or no container), exclusive (nobody else in its L3s),
+    on the reserved CPUs. ``l3``: prefer, require (one L3 or no container), exclusive (no other in its L3s),
     spread (over many L3s). ``numa``: require (one node or no container). ``smt``: full-core (whole cores only),
     hide (one thread a core is used, the other stays idle), spread (one thread a core). ``cfs_quota``: keep, lift.
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
@@ -205,7 +205,7 @@ class Placement:
     ``exclusive``. ``exclusive`` is the part of ``cpus`` that belongs to this container alone; or, with a
     ``group``, to the containers of that group (a balloon: "TYPE[NUMBER]"), which then all have the same set.
     ``memory_charge``: bytes of the memory limit by NUMA node. ``grown``: the CPUs that resizes have added to
-    ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nobody
+    ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nothing
     runs on, the container neither. ``one_thread``: of its shared CPUs it gets one thread a core.
     ``lift_quota``: the CPU quota is taken away.
     """
@@ -240,7 +240,7 @@ class Decision:
 
 
 class PlacementRefused(Exception):
-    """A policy cannot or may not place this container. The message says who wants what and what there is."""
+    """A policy cannot or may not place this container. The message says what is wanted and what there is."""
 
 
 class BudgetSpent(Exception):

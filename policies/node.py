@@ -121,10 +121,10 @@ class Node:
         #: The containers of each group; what they own; and how often either has changed, so that it need not be read anew.
         self.groups: dict[str, dict[str, Resident]] = {}
         self.group_versions: dict[str, int] = {}
-        #: Those who own CPUs alone; and how many are placed on CPUs that they own in no way.
+        #: Those that own CPUs alone; and how many are placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
         self.sharers = 0
-        #: Those whose annotations say whom they want near or far.
+        #: Those whose annotations say what they want near or far.
         self.with_terms: dict[str, Resident] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
@@ -134,7 +134,7 @@ class Node:
         #: share one set, and when it changes they all move from one to another at once.
         self._unentered: dict[frozenset[int], list[int]] = {}
         self._sets: dict[frozenset[int], int] = {}
-        #: By set of CPUs: what those who would lose of it want, in milli-CPUs, and how many want so much; by leaf the sets.
+        #: By set of CPUs: what those that would lose of it want, in milli-CPUs, and how many want so much; by leaf the sets.
         self._wants: dict[frozenset[int], dict[int, int]] = {}
         self._wanted_on: dict[int, set[frozenset[int]]] = {}
         #: The containers that can only be on some of the CPUs, by these.
@@ -203,7 +203,7 @@ class Node:
         self._sets[resident.cpus] = count
         if not count:
             del self._sets[resident.cpus]
-        # Who loses those of its CPUs that another container takes for itself.
+        # What loses those of its CPUs that another container takes for itself.
         if resident.milli_wanted and resident.cpus and not (exclusive or group or resident.is_fixed):
             self._want(resident.cpus, resident.milli_wanted, sign)
         if resident.bounds is not None:
@@ -300,7 +300,7 @@ class Node:
 
     @property
     def shared_reserved(self) -> frozenset[int]:
-        """CPUs for the containers of reserved namespaces: the reserved ones that belong to nobody alone."""
+        """CPUs for the containers of reserved namespaces: the reserved ones that belong to no container alone."""
         return self.reserved - self.exclusive
 
     @property

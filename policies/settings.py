@@ -24,7 +24,7 @@ class PlacementSettings:
     smt: str = ""
     cfs_quota: str = "keep"
     hints: frozenset[str] = frozenset(("devices", "mounts"))
-    #: Guaranteed containers of 1 to 2 CPUs prefer isolated CPUs; nobody has CPUs of its own unless annotated.
+    #: Guaranteed containers of 1 to 2 CPUs prefer isolated CPUs; none has CPUs of its own unless annotated.
     prefer_isolated: bool = True
     prefer_shared: bool = False
     colocate_pods: bool = False

@@ -112,7 +112,7 @@ class Attribution:
     def _v1_root(self) -> str:
         for hierarchy in _V1_HIERARCHIES:
             root = f"{self._root}/{hierarchy}"
-            # A v2 root may hold a cgroup that someone named "cpu".
+            # A v2 root may hold a cgroup that is named "cpu".
             if os.path.exists(f"{root}/cgroup.procs") and not os.path.exists(f"{root}/cgroup.controllers"):
                 return root
         return ""

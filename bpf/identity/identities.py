@@ -1,4 +1,4 @@
-"""Who the containers are: names and owners by id, from the runtime's lists over CRI.
+"""What the containers are called: names and owners by id, from the runtime's lists over CRI.
 
 Asked only when an endpoint is seen that is not known, or one seems to have ended, at most every few seconds, and once
 a minute anyway, so that what has ended is noticed. A runtime that does not answer costs names, nothing else.

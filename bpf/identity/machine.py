@@ -1,6 +1,6 @@
 """The machine's sockets, NUMA nodes and L3s as the affinity service tells them, from sysfs.
 
-For those who ask the service and place by themselves; cri-resmgr has a reader of its own that forgives more.
+For clients of the service that place by themselves; cri-resmgr has a reader of its own that forgives more.
 An L3 is the set of CPUs that share it, never its id (Documentation/ABI/testing/sysfs-devices-system-cpu).
 """
 

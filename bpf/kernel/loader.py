@@ -55,7 +55,7 @@ _PLACES = [kind.place for kind in _KINDS.values() if kind.place >= 0]
 class Attachment:
     """Where a program of the C file goes.
 
-    ``kind`` and ``target``: cgroup_egress, cgroup_ingress, cgroup_udp4 or cgroup_udp6 (who receives) and the cgroup's
+    ``kind`` and ``target``: cgroup_egress, cgroup_ingress, cgroup_udp4 or cgroup_udp6 (the receiver) and the cgroup's
     folder; raw_tracepoint and its name; tracepoint and "category:name". Not ``at_once``: attached later, by ``attach``.
     """
 

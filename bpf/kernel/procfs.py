@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Optional
 
-#: A process may hold a million files; its first ones are enough to know whom it talks to.
+#: A process may hold a million files; its first ones are enough to know what it talks to.
 MOST_DESCRIPTORS = 20_000
 
 

@@ -56,7 +56,7 @@ class GraphFile:
 
 def _restore(graph: Graph, remote: RemoteRates, document: Any, boot: str, now_s: float) -> None:
     is_same_boot = document["boot"] == boot
-    # How long the machine was down nobody knows.
+    # How long the machine was down is not known.
     elapsed_s = max(0.0, now_s - float(document["at_s"])) if is_same_boot else 0.0
     graph.restore(document["graph"], elapsed_s, with_edges=is_same_boot)
     if is_same_boot:

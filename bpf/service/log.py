@@ -7,7 +7,7 @@ from typing import Any
 
 
 def log(level: str, event: str, **fields: Any) -> None:
-    """Write a line; ``level``: debug, info, warning, error. Nobody listening is no reason to fail."""
+    """Write a line; ``level``: debug, info, warning, error. A log without a reader is no reason to fail."""
     words = [f"level={level}", f"event={_quoted(event)}"]
     words += [f"{key}={_quoted(value)}" for key, value in fields.items()]
     try:

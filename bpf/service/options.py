@@ -142,7 +142,7 @@ def _check(options: Options, place: str) -> None:
 
 
 def _check_listen(options: Options, place: str) -> None:
-    """Over TCP the service is never without certificates: it tells who talks to whom."""
+    """Over TCP the service is never without certificates: it tells what talks to what."""
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
         raise BadOptions(f"{place}, listen: {options.listen!r} is not HOST:PORT")

@@ -1,7 +1,7 @@
 """The affinity service over gRPC (affinity.proto) and its health, on a unix socket and, if asked for, TCP with TLS.
 
 A reader of WatchGraph costs one number, the version it has: what it is sent is worked out when it is ready for it.
-One that is slow gets several samples' changes at once, or everything anew, and holds nobody else up.
+One that is slow gets several samples' changes at once, or everything anew, and holds no other up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AffinityService:
         self._watchers = 0
 
     def announce(self) -> None:
-        """Tell those who watch that there was a sample."""
+        """Tell the watching clients that there was a sample."""
         ended, self._next_sample = self._next_sample, asyncio.Event()
         ended.set()
 

@@ -1,4 +1,4 @@
-"""The observer's main loop: a sample every interval, into the graph, out to those who watch.
+"""The observer's main loop: a sample every interval, into the graph, out to the clients that watch.
 
 Looking takes its time (files of /proc, sockets, maps) and is done in a thread; the graph is touched by the event
 loop only. Nothing that goes wrong with a sample ends the service: the ladder goes down, or the sample is skipped.
@@ -43,7 +43,7 @@ _PAGE_BYTES = 4096
 
 
 class Observer:
-    """One observer. ``ladder`` is open; ``attribution`` None: nobody looks at cgroups (replay, declared)."""
+    """One observer. ``ladder`` is open; ``attribution`` None: cgroups are not looked at (replay, declared)."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Observer:
         ended = gone | (ended - self._identities.by_id.keys())
         self._graph.forget(ended)
         self._remote.forget(ended)
-        # Nobody looked (the last rung, or the first sample after a step): the graph is as old as it was.
+        # Nothing was looked at (the last rung, or the first sample after a step): the graph is as old as it was.
         is_seen = sample.seconds > 0
         self._last = (
             replace(sample, flows=(), remotes=())

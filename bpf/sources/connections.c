@@ -1,10 +1,10 @@
-/* Who makes TCP connections: run on sock:inet_sock_set_state, a few times per connection, never per packet.
+/* Which task makes a TCP connection: run on sock:inet_sock_set_state, a few times per connection, never per packet.
  *
  * No kernel structs: the fields of the tracepoint are read at the offsets that its own format file gives
  * (connections.py passes them as AT_...).
  *
  * The client: at SYN_SENT it runs in connect(2), but has no port yet; the port is there when the same socket is
- * ESTABLISHED, which may be anybody's softirq. So the task is kept by socket in between.
+ * ESTABLISHED, which may be any task's softirq. So the task is kept by socket in between.
  * The server's end: SYN_RECV becomes ESTABLISHED when the client's ACK arrives, and a local client's ACK arrives in
  * the client's own thread, whatever NAT has made of the addresses. User space checks that it is a container's.
  */

@@ -1,4 +1,4 @@
-"""Who makes TCP connections, by a program on a tracepoint: hints for the provider that lists sockets.
+"""Which container makes a TCP connection, by a program on a tracepoint: hints for the provider that lists sockets.
 
 For hosts whose containers have no cgroup v2, where the eBPF provider knows no owners, but programs may be loaded.
 It names the client of a connection whose source was rewritten (NodePort, hairpin), and the container of a socket

@@ -172,7 +172,7 @@ class EbpfProvider:
         return tuple(sorted(found, key=lambda flow: (flow.a, flow.address)))
 
     def counters(self) -> dict[str, int]:
-        """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that nobody knows."""
+        """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that are not known."""
         cpus = self._possible_cpus
         totals = {}
         for index, name in enumerate(COUNTERS):

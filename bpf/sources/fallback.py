@@ -20,7 +20,7 @@ RETRY_S = 300.0
 class DeclaredProvider:
     """Sees nothing: only what annotations declare draws containers to each other. The last rung.
 
-    ``is_chosen``: somebody wants it so; then nobody talks. Where it is only what is left, nobody can say who talks,
+    ``is_chosen``: it is configured so; then nothing talks. Where it is only what is left, what talks is not known,
     and its samples are none (0 seconds long).
     """
 

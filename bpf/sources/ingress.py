@@ -1,6 +1,6 @@
 """When the program for incoming packets is attached: while datagrams wait for a receiver that shows in no other way.
 
-Whom a datagram was for shows when the receiver answers, and when it calls recvfrom or recvmsg for the sender's
+What a datagram was for shows when the receiver answers, and when it calls recvfrom or recvmsg for the sender's
 address. Only one that does neither has to be found where the packet comes in, and that costs every packet of the
 node, TCP's too. So it is tried when much waits, kept on while it finds something, and tried more and more seldom
 where it does not: those datagrams leave the node.

@@ -172,7 +172,7 @@ def _identity(name: str, told: Mapping[str, Any]) -> EndpointIdentity:
 
 
 def identity_of_name(name: str) -> Optional[EndpointIdentity]:
-    """Who an endpoint called ``namespace/pod/container`` is; None = it is called otherwise."""
+    """The container of an endpoint called ``namespace/pod/container``; None = it is called otherwise."""
     parts = name.split("/")
     if len(parts) != len(("namespace", "pod", "container")) or not all(parts):
         return None

@@ -24,7 +24,7 @@ def open_sock_diag(attribution: Attribution, python: str) -> SockDiagProvider:
 
     :raises ProviderLost: as the provider itself; that there are no hints is said in its ``detail``.
     """
-    # Not above: the loader is large, and not needed where somebody else gives hints.
+    # Not above: the loader is large, and not needed where another gives hints.
     from bpf.sources.connections import ConnectionHints
 
     try:
@@ -42,9 +42,10 @@ class SockDiagProvider:
     """Bytes between containers by sock_diag; where a socket's container is not known, between pods (``pod:UID``).
 
     The owner of a socket is told by its cgroup where containers have cgroup v2, else by being in a pod with one
-    container, else by who has it open. ``hints`` (connections.py) help with what was rewritten twice and with short
-    connections, and are closed with the provider. Needs CAP_SYS_ADMIN (to enter namespaces), CAP_SYS_PTRACE (to see
-    who has what open), CAP_NET_ADMIN (for a long queue of ended connections; else some are lost, and counted).
+    container, else by the process that has it open. ``hints`` (connections.py) help with what was rewritten twice and
+    with short connections, and are closed with the provider. Needs CAP_SYS_ADMIN (to enter namespaces),
+    CAP_SYS_PTRACE (to see which process has what open), CAP_NET_ADMIN (for a long queue of ended connections; else
+    some are lost, and counted).
 
     A sample takes 7 us a socket (10,000 connections with both ends here: 0.15 s), and 0.6 KB of memory.
 
@@ -115,7 +116,7 @@ class SockDiagProvider:
                     self._ends.see(namespace.number, seen, has_ended)
             self._namespaces.close_gone()
             if self._hints:
-                # After the lists: whoever is in them has been seen connecting before.
+                # After the lists: what is in them has been seen connecting before.
                 self._hints.refresh()
         except OSError as error:
             raise ProviderLost(f"sock_diag cannot list the sockets of pods: {error}") from error
@@ -130,10 +131,10 @@ class SockDiagProvider:
         containers = namespace.containers if namespace else set()
         if namespace is None or not containers:
             return ""
-        # 2. The only one who can have it. (The host's namespace has the host's own processes as well.)
+        # 2. The only one that can have it. (The host's namespace has the host's own processes as well.)
         if len(containers) == 1 and not namespace.is_hosts:
             return next(iter(containers))
-        # 3. Who has it open.
+        # 3. The one that has it open.
         if seen.inode:
             if number not in self._openers:
                 self._openers[number] = self._sockets_of(containers)

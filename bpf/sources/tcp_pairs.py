@@ -1,11 +1,11 @@
 """The two ends of TCP connections, found in lists of sockets of several network namespaces. Pure.
 
-Only the passive end of a connection counts (the one whose port somebody listens on): its counters say what went
+Only the passive end of a connection counts (the one whose port is listened on): its counters say what went
 each way, exactly, and nothing is counted twice. The other end gives the name of the peer. It is found
 
 1. by the reversed addresses (on loopback: of the same namespace);
 2. where the destination was rewritten (DNAT: a Service), by the client's address and port alone;
-3. where the source was rewritten too, by a hint from whoever saw the connection being made.
+3. where the source was rewritten too, by a hint from where the connection was made.
 
 A connection whose other end is not found yet is tried again, and what it carries is not lost meanwhile.
 """
@@ -26,7 +26,7 @@ _NOTHING = (0, 0, 0)
 
 
 class Hints(Protocol):
-    """Who was seen making connections (connections.py). Containers; None = not seen, or not known any more."""
+    """What was seen making connections (connections.py). Containers; None = not seen, or not known any more."""
 
     def refresh(self) -> None:
         """Take in what was seen lately."""
@@ -37,7 +37,7 @@ class Hints(Protocol):
         ...
 
     def client_behind(self, local: Address, remote: Address) -> Optional[str]:
-        """Who connected to the server's socket with these addresses, whatever was rewritten on the way."""
+        """What connected to the server's socket with these addresses, whatever was rewritten on the way."""
         ...
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class TcpEnds:
 
     def exchanges(self, local_addresses: frozenset[bytes]) -> list[Exchange]:
         """What was exchanged since the last call, by connection."""
-        # 1. Who is the passive end, and whose it is if its listener has to say.
+        # 1. Which is the passive end, and whose it is if its listener has to say.
         for end in self._ends.values():
             if end.is_passive is None:
                 self._classify(end)
@@ -210,8 +210,8 @@ class TcpEnds:
     ) -> None:
         """Peers in whose thread a connection arrived.
 
-        A packet from outside interrupts anybody. So the hint counts only where the client's address is one of this
-        machine, and its container has a connection whose other end nobody else is.
+        A packet from outside interrupts any task. So the hint counts only where the client's address is one of this
+        machine, and its container has a connection whose other end is no other.
         """
         waiting: dict[str, list[_End]] = {}
         for client in clients:
@@ -226,7 +226,7 @@ class TcpEnds:
                 end.peer = container
 
     def _join_without_listener(self, clients: dict[tuple[int, Address, Address], _End]) -> None:
-        """Both ends are here and nobody listens any more: the lower port is taken as the passive one."""
+        """Both ends are here and neither listens any more: the lower port is taken as the passive one."""
         for (scope, local, remote), end in list(clients.items()):
             other = clients.get((scope, remote, local))
             if other is not None and (local[1], local[0]) < (remote[1], remote[0]):

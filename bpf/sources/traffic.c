@@ -1,4 +1,4 @@
-/* Who talks to whom: bytes between cgroups over TCP and UDP, and wakes between them. For bcc; UAPI types only.
+/* What talks to what: bytes between cgroups over TCP and UDP, and wakes between them. For bcc; UAPI types only.
  *
  * Every path of the two cgroup programs returns 1: 0 would drop the packet.
  */
@@ -36,7 +36,7 @@ int crm_aff_egress(struct __sk_buff *skb)
     return 1;
 }
 
-/* Costs TCP nothing, but hears of those only who ask for the sender's address. */
+/* Costs TCP nothing, but hears only of receivers that ask for the sender's address. */
 int crm_aff_udp4(struct bpf_sock_addr *context)
 {
     struct udp_key source = {};
@@ -59,7 +59,7 @@ int crm_aff_udp6(struct bpf_sock_addr *context)
     return 1;
 }
 
-/* Attached while somebody sends whose receiver stays unknown: every packet that comes in pays for it. */
+/* Attached while there is a sender whose receiver stays unknown: every packet that comes in pays for it. */
 int crm_aff_ingress(struct __sk_buff *skb)
 {
     if (protocol_of(skb) == UDP_NUMBER)

@@ -28,7 +28,7 @@ enum {
     WAKES,
     WAKES_UNKNOWN,
     WAKES_FULL,
-    UDP_WAITING,      /* messages for nobody known yet */
+    UDP_WAITING,      /* messages whose receiver is not known yet */
     UDP_CLAIMED,      /* messages of those whose receiver has shown */
     UDP_BY_INGRESS,   /* of those, by the ingress program */
     UDP_GIVEN_UP,     /* messages whose sender has turned to another before their receiver has shown */

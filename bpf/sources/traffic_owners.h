@@ -1,7 +1,7 @@
 /* Which cgroup is behind a number: that of a TCP connection's opener, or of a task.
  *
  * An array of buckets of two, as no helper is called for it; a hash of the kernel's costs three to ten times as much.
- * Who finds both places of a bucket taken gets that of the one who has been there longer.
+ * One that finds both places of a bucket taken gets that of the one that has been there longer.
  */
 
 /* Powers of two. */
@@ -57,7 +57,7 @@ static __always_inline void leave_owner(u64 key, u32 first, u64 cgroup)
     WRITE_ONCE(place->key, key);
 }
 
-/* It has been found by the only one who looks for it, and is the first to make room. */
+/* It has been found by the only one that looks for it, and is the first to make room. */
 static __always_inline void release_owner(struct owner *owner)
 {
     WRITE_ONCE(owner->since, 0);

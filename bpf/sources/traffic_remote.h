@@ -2,8 +2,8 @@
  *
  * As inside the machine each TCP connection counts once, at its acceptor, both directions: what the acceptor sees of an
  * opener is its own address (the opener may know the acceptor by that of a service only). A datagram counts at its
- * sender. Which addresses are pods nobody knows here; IN_NETWORKS says which may be, and only those get an entry. What
- * comes out as remote may yet be on this machine (a receiver that has never shown): whoever knows the pods tells.
+ * sender. Which addresses are pods is not known here; IN_NETWORKS says which may be, and only those get an entry. What
+ * comes out as remote may yet be on this machine (a receiver that has never shown): what knows the pods tells.
  */
 
 #ifndef REMOTES
@@ -43,7 +43,7 @@ static __always_inline void add_remote(struct remote_key *key, u64 cgroup, u64 b
 #endif
 }
 
-/* Whom a segment goes to. False: it cannot be read, or by its ports this end is the opener: those get high ones. */
+/* Where a segment goes. False: it cannot be read, or by its ports this end is the opener: those get high ones. */
 static __always_inline bool read_opener(struct __sk_buff *skb, struct remote_key *key)
 {
 #ifdef IN_NETWORKS

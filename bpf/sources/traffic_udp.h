@@ -1,9 +1,9 @@
 /* UDP. Every sender leaves its cgroup under its address and port; so does every receiver. Bytes to an address that
- * nobody is known to have (yet, or ever: a ClusterIP) wait at the sender's entry until somebody who receives from it,
- * or answers it from that address, shows whom they were for.
+ * no socket is known to have (yet, or ever: a ClusterIP) wait at the sender's entry until one that receives from it,
+ * or answers it from that address, shows what they were for.
  *
- * What waits is for one target, the last one. A sender that turns to another gives it up, as nobody can tell any more
- * whom it was for: else what it sends to other machines would go to whichever container it talks to next.
+ * What waits is for one target, the last one. A sender that turns to another gives it up, as it cannot be told any more
+ * what it was for: else what it sends to other machines would go to whichever container it talks to next.
  */
 
 /* How long a sender that has turned must stay with its target, in ticks: 1 s to 10 s. A receiver that is slow may
@@ -19,7 +19,7 @@ struct udp_key {
 
 struct udp_owner {
     u64 cgroup;
-    u64 target; /* whom it has sent to last (name_of); 0 = nobody yet */
+    u64 target; /* what it has sent to last (name_of); 0 = nothing yet */
     u64 turned; /* when it has sent to another one before, ticks; 0 = never */
     s64 waiting_bytes;
     s64 waiting_messages;
@@ -36,7 +36,7 @@ static __always_inline bool is_loopback(struct udp_key *key)
 }
 
 /* Pods share 127.0.0.1: what tells them apart is their network namespace; or, where the kernel does not say that in
- * these programs (6.1 does not), the cgroup that theirs are in, which is that of the pod. Of a packet, or else of who
+ * these programs (6.1 does not), the cgroup that theirs are in, which is that of the pod. Of a packet, or else of what
  * runs now. */
 static __always_inline u64 namespace_of(void *context, bool is_packet)
 {
@@ -102,7 +102,7 @@ static __always_inline struct udp_owner *own(struct udp_key *key, u64 me)
     return udp_owners.lookup(key);
 }
 
-/* An address and port in one number: for IPv4 no two have the same, for IPv6 no two that anybody will meet. */
+/* An address and port in one number: for IPv4 no two have the same, for IPv6 no two that will ever meet. */
 static __always_inline u64 name_of(struct udp_key *key)
 {
     u64 high = (u64)key->address[0] << 32 | key->address[1], low = (u64)key->address[2] << 32 | key->address[3];
@@ -153,7 +153,7 @@ static __always_inline void turn_to(struct udp_owner *sender, u64 target)
         count_several(UDP_GIVEN_UP, messages);
 }
 
-/* Whether one who has received from this sender has received what waits, though not at the address it was sent to:
+/* Whether one that has received from this sender has received what waits, though not at the address it was sent to:
  * NAT may lie between them. */
 static __always_inline bool is_steady(struct udp_owner *sender)
 {
@@ -178,7 +178,7 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
         turn_to(mine, name_of(&target));
     peer = udp_owners.lookup(&target);
     if (peer) {
-        /* An answer. One to a NAT's address comes from another; but who answers has asked for the sender's address. */
+        /* An answer. One to a NAT's address comes from another; but what answers has asked for the sender's address. */
         if (peer->target == name_of(&source))
             claim(peer, me);
         if (peer->cgroup != me)
@@ -209,7 +209,7 @@ static __always_inline void udp_received(struct __sk_buff *skb)
         count(UDP_BY_INGRESS);
 }
 
-/* The same, seen by who has called recvfrom or recvmsg; its own address is not known here. */
+/* The same, seen by a caller of recvfrom or recvmsg; its own address is not known here. */
 static __always_inline void udp_taken(struct bpf_sock_addr *context, struct udp_key *source)
 {
     struct udp_owner *sender;

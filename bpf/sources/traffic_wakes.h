@@ -1,4 +1,4 @@
-/* Wakes. A task is an opaque pointer; which cgroup it is in is learned whenever it wakes somebody. */
+/* Wakes. A task is an opaque pointer; which cgroup it is in is learned whenever it wakes another. */
 
 #define ROOT_CGROUP 1
 
@@ -15,7 +15,7 @@ static __always_inline void woken(u64 wakee)
     struct owner *known, *other;
     struct pair key = {};
 
-    /* The host's own; among them the idle task, which wakes nobody itself: that was an interrupt. */
+    /* The host's own; among them the idle task, which wakes nothing itself: that was an interrupt. */
     if (me == ROOT_CGROUP)
         return;
     waker = bpf_get_current_task();

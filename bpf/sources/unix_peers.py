@@ -1,4 +1,4 @@
-"""Which containers are connected by unix sockets: the kernel's list of peers, and who has which socket open.
+"""Which containers are connected by unix sockets: the kernel's list of peers, and which process has which socket open.
 
 A datagram socket counts where it is connected (``connect``); one that only sends to names has no peer to be listed.
 """
@@ -38,7 +38,7 @@ def find_unix_peers(
         peers.update(_peers_in(attribution.proc, pid))
     if not peers:
         return frozenset()
-    # 2. Who has them open.
+    # 2. Which process has them open.
     ends = peers.keys() | set(peers.values())
     owners: dict[int, set[str]] = {}
     left = most_descriptors

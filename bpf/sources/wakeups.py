@@ -1,6 +1,6 @@
 """What wakes mean. Pure.
 
-The kernel says who wakes whom, on whatever it was: a TCP segment, a unix socket, a semaphore in shared memory, or
+The kernel says what wakes what, on whatever it was: a TCP segment, a unix socket, a semaphore in shared memory, or
 by chance (a lock, an interrupt). So a wake alone says nothing. The rule:
 
 - between two that exchange bytes (tcp, udp), bytes decide and wakes are dropped: they are the same traffic again;
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Peers:
-    """Who shares what: pairs of containers, each in order (``pair``)."""
+    """What is shared by which: pairs of containers, each in order (``pair``)."""
 
     unix: Collection[Pair] = frozenset()
     shared_memory: Collection[Pair] = frozenset()
@@ -41,7 +41,7 @@ def pair(a: str, b: str) -> Pair:
 def with_presence(flows: Collection[Flow], peers_of: Callable[[frozenset[str]], Peers]) -> tuple[Flow, ...]:
     """The flows with wakes turned into messages of unix sockets or shared memory, or dropped: the rule above.
 
-    ``peers_of``: who of these endpoints shares what; asked once, for those whose wakes no bytes explain.
+    ``peers_of``: which of these endpoints shares what; asked once, for those whose wakes no bytes explain.
     """
     with_bytes = {pair(flow.a, flow.b) for flow in flows if flow.kind in _WITH_BYTES}
     found = [flow for flow in flows if flow.kind != "wake"]

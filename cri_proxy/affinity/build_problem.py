@@ -1,11 +1,11 @@
-"""From the engine to the planner's question: the machine with what is left of it, the containers, who talks to whom.
+"""From the engine to the planner's question: the machine with what is left of it, the containers, what they exchange.
 
 A container can be moved among domains of its level that it would have been given at its create. All others are
-fixed: what they are charged is taken off the capacities, and those who talk to somebody stand where they are, so
+fixed: what they are charged is taken off the capacities, and those that talk to another stand where they are, so
 that they pull. What is declared counts as traffic. The answer is read in ``proposals.py``.
 
 For 1,000 containers that takes some ten milliseconds, so it is done in slices between which calls can pass (design
-rule 13). They all read one state: whoever runs them starts anew when the engine has changed in between.
+rule 13). They all read one state: their caller starts anew when the engine has changed in between.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def snapshot_slices(
         engine, settings, now_s, CandidateDomains(engine.host.topology), _memory(engine, memory_in_use)
     )
     yield
-    # 1. Who may be moved, and where to.
+    # 1. Which may be moved, and where to.
     movable = yield from _movable(ground)
-    # 2. Who pulls whom; those who may not be moved pull from where they are.
+    # 2. Which pulls which; those that may not be moved pull from where they are.
     weights = yield from _weights(engine, traffic, settings)
     vertices = _Vertices(movable, _fixed(ground, weights, movable))
     yield
@@ -137,11 +137,11 @@ def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-# ---------------------------------------------------------------------- who may be moved
+# ---------------------------------------------------------------------- what may be moved
 
 
 def _movable(ground: _Ground) -> Slices[Movable]:
-    """Of those who may be moved the site they are at, and those they may have, of which there are several."""
+    """Of those that may be moved the site they are at, and those they may have, of which there are several."""
     engine, settings = ground.engine, ground.settings
     resized = being_resized(engine.ledger)
     survey = engine.node.survey()
@@ -165,7 +165,7 @@ def _movable(ground: _Ground) -> Slices[Movable]:
 
 
 def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:
-    """The sites that those who pull others, and may not be moved, stand in."""
+    """The sites that those that pull others, and may not be moved, stand in."""
     pulling = weights.keys() | {key for row in weights.values() for key in row}
     residents = ground.engine.node.residents
     return {
@@ -227,7 +227,7 @@ def _stretched(ground: _Ground, movable: Movable, capacities: Sequence[int]) -> 
     ]
 
 
-# ---------------------------------------------------------------------- who pulls whom
+# ---------------------------------------------------------------------- what pulls what
 
 
 def _weights(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Slices[Weights]:

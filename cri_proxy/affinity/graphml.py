@@ -1,4 +1,4 @@
-"""The graph of who talks to whom as GraphML, for programs that draw and analyse graphs (Gephi, yEd, networkx).
+"""The graph of traffic between containers as GraphML, for programs that draw and analyse graphs (Gephi, yEd, networkx).
 
 Imported by the command that writes it only: networkx takes 20 MB.
 """

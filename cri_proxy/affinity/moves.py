@@ -90,7 +90,7 @@ def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, A
 
 
 class _Words:
-    """Why each container is moved: whom it is near afterwards."""
+    """Why each container is moved: what it is near afterwards."""
 
     def __init__(self, question: PlanningSnapshot, proposal: Proposal) -> None:
         self._question = question

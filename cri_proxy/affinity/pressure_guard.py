@@ -9,7 +9,7 @@ some are compared with themselves before: which part of the time did they wait f
 
 0.10: the best that closeness is known to bring is 10 to 20 % of throughput, so a tenth of the time spent waiting
 eats it up; the share of a container that is merely busy varies by a few hundredths between two looks. The median
-elsewhere: when the whole node gets more to do, everybody waits longer, and moving back helps nobody. 1.5: what
+elsewhere: when the whole node gets more to do, every container waits longer, and moving back helps none. 1.5: what
 waits half of its time already may rise by a tenth by chance.
 """
 

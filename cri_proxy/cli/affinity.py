@@ -20,7 +20,7 @@ REBALANCE_ANSWER_S = 90.0
 @click.option("--graphml", is_flag=True, help="Print the graph as GraphML, for Gephi and others.")
 @json_option
 def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> None:
-    """Who talks to whom, how much, and how near they are.
+    """Which containers talk to each other, how much, and how near they are.
 
     First what sees the traffic (and why not something better), and how much of it stays inside one L3, one NUMA
     node, one socket. Then the heaviest edges. WEIGHT is in cache lines a second: bytes / 64, and
@@ -41,7 +41,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
               help="As `freeze on` and `freeze off`.")  # fmt: skip
 @json_option
 def rebalance(dry_run: bool, frozen: Optional[bool], as_json: bool) -> None:
-    """Plan now who should run nearer to whom, and move them.
+    """Plan now which containers should run nearer to each other, and move them.
 
     All moves of the plan are made at once: affinity.moves_per_minute limits only what happens by itself. A plan
     that saves too little (affinity.hysteresis), or less than its moves cost, is not made here either; young and

@@ -215,7 +215,7 @@ def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
 
 def _write(host: HostPaths, found: KubeletHost, edits: Sequence[Edit], endpoint: str) -> None:
     older = found.record
-    # What kubelet had before the first of our switches, unless somebody has given it something else since.
+    # What kubelet had before the first of our switches, unless it was given something else since.
     ours = points_at(found.setup.endpoint, found.names(our_sockets(host.config)))
     previous = older.previous if older and ours else found.setup.endpoint
     record = SwitchRecord(endpoint, previous, tuple(edit.change for edit in edits), time.time())

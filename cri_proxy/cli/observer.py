@@ -35,7 +35,7 @@ _OPTIONS = {
 
 @click.group()
 def observer() -> None:
-    """See who talks to whom: the observer, which the daemon asks."""
+    """See which containers talk to each other: the observer, which the daemon asks."""
 
 
 @observer.command()

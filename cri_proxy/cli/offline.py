@@ -61,7 +61,7 @@ def release_offline(container: Optional[str], config_file: Optional[Path]) -> An
 
 @contextlib.contextmanager
 def _owning(config: Config, command: str) -> Iterator[None]:
-    """A daemon that is started meanwhile passes bytes until this is over. Ends where somebody places already."""
+    """A daemon that is started meanwhile passes bytes until this is over. Ends where a daemon places already."""
     ownership = NodeLock(config, command)
     owner = ownership.take()
     if owner:

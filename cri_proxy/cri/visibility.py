@@ -27,14 +27,14 @@ Filter = Callable[[bytes], Optional[bytes]]
 
 
 class Visibility:
-    """The register of what is hidden. Everything is taken out again by whoever has put it in."""
+    """The register of what is hidden. Everything is taken out again by the call that has put it in."""
 
     def __init__(self) -> None:
         self.making: set[ContainerKey] = set()
         self.containers: set[str] = set()
         self.making_sandboxes: set[SandboxKey] = set()
         self.sandboxes: set[str] = set()
-        #: What was removed before anybody saw it: its events may be late.
+        #: What was removed before any client saw it: its events may be late.
         self._gone: deque[str] = deque(maxlen=GONE)
 
     def removed(self, some_id: str) -> None:
@@ -89,7 +89,7 @@ class Visibility:
         return item.id in self.sandboxes or _sandbox_key(item.metadata) in self.making_sandboxes
 
     def _container_stats(self, entry: bytes) -> bool:
-        # Who was never started has none, in any runtime that is known.
+        # A container that was never started has none, in any runtime that is known.
         return cri.ContainerStats.FromString(entry).attributes.id in self.containers
 
     def _sandbox_stats(self, entry: bytes) -> bool:

@@ -37,7 +37,7 @@ class AffinityCommands:
         return controller
 
     async def affinity(self, arguments: dict[str, Any]) -> Any:
-        """The graph as the daemon sees it, with where everybody is."""
+        """The graph as the daemon sees it, with where each container is."""
         controller, engine = self._controller, self._daemon.services.node_state.engine
         if engine is None:
             raise ControlError("the daemon is degraded and passes bytes only: see cri-resmgr status")

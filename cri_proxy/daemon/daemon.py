@@ -221,7 +221,7 @@ class Daemon:
         self.orders.engaged(engine)
 
     async def _serve(self) -> None:
-        """Open the sockets; who connects waits for ``FrontEnd.start_behind``.
+        """Open the sockets; what connects waits for ``FrontEnd.start_behind``.
 
         :raises SocketTaken, OSError: what must be had cannot be, or the node has an owner already.
         """
@@ -248,7 +248,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, lambda: self.tasks.begin("reload", self.reload()))
 
     def _own(self) -> bool:
-        """Be the one that places containers here, or say who is."""
+        """Be the one that places containers here, or say which process is."""
         self.health.note("owner", self.ownership.take())
         self.health.warn("owner", filter(None, [self.ownership.problem]))
         return "owner" not in self.health.reasons
@@ -286,7 +286,7 @@ class Daemon:
         self._stopping.set()
 
     def _toggle_debug(self) -> None:
-        """Intel's daemon did that on SIGUSR1; a signal nobody handles would end us."""
+        """Intel's daemon did that on SIGUSR1; a signal without a handler would end us."""
         self._debugging = not self._debugging
         config = self.services.config
         logs.set_up("debug" if self._debugging else config["log.level"], config["log.format"], self._repeats)

@@ -249,7 +249,7 @@ class Maintenance:
         return self._services.events.streams > 0 or self._services.events.own_stream
 
     async def read_events(self) -> None:
-        """Our own event stream: only while no client has one and where that takes nothing from anybody."""
+        """Our own event stream: only while no client has one and where that takes nothing from a client."""
         services, node_state = self._services, self._services.node_state
         while True:
             await asyncio.sleep(1)

@@ -85,7 +85,7 @@ connections) are shown once a minute; how many more there were is told when the 
     journalctl -u cri-resource-manager -f                       # as NRI plugin: -u cri-resmgr-nri, or -t cri-resmgr
     journalctl -u cri-resource-manager -g 'degraded|recovered|failed open'
     journalctl -u cri-resource-manager -o cat -g CreateContainer --since -1h
-    journalctl -u cri-resmgr-observer                           # who sees traffic, and by what means
+    journalctl -u cri-resmgr-observer                           # what sees traffic, and by what means
 
 Each intercepted request is one line, when it has ended: time, level, the method, and fields:
 
@@ -100,7 +100,7 @@ Each intercepted request is one line, when it has ended: time, level, the method
 | `code`, `details` | gRPC's, where the call failed |
 
 Outcomes: `placed`; `passed`: nothing was to be decided; `untouched: STANCE`; `refused`; `cancelled`: the runtime refused;
-`in doubt`: nobody knows yet; `failed open: REASON`.
+`in doubt`: not known yet; `failed open: REASON`.
 
 Further lines are `degraded` and `recovered` (`topic`, `reason`), `failed open` (`method`, `reason`, of a bug the traceback),
 `annotations` (`ignored`: what of them was not understood), `update failed` (another container's CPUs could not be changed

@@ -48,7 +48,7 @@ class DaemonFacts:
     status: Optional[Mapping[str, Any]] = None
     problem: str = ""
     hint: str = ""
-    #: Whether the files of the sockets for kubelet are listened on, by somebody.
+    #: Whether the files of the sockets for kubelet are listened on, by any process.
     sockets: tuple[tuple[FileFacts, bool], ...] = ()
 
 

@@ -473,7 +473,7 @@ class Engine:
             self.ledger.found[grant.key] = grant
         for ticket in tickets:
             self.ledger.put_ticket(replace(ticket, in_doubt=True))
-        # Half of a pair is of no use to anybody.
+        # Half of a pair is of no use.
         for ticket in [t for t in self.ledger.tickets.values() if t.key not in self.ledger.grants]:
             self.ledger.drop_ticket(ticket.id)
         pending = {t.key for t in self.ledger.tickets.values()}

@@ -125,7 +125,7 @@ def _enough(movable: Sequence[Grant], missing: int, most: int) -> list[Grant]:
 def _with_moves(
     ledger: Ledger, container: Container, fence: CpusetConstraint, domain: Domain, movers: Sequence[Grant]
 ) -> Optional[Decision]:
-    """The container inside a domain that the movers have left, and the movers elsewhere; None if anybody does not fit."""
+    """The container inside a domain that the movers have left, and the movers elsewhere; None if one does not fit."""
     # The newcomer is offered the domain alone: else it might go where a mover comes from next.
     inside = CpusetConstraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
     with ledger.without([g.key for g in movers]):

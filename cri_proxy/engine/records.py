@@ -57,7 +57,7 @@ class Grant:
     ``repairs`` are the times at which drift was repaired. ``runs_in``: the cgroup that its processes run in where
     that is not its own, whose cpuset then binds nothing; "" = its own. ``is_outgrown``: its resources have changed while
     nothing could be sent; it is placed by them when that can be done. ``quota_taken``: we have taken its CPU quota away
-    once, so that it is we who owe it if it is not there. ``runs_on_mems`` is where its memory may come from when that is
+    once, so that the daemon owes it if it is not there. ``runs_on_mems`` is where its memory may come from when that is
     not ``placement.mems``, as far as it was looked at; ``memory_charge``, bytes by NUMA node, is what it is charged when
     that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold.
     """

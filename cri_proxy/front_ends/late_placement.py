@@ -1,7 +1,7 @@
 """Places containers that come unannounced.
 
 Rule: nothing that goes wrong in here stops anything. A container that cannot be decided upon stays as it is, with
-one log line and a counter, as in front_ends/cri_calls.py; it runs already, so nobody is refused.
+one log line and a counter, as in front_ends/cri_calls.py; it runs already, so no call is refused.
 """
 
 from __future__ import annotations

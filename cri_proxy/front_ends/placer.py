@@ -92,7 +92,7 @@ class Creation(Decided):
     """A container that is about to be created."""
 
     def created(self, container_id: str, now_s: float) -> Effects:
-        """The runtime has made it: the place is that id's, and those who may grow by it are told."""
+        """The runtime has made it: the place is that id's, and containers that may grow by it are told."""
         return Effects(send=self._ended(self.engine.bind, container_id, now_s))
 
 

@@ -17,13 +17,13 @@ class FrontEnd(Protocol):
 
     #: "proxy", "nri-plugin" or "standalone".
     name: str
-    #: Somebody cannot do without us: what goes wrong is a degraded reason, and no exit.
+    #: Kubelet cannot do without it: what goes wrong is a degraded reason, and no exit.
     must_serve: bool
-    #: In words, who tells of exits while ``Services.events.streams`` is not 0.
+    #: In words, what tells of exits while ``Services.events.streams`` is not 0.
     exits: str
 
     async def open(self) -> None:
-        """Make what others connect to; whoever comes waits for ``start_behind``.
+        """Make what others connect to; a connection waits for ``start_behind``.
 
         :raises SocketTaken, OSError: it cannot be had, and the daemon ends with that sentence.
         """

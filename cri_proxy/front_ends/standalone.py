@@ -1,7 +1,7 @@
 """The front end without kubelet's and the runtime's help: follows what runs, and places it after it has started.
 
 For nodes where neither kubelet may be given another socket nor the runtime a plugin. What runs when the daemon first
-looks keeps what it has; who comes after is placed as if it were being created, with UpdateContainerResources. By
+looks keeps what it has; what comes after is placed as if it were being created, with UpdateContainerResources. By
 then it has allocated its first memory and counted its CPUs: late by design, which the status says.
 """
 
@@ -29,7 +29,7 @@ from cri_proxy.unix_sockets import activated
 POLL_S = 0.5
 #: What an operator should know before anything else.
 HOW = "standalone: containers are placed after they have started"
-#: Touched by looks: who starts while the daemon is restarted is told by it from who ran before.
+#: Touched by looks: what starts while the daemon is restarted is told by it from what ran before.
 LOOKED = "standalone.looked"
 #: After a longer pause nothing is known of what has come meanwhile, and it has settled where it runs.
 LONGEST_PAUSE_S = 600.0
@@ -76,7 +76,7 @@ class Standalone:
         """Look whenever a container has started, and every so often."""
         services, is_settled = self._services, False
         while True:
-            # Where events tell, a look at each of them is enough, and one more: for who was not running yet in the
+            # Where events tell, a look at each of them is enough, and one more: for what was not running yet in the
             # list, or had started before the stream was there.
             is_told = services.events.own_stream and is_settled
             poll_s = services.config["reconcile.poll"]
@@ -106,7 +106,7 @@ class Standalone:
         return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._arrivals.count}
 
     async def close(self, drain_s: float, stops_s: float) -> None:
-        """Nobody waits for us."""
+        """No call waits for it."""
         if self._engine is not None:
             self._note_look()
 

@@ -1,7 +1,7 @@
 """Pointing kubelet at us and back: which characters change, and how exactly that is undone.
 
 Only the place that wins is written, with the least that does it; beside it what kubeadm keeps for its next upgrade.
-Every plan is tried on the texts before anybody writes them: what would not take effect is refused.
+Every plan is tried on the texts before they are written: what would not take effect is refused.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class WayBack:
 def plan_disable(record: SwitchRecord, files: Files, backups: Mapping[str, str]) -> WayBack:
     """How the files get their old values back. ``backups``: the texts as they were, by path.
 
-    A file that nobody has changed since becomes what it was to the byte. From any other only our value is taken.
+    A file that has not changed since becomes what it was to the byte. From any other only our value is taken.
     """
     edits, remarks = [], []
     for change in record.changes:

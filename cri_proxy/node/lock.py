@@ -1,6 +1,6 @@
-"""One owner a node: whoever places containers holds a lock (flock) beside the control socket.
+"""One owner a node: the process that places containers holds a lock (flock) beside the control socket.
 
-The kernel gives it back when the process ends, however it ends. The file says who holds it, for the other's message.
+The kernel gives it back when the process ends, however it ends. The file names its holder, for the other's message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeLock:
 
     def __init__(self, config: Config, front_end: str) -> None:
         self.path = Path(config["control.socket"]).with_name(FILE)
-        #: Why the lock cannot be had although nobody holds it: we own the node, and nobody is kept off.
+        #: Why the lock cannot be had although no process holds it: we own the node, and no process is kept off.
         self.problem = ""
         self._front_end = front_end
         self._descriptor: Optional[int] = None
@@ -39,7 +39,7 @@ class NodeLock:
         return self._descriptor is not None
 
     def take(self) -> str:
-        """Own the node from now on; else the sentence that says who does. Again: nothing happens."""
+        """Own the node from now on; else the sentence that names its owner. Again: nothing happens."""
         if self.is_held:
             return ""
         try:
@@ -57,14 +57,14 @@ class NodeLock:
             os.close(descriptor)
             return sentence
         self._descriptor, self.problem = descriptor, ""
-        # On a full disk the lock holds as well; who finds it taken is told less.
+        # On a full disk the lock holds as well; a process that finds it taken is told less.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "front_end": self._front_end}).encode(), 0)
         return ""
 
     def give_up(self) -> None:
-        """Let another take it. The file stays: who has it open would else lock one that nobody sees."""
+        """Let another take it. The file stays: a process that has it open would else lock one without a name."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

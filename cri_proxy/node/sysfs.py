@@ -53,7 +53,7 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsRe
     online, offline = _read_cpu_sets(base, holes)
     if not any(os.path.isdir(f"{base}/cpu{cpu}") for cpu in online):
         raise SysfsError(f"no CPU found: {base} should have folders cpu0, cpu1, ... (is {root} a sysfs?)")
-    # 2. Who shares a core and an L3 with whom, and which memory is near.
+    # 2. Which CPUs share a core and an L3, and which memory is near.
     cores = _read_cores(base, online, holes)
     l3s = _read_l3s(base, online, holes)
     nodes = _read_nodes(f"{root}/devices/system/node", proc, online, holes)

@@ -79,7 +79,7 @@ def read_container(
 
 
 def read_attempt(container: nri.Container) -> Optional[int]:
-    """How often it was restarted, as kubelet notes it; None = nobody has."""
+    """How often it was restarted, as kubelet notes it; None = it has not."""
     text = container.annotations.get(RESTART_COUNT, "")
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
@@ -207,7 +207,7 @@ def _read_set(text: str) -> Optional[frozenset[int]]:
 def write_adjustment(placement: Placement, fence: CpusetConstraint) -> Optional[nri.ContainerAdjustment]:
     """What a container is created with; None = nothing is changed.
 
-    What it has already (``fence``) is not set again: a field that another plugin has set can be set by nobody else.
+    What it has already (``fence``) is not set again: a field that one plugin has set can be set by no other.
     """
     cpu = _cpu(placement)
     if placement.cpus == fence.cpus:

@@ -48,7 +48,7 @@ class Preregistered:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """What is not launched; a sentence about it, "" for what is nobody's mistake."""
+    """What is not launched; a sentence about it, "" for what is no mistake."""
 
     path: str
     reason: str

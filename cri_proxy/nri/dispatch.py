@@ -70,7 +70,7 @@ def subscribes(mask: int, event: int) -> bool:
 
 
 def effective_mask(asked: int) -> tuple[int, int]:
-    """What a plugin gets of the events it asks for, and the bits that nobody knows; 0 asks for everything."""
+    """What a plugin gets of the events it asks for, and the bits that stand for none; 0 asks for everything."""
     return (asked & MASK_ALL, asked & ~MASK_ALL) if asked else (MASK_ALL, 0)
 
 

@@ -38,7 +38,7 @@ class Draft:
         return bool(self._cuts) or self.added.ByteSize() > 0
 
     def report(self, name: str, field: nri.Field.ValueType, key: str, why: str) -> None:
-        """Something cannot be had; ``name`` is that of the setting, ``field`` and ``key`` are who owns it."""
+        """Something cannot be had; ``name`` is that of the setting, ``field`` and ``key`` name its owner."""
         plugin = owner_of(self.asked.owners, self.asked.container.id, field, key)
         what = f"{nri.Field.Name(field)} {key}".rstrip()
         self.found.append(Unsupported(name, plugin, what, why))

@@ -1,7 +1,7 @@
 """Which NRI events are due: the state of every pod and container that plugins know of, and what calls do to it.
 
 Stop is told once, of what was created or runs; Remove once, of what is known; the containers of a pod that ends
-are stopped and removed before it. Nothing here calls anybody: a method changes the map and returns what is due,
+are stopped and removed before it. Nothing here calls out: a method changes the map and returns what is due,
 in the order in which it is to be told.
 """
 

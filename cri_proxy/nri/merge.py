@@ -1,7 +1,7 @@
 """Adjustments of several plugins, in index order, made into one.
 
 Of each plugin's answer removals come before sets, wherever they stand in it. A removal takes out what earlier plugins
-have set and stays in the result, marked, for the request itself: whoever applies the result does removals first too.
+have set and stays in the result, marked, for the request itself: what applies the result does removals first too.
 (NRI's own merge leaves that to the order of a map: pkg/adaptation/result.go and the OCI generator after it.)
 """
 
@@ -40,7 +40,7 @@ class Claims:
     """What one plugin claims of one container. ``owners`` is changed: the message that validators are shown.
 
     By it NRI finds two plugins in conflict. A removal leaves a clear marker, ``-NN-name``: the plugin that has removed
-    something may set it again, nobody else may.
+    something may set it again, no other may.
     """
 
     def __init__(self, owners: nri.OwningPlugins, container_id: str, plugin: str) -> None:
@@ -50,7 +50,7 @@ class Claims:
     def claim(self, field: nri.Field.ValueType, key: str = "") -> None:
         """The plugin sets a field, or one key of it.
 
-        :raises Conflict: somebody owns it, and be it this plugin, or another one has removed it.
+        :raises AdjustmentConflict: a plugin owns it, and be it this one, or another one has removed it.
         """
         owner = self._owner(field, key)
         has_cleared = owner == _MARKER + self.plugin
@@ -62,7 +62,7 @@ class Claims:
         self._own(field, key, self.plugin)
 
     def clear(self, field: nri.Field.ValueType, key: str = "") -> None:
-        """The plugin removes a field, or one key of it, whoever has set it."""
+        """The plugin removes a field, or one key of it, whichever plugin has set it."""
         self._own(field, key, _MARKER + self.plugin)
 
     def join(self, field: nri.Field.ValueType) -> None:
@@ -82,7 +82,7 @@ class Claims:
 
 
 def owner_of(owners: nri.OwningPlugins, container_id: str, field: nri.Field.ValueType, key: str = "") -> str:
-    """Who has set or removed a field of a container, ``NN-name``; several of hooks are ``a,b``; "" = nobody."""
+    """The plugin that has set or removed a field, ``NN-name``; several of hooks are ``a,b``; "" = none."""
     if container_id not in owners.owners:
         return ""
     return plain(_raw_owner(owners.owners[container_id], field, key))
@@ -123,7 +123,7 @@ class Merge:
     """One CreateContainer. ``pristine``: the container as the plugins before all others see it.
 
     ``container`` is it as the next plugin sees it, another object after each plugin that asks for something; ``adjust``
-    what all have asked for so far, ``owners`` who has set what. ``owners`` may be given, to be shared with the updates
+    what all have asked for so far, ``owners`` which has set what. ``owners`` may be given, to be shared with the updates
     of the same request.
     """
 
@@ -136,7 +136,7 @@ class Merge:
     def add(self, plugin: str, asked: nri.ContainerAdjustment) -> None:
         """Add what the next plugin, ``NN-name``, asks for: all of it, or nothing.
 
-        :raises Conflict: it sets what another one, or it itself, has set.
+        :raises AdjustmentConflict: it sets what another one, or it itself, has set.
         """
         if not asked.ByteSize():
             return
@@ -197,7 +197,7 @@ def _merge_linux(step: _Step) -> None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A list whose entries have a key: who owns it, where its key is, and how a container shows an entry."""
+    """A list whose entries have a key: its owner, where its key is, and how a container shows an entry."""
 
     field: nri.Field.ValueType
     key: str
@@ -289,7 +289,7 @@ def _merge_args(step: _Step, pristine: nri.Container) -> None:
 
 
 def _merge_hooks(step: _Step) -> None:
-    """Hooks add up; nobody can take another's out."""
+    """Hooks add up; no plugin can take another's out."""
     for name in HOOKS:
         hooks = getattr(step.asked.hooks, name)
         if hooks:
@@ -348,7 +348,7 @@ WHOLE = (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass), ("pid
 def overlay(asked: nri.LinuxResources, claims: Claims, *targets: nri.LinuxResources) -> None:
     """Lay what a plugin asks for over each target, claiming every field of it.
 
-    :raises Conflict: a field is another plugin's; the targets are half done then.
+    :raises AdjustmentConflict: a field is another plugin's; the targets are half done then.
     """
     for name, field in MEMORY:
         if asked.memory.HasField(name):
@@ -384,6 +384,6 @@ def _overlay_lists(asked: nri.LinuxResources, claims: Claims, *targets: nri.Linu
         claims.claim(nri.CgroupsUnified, key)
         for target in targets:
             target.unified[key] = value
-    # Rules for the devices of a cgroup are nobody's: they add up.
+    # Rules for the devices of a cgroup have no owner: they add up.
     for target in targets if asked.devices else ():
         target.devices.extend(asked.devices)

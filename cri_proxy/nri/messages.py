@@ -1,7 +1,7 @@
 """The host's messages to plugins as bytes: put together from pods and containers that were encoded before.
 
 Most of a message is the same for every plugin and every event, and most of a Synchronize the same as that of an hour
-ago. So each pod and container is encoded once for each of its changes, and nobody makes a message to put it into.
+ago. So each pod and container is encoded once for each of its changes, and no message is made to put it into.
 
 Source of the parts: containerd/nri pkg/adaptation/plugin.go (synchronize).
 """
@@ -54,7 +54,7 @@ class Shown(Generic[Message]):
         return self.entry[1]
 
     def change(self) -> Message:
-        """The message, to be changed now, before anybody else is asked."""
+        """The message, to be changed now, before another plugin is asked."""
         self._entry = None
         return self.message
 

@@ -103,7 +103,7 @@ class PodCache:
             self.containers[new_id] = known
 
     def refresh(self, container_id: str, status: cri.ContainerStatusResponse) -> None:
-        """The runtime has told how a container is now; who is not known stays so."""
+        """The runtime has told how a container is now; one that is not known stays so."""
         shown = self.containers.get(container_id)
         if shown is not None:
             view_again(shown.change(), status)

@@ -83,7 +83,7 @@ class TtrpcWire:
         events: list[Event] = []
         answers: list[bytes] = []
         for connection, piece in self._frames.read(data):
-            # A connection that nobody has opened is not listened to.
+            # A connection that neither side has opened is not listened to.
             if connection not in self._messages:
                 continue
             for message in self._messages[connection].read(piece):
@@ -113,7 +113,7 @@ class TtrpcWire:
         return stream, out
 
     def forget(self, stream: int) -> None:
-        """Nobody waits for this reply any more: there is no message for that, it is ignored when it comes."""
+        """No call waits for this reply any more: there is no message for that, it is ignored when it comes."""
         self._open.discard(stream)
 
     def reply(self, stream: int, payload: bytes) -> bytes:

@@ -35,7 +35,7 @@ class MergedUpdates:
         Left out are updates without a container, and those in conflict that may fail (``ignore_failure``): whole,
         with what they had claimed.
 
-        :raises Conflict: an update that may not fail is in conflict, or names the container being created.
+        :raises AdjustmentConflict: an update that may not fail is in conflict, or names the container being created.
         """
         left_out = []
         for update in updates:
@@ -68,7 +68,7 @@ class MergedUpdates:
                 merged.linux.resources.CopyFrom(self._resources)
         else:
             merged.CopyFrom(before)
-            # It may fail only if all who ask for it say so.
+            # It may fail only if all that ask for it say so.
             merged.ignore_failure = before.ignore_failure and asked.ignore_failure
         overlay(asked.linux.resources, Claims(owners, key, plugin), merged.linux.resources)
         self._updates[key] = merged

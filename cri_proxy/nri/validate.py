@@ -51,7 +51,7 @@ class DefaultRules:
 
 @dataclass(frozen=True)
 class ValidationInput:
-    """What the rules look at. ``container``: the one before all adjustments; ``owners``: who has set what of it."""
+    """What the rules look at. ``container``: the one before all adjustments; ``owners``: which plugin has set what of it."""
 
     pod: nri.PodSandbox
     container: nri.Container
@@ -77,7 +77,7 @@ def refused_by(validator: str, reason: str) -> str:
 
 
 def failed_in(validator: str, error: str) -> str:
-    """What a create fails with when a validator gives no answer: nobody knows then that it may be."""
+    """What a create fails with when a validator gives no answer: that it may be is not known then."""
     return f"validator plugin {validator} failed: {error}"
 
 

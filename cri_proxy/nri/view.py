@@ -172,7 +172,7 @@ def view_unmade(container: nri.Container) -> nri.Container:
 def view_again(container: nri.Container, status: cri.ContainerStatusResponse) -> None:
     """Bring up to date what of a container changes by itself: its state, its process, its times and its end.
 
-    A status that is not verbose tells no process; who has ended has none.
+    A status that is not verbose tells no process; a container that has ended has none.
     """
     _view_life(container, status.status)
     if container.state == nri.CONTAINER_STOPPED:

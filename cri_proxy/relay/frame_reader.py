@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113), as far as somebody must know them who passes a connection's bytes on.
+"""HTTP/2 frames (RFC 9113), as far as a relay of a connection's bytes must know them.
 
 That is: where a frame of its own may go between them, and which calls are open.
 """

@@ -86,7 +86,7 @@ class Answer:
     """Make the reply ourselves: a coroutine that may call the runtime. Used while an NRI plugin is connected.
 
     What was begun is finished: when the client goes away or its deadline passes, the coroutine runs on (a half
-    made container would be nobody's), and ``ended`` is called once it is over, with how it ended. Only a stop of
+    made container would have no record), and ``ended`` is called once it is over, with how it ended. Only a stop of
     the daemon cancels it, after the drain. It fails by raising ``AnswerFailed``.
     """
 
@@ -113,7 +113,7 @@ class CallEnd(Enum):
 
     OK = "ok"
     REFUSED = "refused"  # the runtime answered with an error of its own: nothing has happened
-    UNKNOWN = "unknown"  # client gone, deadline passed, connection lost: nobody knows
+    UNKNOWN = "unknown"  # client gone, deadline passed, connection lost: not known
 
 
 #: gRPC status codes (grpc/statuscodes.md).
@@ -126,7 +126,7 @@ _DOUBTFUL = frozenset([CANCELLED, DEADLINE_EXCEEDED])
 def end_of(code: int, sent: bool) -> CallEnd:
     """Classify a gRPC status (design rule 3). ``sent``: the request may have reached the runtime.
 
-    UNAVAILABLE from a connection that never was means nothing was sent; from one that broke, nobody knows.
+    UNAVAILABLE from a connection that never was means nothing was sent; from one that broke, it is not known.
     """
     if code == 0:
         return CallEnd.OK

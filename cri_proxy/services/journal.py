@@ -75,7 +75,7 @@ def log_to_journal(identifier: str, path: Path = SOCKET) -> Optional[JournalStre
 
 
 def _is_null(stream: Any) -> bool:
-    """Whether nobody reads what is written; also of a process that was started without the stream."""
+    """Whether nothing reads what is written; also of a process that was started without the stream."""
     if stream is None:
         return True
     try:

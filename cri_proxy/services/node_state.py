@@ -42,11 +42,11 @@ class NodeState:
     memory_bytes: int = 0
     clock: Callable[[], float] = boot_time_s
     devices: Devices = field(default_factory=lambda: Devices(None))
-    #: None where pods' cgroups are nobody's business.
+    #: None where pods' cgroups are not looked at.
     quotas: Optional[Quotas] = None
     #: What people ask of this node besides its configuration.
     orders: Orders = NO_ORDERS
-    #: Called when a create was left in doubt, so that somebody looks soon.
+    #: Called when a create was left in doubt, so that a look comes soon.
     on_doubt: Callable[[], None] = lambda: None
     #: Called with the id of every container that an event says has started.
     on_started: Callable[[str], None] = lambda container_id: None

@@ -47,7 +47,7 @@ Welcome = Callable[
 async def adopt_all(
     engine: Engine, found: Mapping[str, UnannouncedContainer]
 ) -> Mapping[str, UnannouncedContainer]:
-    """Where creates pass through us: whoever was not announced keeps what it has."""
+    """Where creates pass through us: what was not announced keeps what it has."""
     return found
 
 
@@ -59,7 +59,7 @@ class Reconciler:
         self._cgroups = cgroups
         self._node_state = node_state
         self._lock = asyncio.Lock()
-        #: What is done with containers that nobody announced.
+        #: What is done with containers that were not announced.
         self.welcome: Welcome = adopt_all
         #: Whether the daemon before has ended with records that were not saved: what runs is right, the first time.
         self.is_newer = False
@@ -355,7 +355,7 @@ class Reconciler:
             return  # created, not started: it has no cgroup yet
         self._paths[container_id] = None
         if isinstance(pid, int) and pid > 0:
-            # One without its id is of no use (and a fake runtime's pid may be anybody's).
+            # One without its id is of no use (and a fake runtime's pid may be any process's).
             self._paths[container_id] = self._cgroups.of_container(pid, container_id)
             own = declared_cgroup(info)
             if self._paths[container_id] is None and container_id in own:

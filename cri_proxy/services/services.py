@@ -1,4 +1,4 @@
-"""The parts of one daemon that its other parts work with. ``daemon.py`` has them made; nobody else does."""
+"""The parts of one daemon that its other parts work with. Only ``daemon.py`` has them made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cri_proxy.state.writer import StateWriter
 
 
 class EventCount:
-    """How many clients read the runtime's event stream through us; tells who waits when that changes."""
+    """How many clients read the runtime's event stream through us; tells what waits for a change of that."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.streams = 0

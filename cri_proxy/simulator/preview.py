@@ -72,7 +72,7 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     before = dict(trial.grants)
     # 2. The reload.
     trial.rehost(host, make_policy(wanted, host.topology), engine_options(wanted))
-    # 3. Whom the runtime would be told of.
+    # 3. Which containers the runtime would be told of.
     shifts = [
         _shift(was, trial.grants[key], update_of(was, trial.grants[key]).why)
         for key, was in before.items()

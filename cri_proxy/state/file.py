@@ -15,7 +15,7 @@ from cri_proxy.engine.ledger import JournalKey
 from cri_proxy.engine.snapshot import FORMAT, UnreadableRecord, read_records
 
 FILE = "state.db"
-#: Somebody else's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
+#: Another program's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
 LOCK_WAIT_S = 0.1
 #: A change writes whole pages. At SQLite's own 4,096 bytes a create takes three times as much to the log.
 PAGE_BYTES = 1024
@@ -44,7 +44,7 @@ class LoadedState:
 
 
 class StateLocked(Exception):
-    """Another program has the state file open. The message names the file and how to find out who it is."""
+    """Another program has the state file open. The message names the file and how to find that program."""
 
 
 def connect(path: Path, wait_s: float) -> sqlite3.Connection:
@@ -54,7 +54,7 @@ def connect(path: Path, wait_s: float) -> sqlite3.Connection:
     """
     existed = path.exists()
     if existed:
-        os.chmod(path, 0o600)  # whatever somebody has made of it
+        os.chmod(path, 0o600)  # whatever it was made
         if not os.access(path, os.R_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not path.stat().st_size:
@@ -89,7 +89,7 @@ def connect(path: Path, wait_s: float) -> sqlite3.Connection:
 def read_tables(db: sqlite3.Connection) -> set[str]:
     """The tables of a database of ours, whatever version it is of; none in a new one.
 
-    :raises UnreadableRecord: it is somebody else's; it must not be changed.
+    :raises UnreadableRecord: it is another program's; it must not be changed.
     """
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"meta", "records"} <= tables:
@@ -167,7 +167,7 @@ def identity_of(path: Path) -> tuple[int, int]:
 
 
 def is_lock(error: Exception) -> bool:
-    """Whether somebody else's lock is all that is in the way."""
+    """Whether another program's lock is all that is in the way."""
     return isinstance(error, sqlite3.Error) and "locked" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Annotation values that are documents: YAML or JSON, written by whoever may create a pod.
+"""Annotation values that are documents: YAML or JSON, from anything that may create a pod.
 
 They are read on the way of a request, so that they are kept small: no more than a few thousand characters, few
 levels, and aliases count with all they stand for. Every scalar stays the text that was written.

@@ -1,1 +1,1 @@
-"""Who should run near whom: by annotations (declared.py), told by match expressions (expressions.py)."""
+"""Which containers should run near each other: by annotations (declared.py), told by match expressions (expressions.py)."""

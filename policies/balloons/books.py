@@ -1,4 +1,4 @@
-"""The balloons as the node's books have them: who is in which, what they own, and what is left."""
+"""The balloons as the node's ledger has them: what is in which, what they own, and what is left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FoundBalloons:
         return self.idle - set(sorted(self.idle)[len(self.idle) - self.kept_idle :])
 
     def without(self, cpus: frozenset[int]) -> FoundBalloons:
-        """As if some of the idle CPUs were somebody else's: those of the balloon that a container is to leave."""
+        """As if some of the idle CPUs were another's: those of the balloon that a container is to leave."""
         return replace(self, foreign=self.foreign | (cpus & self.idle), idle=self.idle - cpus)
 
     def others(self, name: str) -> Iterable[frozenset[int]]:
@@ -46,11 +46,11 @@ class BalloonReader:
         self._node: Optional[Node] = None
         self._version = -1
         self._found = FoundBalloons({}, NO_CPUS, NO_CPUS, 0)
-        #: By group: the version of its containers, these, what they own, the sum of their requests and who is there twice.
+        #: By group: the version of its containers, these, what they own, the sum of their requests and those there twice.
         self._known: dict[str, tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]] = {}
 
     def read(self, node: Node) -> FoundBalloons:
-        """The balloons in the books. A group of a type there is none of (any more) is somebody else's."""
+        """The balloons in the ledger. A group of a type there is none of (any more) is another policy's."""
         if node is not self._node:
             self._node, self._known, self._version = node, {}, -1
         if node.version != self._version:

@@ -89,7 +89,7 @@ class BalloonCpus:
                 have |= isolated
         # 1. Whole cores where threads are to be hidden; then any.
         for smt in ("hide", "") if kind.hide_hyperthreads else (_smt(kind),):
-            # 2. CPUs that nobody else has a better claim to, in the smallest region that has enough of them.
+            # 2. CPUs that no other has a better claim to, in the smallest region that has enough of them.
             for pool in self._pools(kind, free, kept_for_others):
                 for region in self._regions(kind, have, pool, count):
                     found = self._pick((pool & region) | have, count, smt, have, cost)

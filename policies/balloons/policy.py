@@ -172,7 +172,7 @@ class Balloons:
     ) -> Optional[Balloon]:
         of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
         used = {b.number for b in of_kind}
-        # 1. Those that are to be there from the start are there, with no one in them. Nobody takes the last CPU
+        # 1. Those that are to be there from the start are there, with nothing in them. None takes the last CPU
         #    from containers that are in no balloon.
         aside = self._cpus.set_aside(node)
         for number in range(kind.min_balloons):
@@ -245,7 +245,7 @@ class Balloons:
         free: frozenset[int],
         cost: Optional[Cost] = None,
     ) -> frozenset[int]:
-        """The CPUs of a balloon that is to have ``wanted``; the last idle ones stay where somebody needs them."""
+        """The CPUs of a balloon that is to have ``wanted``; the last idle ones stay where a balloon needs them."""
         most = len(balloon.cpus) + max(0, len(found.idle - balloon.cpus) - found.kept_idle)
         waiting = self._waiting(node, found, balloon.name)
         free -= balloon.cpus

@@ -59,7 +59,7 @@ class BalloonSettings:
     types: tuple[BalloonType, ...] = ()
 
 
-#: The two types as they are where the configuration does not name them. Containers that nobody matches are not
+#: The two types as they are where the configuration does not name them. Containers that none matches are not
 #: squeezed into what they request: they also run on the CPUs around that are in no balloon. Not on those of the
 #: whole machine: every change anywhere would be one for each of them.
 BUILT_IN = {

@@ -27,7 +27,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Ground:
-    """A cell of the machine, whoever uses it; ``cpus`` are its online ones.
+    """A cell of the machine, whatever uses it; ``cpus`` are its online ones.
 
     ``l3`` is the same for the cells of one L3 that spans NUMA nodes.
     """
@@ -221,7 +221,7 @@ def take_threads(cells: Iterable[Cell], want: int, whole_cores: bool = False) ->
     rest = want - len(taken)
     if not rest:
         return taken
-    # 3. A part of a whole core, so that nobody else runs there now; else of cores that others have a part of.
+    # 3. A part of a whole core, so that no other runs there now; else of cores that others have a part of.
     enough = [threads for threads in by_kind[HALF] if len(threads) >= rest]
     if enough or left[WHOLE]:
         parted = left[WHOLE] or enough

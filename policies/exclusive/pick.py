@@ -37,7 +37,7 @@ class Claim:
     """CPUs wanted for one container alone.
 
     ``count``: whole CPUs. ``l3``: prefer (as few L3s as can be), require (one L3 or nothing), exclusive (the
-    L3s it gets are nobody else's), spread (one thread a core over many L3s). ``numa_required``: one NUMA node
+    L3s it gets are no other's), spread (one thread a core over many L3s). ``numa_required``: one NUMA node
     or nothing. ``smt``: "" (whole cores first), full-core (nothing but whole cores; an odd thread leaves its
     core's other thread idle), hide (whole cores, of which one thread each runs: ``count`` is then the number
     of CPUs that are owned), spread (one thread a core, the others stay free). ``keep``: CPUs it has and should
@@ -56,7 +56,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Pick:
-    """CPUs to own; ``hidden``: those of them that nobody runs on. ``level`` as in PLACEMENT_LEVELS; ``why`` in words."""
+    """CPUs to own; ``hidden``: those of them that nothing runs on. ``level`` as in PLACEMENT_LEVELS; ``why`` in words."""
 
     cpus: frozenset[int]
     hidden: frozenset[int]
@@ -191,7 +191,7 @@ class Picker:
         return None if best is None else sorted(claim.keep) + best[1]
 
     def _hide(self, owned: list[int], claim: Claim) -> tuple[frozenset[int], frozenset[int]]:
-        """All that is owned, and what of it nobody runs on."""
+        """All that is owned, and what of it nothing runs on."""
         running = frozenset(owned)
         one_thread = claim.smt == "hide" or (claim.l3 == "spread" and len(owned) > claim.count)
         if one_thread:

@@ -1,4 +1,4 @@
-"""Who gets CPUs of its own: the table of the topology-aware policies of Intel's cri-resource-manager and nri-plugins.
+"""What gets CPUs of its own: the table of the topology-aware policies of Intel's cri-resource-manager and nri-plugins.
 
     reserved namespace, or asked for          the reserved CPUs
     Burstable, BestEffort, Guaranteed < 1     shared

@@ -1,4 +1,4 @@
-"""Every way packets take between two containers: the observer sees who talks to whom, and how much.
+"""Every way packets take between two containers: the observer sees what talks to what, and how much.
 
 The bytes are those that the programs say they have sent, within 1 % over TCP and 5 % over UDP.
 """

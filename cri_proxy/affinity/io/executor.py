@@ -103,7 +103,7 @@ class Carrier:
         return bool(failed)
 
     def watch(self, engine: Engine, outcome: MoveOutcome, last: Last) -> None:
-        """Guard moves while the person who asked for them has the answer already."""
+        """Guard moves whose command has its answer already."""
         task = asyncio.get_running_loop().create_task(self.guard(engine, outcome, last))
         self._guards.add(task)
         task.add_done_callback(self._guards.discard)

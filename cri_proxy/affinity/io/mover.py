@@ -74,7 +74,7 @@ class Mover:
 
     @property
     def guarded_by(self) -> str:
-        """What the guard reads; ``pressure.NOTHING`` = there is no guard, "" = nobody has looked yet."""
+        """What the guard reads; ``pressure.NOTHING`` = there is no guard, "" = it was not looked at yet."""
         return self._looks[1].source
 
     async def make(self, engine: Engine, plan: Plan) -> MoveOutcome:

@@ -30,7 +30,7 @@ MOST_PAUSE_S = 10.0
 #: An observer that says nothing, or does not look, for so many of its samples hangs; at least so long, if they are short.
 SILENT_SAMPLES = 3
 LEAST_SILENCE_S = 10.0
-#: Before the first sample nobody knows how long one is.
+#: Before the first sample it is not known how long one is.
 FIRST_SILENCE_S = 120.0
 _METHOD = "/cri_resmgr.affinity.v1.Affinity/WatchGraph"
 _NEVER_SEEN = "the observer has not answered yet"

@@ -182,7 +182,7 @@ def _main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")  # the daemon has -999, and starts another
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever prints does not spoil a frame
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed does not spoil a frame
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         serve(sys.stdin.buffer, replies)
 

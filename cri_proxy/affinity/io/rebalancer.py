@@ -3,7 +3,7 @@
 The rules of the pace: a plan every ``affinity.rebalance_interval``, of which as much is done at once as the token
 buckets allow (affinity/rate_limit.py). The rest of an accepted plan goes on as tokens come, without being weighed again, as
 long as its moves still hold; what a person asks for by ``rebalance`` is done at once. Nothing moves by itself while
-the picture of the traffic is old: without an observer everybody stays.
+the picture of the traffic is old: without an observer every container stays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from policies.affinity.planner.problem import Proposal
 
 
 class TrafficSource(Protocol):
-    """What is known of the traffic, and who knows it (``AffinityClient``)."""
+    """What is known of the traffic, and what knows it (``AffinityClient``)."""
 
     @property
     def traffic(self) -> Traffic: ...
@@ -191,7 +191,7 @@ class AffinityController:
     async def _ask(
         self, engine: Engine, settings: AffinitySettings
     ) -> tuple[PlanningSnapshot, Optional[Proposal]]:
-        """The question as things are now and the planner's answer; None where nobody talks to anybody.
+        """The question as things are now and the planner's answer; None where no container talks to another.
 
         :raises PlannerFailed: it has no answer.
         :raises CannotRebalance: the engine is never still.
@@ -244,7 +244,7 @@ class AffinityController:
     # ------------------------------------------------------------------ by command
 
     async def rebalance(self, dry_run: bool) -> dict[str, Any]:
-        """What a person asks for: a plan now, and all its moves at once; the token buckets are for what nobody asked for.
+        """What a command asks for: a plan now, and all its moves at once; token buckets are for what no command asked for.
 
         Hysteresis, minimum age and the cost of moves count as always.
 

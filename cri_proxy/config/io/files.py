@@ -28,7 +28,7 @@ ENDPOINTS = "endpoints.json"
 MAX_BYTES = 4 * MAX_CHARACTERS
 #: How long reading the files may take, seconds: callers wait at a start.
 ANSWER_S = 3.0
-#: What is believed of a configuration that is otherwise invalid: without its sockets nobody finds anybody,
+#: What is believed of a configuration that is otherwise invalid: without its sockets neither side finds the other,
 #: and what needs a restart would be wrong until there is one.
 ESSENTIAL = frozenset(
     [
@@ -135,7 +135,7 @@ class Files:
 def read_source(path: Path, is_typed: bool = False) -> SettingsSource:
     """One file.
 
-    ``is_typed``: somebody waits for it at a terminal; it may be a pipe, as ``<(command)`` is.
+    ``is_typed``: a terminal waits for it; it may be a pipe, as ``<(command)`` is.
 
     :raises BadConfig: it cannot be read.
     """

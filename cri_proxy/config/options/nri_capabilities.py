@@ -102,7 +102,7 @@ class Unsupported:
     """Something a plugin asks for that is not to be had.
 
     ``name`` is that of the setting, ``what`` NRI's word with the key ("Rlimits RLIMIT_NOFILE"), ``plugin`` "" where
-    NRI does not track who.
+    NRI does not track which.
     """
 
     name: str

@@ -114,7 +114,7 @@ KEYS: tuple[Key, ...] = (
     Key(f"{INTEL}/memory-type", "memory_types", read_memory_types, by_container=True),
 )
 
-#: Who declares affinity and anti-affinity; the first with terms for the container counts.
+#: The prefixes of affinity and anti-affinity; the first with terms for the container counts.
 AFFINITY_NAMESPACES = (OURS, NRI, INTEL)
 
 #: Annotations of others that ask for what nothing here does, with what that is. Classes of RDT and block I/O,
@@ -139,11 +139,11 @@ def spellings(key: str, alias: str, container: str) -> Iterator[str]:
             yield alias + scope
 
 
-# ---------------------------------------------------------------------- keys that nobody knows
+# ---------------------------------------------------------------------- keys that are not known
 
 
 def _our_name(key: str) -> Optional[tuple[str, str]]:
-    """Name and scope of a key under our own namespace; None for somebody else's."""
+    """Name and scope of a key under our own namespace; None for one of another program."""
     prefix, _, rest = key.partition("/")
     if prefix == OURS:
         name, _, scope = rest.partition("/")

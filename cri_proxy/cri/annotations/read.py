@@ -67,7 +67,7 @@ def read_preferences(
     for sign, kind in ((+1, "affinity"), (-1, "anti-affinity")):
         reading.read_affinity(kind, sign)
     reading.read_koordinator()
-    # 3. What nobody here understands.
+    # 3. What is not understood here.
     reading.note_strangers()
     preferences = replace(_NOTHING, **reading.said, affinity=tuple(reading.terms), refusal=reading.refusal)
     return replace(preferences, notes=_capped(reading.notes))

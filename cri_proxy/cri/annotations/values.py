@@ -38,7 +38,7 @@ def bool_as(if_true: Any, if_false: Any) -> Reader:
 
 
 def one_of(*values: str, nothing: str = "") -> Reader:
-    """Reads one of some words; ``nothing`` is one more, which asks for nothing (and overrides who asks for more)."""
+    """Reads one of some words; ``nothing`` is one more, which asks for nothing (and overrides what asks for more)."""
     known = {**{value: value for value in values}, **({nothing: ""} if nothing else {})}
 
     def read(text: str) -> str:

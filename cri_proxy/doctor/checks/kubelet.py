@@ -69,7 +69,7 @@ def _at_us(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
 
 
 def _calls(daemon: Mapping[str, Any]) -> tuple[str, bool]:
-    """When the daemon was called last, and whether that is too long ago. Who called, kubelet or crictl, it does not tell."""
+    """When the daemon was called last, and whether that is too long ago. Kubelet and crictl look alike to it."""
     age_s, uptime_s = daemon["last_call_age_s"], daemon["uptime_s"]
     if age_s is None:
         return f"no call since the start {duration_text(uptime_s)} ago", uptime_s >= _SILENT_S

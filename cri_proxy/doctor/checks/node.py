@@ -1,4 +1,4 @@
-"""What the doctor says of the rest of the node: runtime, cgroups, systemd, and others who place containers."""
+"""What the doctor says of the rest of the node: runtime, cgroups, systemd, and other programs that place containers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def check_cgroups(facts: Facts) -> Iterator[Finding]:
 
 
 def check_others(facts: Facts) -> Iterator[Finding]:
-    """Does anybody else place containers?"""
+    """Does another program place containers?"""
     system = facts.system
     if system is None:
         return

@@ -1,6 +1,6 @@
 """The examination of a node for ``cri-resmgr doctor``: all facts, each read by itself, in bounded time.
 
-What fails or hangs is a sentence among the facts, and the others are there. Nothing is changed, and nobody is woken:
+What fails or hangs is a sentence among the facts, and the others are there. Nothing is changed, and no process is woken:
 a daemon behind a socket unit that is down stays down.
 """
 
@@ -130,7 +130,7 @@ def examine(
     state = _beside(lambda: read_state_facts(places.at("state.directory"), status is not None))
     known = str(status["runtime"]["socket"]) if status is not None else ""
     found.read("runtime", "runtime", lambda: read_runtime_facts(places, known))
-    # 4. Who is not back by now is left behind.
+    # 4. A look that is not back by now is left behind.
     for name, (topic, future) in {**started, "state": ("state", state)}.items():
         found.read(name, topic, partial(_result, future, until_s))
     return Facts(**found.parts, failures=found.failures)

@@ -45,7 +45,7 @@ class Places:
     control: Path
 
     def at(self, key: str) -> Path:
-        """Where a path of the configuration is: below the root, unless somebody has set it."""
+        """Where a path of the configuration is: below the root, unless it is set."""
         path = str(self.config[key])
         return self.root / path.lstrip("/") if self.config.origins[key] == "default" else Path(path)
 
@@ -92,7 +92,7 @@ def compared_with_daemon(facts: ConfigFacts, config: Config, control: Path) -> C
 
 
 def read_daemon_facts(places: Places) -> DaemonFacts:
-    """Asks the daemon. Nobody connects to kubelet's sockets: that would start a daemon that is down."""
+    """Asks the daemon. Nothing connects to kubelet's sockets: that would start a daemon that is down."""
     listening = _listening(places.root / "proc/net/unix")
     status: Optional[Mapping[str, Any]] = None
     problem = hint = ""
@@ -157,7 +157,7 @@ async def _asked(facts: RuntimeFacts) -> RuntimeFacts:
     try:
         await asyncio.wait_for(runtime.identify(), ANSWER_S)
         facts = replace(facts, name=runtime.name, version=runtime.version, api=runtime.api)
-        # One that is stuck may still say who it is.
+        # One that is stuck may still say its name.
         asked = f"ListContainers of {asked}"
         await asyncio.wait_for(runtime.containers(), ANSWER_S)
         asked = ""

@@ -52,7 +52,7 @@ def read_state_facts(directory: Path, is_up: bool) -> StateFacts:
 def _check(file: Path, is_up: bool) -> str:
     if not is_up:
         return _check_copy(file)
-    # The daemon lets nobody else in. A copy that was made while it moved its log into the file may be torn.
+    # The daemon lets no other process in. A copy that was made while it moved its log into the file may be torn.
     found = _check_copy(file)
     return found if found == "ok" else _check_copy(file)
 

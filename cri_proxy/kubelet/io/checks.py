@@ -55,7 +55,7 @@ def fit_socket(control: Path, sockets: Sequence[str], found: KubeletHost, wait_s
 
 
 def require_runtime(endpoint: str) -> None:
-    """:raises CannotSwitch: nobody would answer kubelet there."""
+    """:raises CannotSwitch: nothing would answer kubelet there."""
     import grpc
 
     from cri_proxy.runtime import RuntimeClient

@@ -1,4 +1,4 @@
-"""The running kubelet: what it was started with, whom it is connected to, how it is restarted."""
+"""The running kubelet: what it was started with, what it is connected to, how it is restarted."""
 
 from __future__ import annotations
 

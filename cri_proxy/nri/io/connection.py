@@ -62,7 +62,7 @@ class ConnectionClosed(Exception):
 
 
 class NriConnection:
-    """One end of a connection. Somebody has to run ``run()``, else nothing is received."""
+    """One end of a connection. Its owner must run ``run()``, else nothing is received."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class NriConnection:
             self._waiting.pop(stream, None)
             self._wire.forget(stream)
             if future.done() and not future.cancelled():
-                future.exception()  # seen, also if nobody waited for it to the end
+                future.exception()  # seen, also if no call waited for it to the end
 
     def _is_sent_at_once(self, out: bytes) -> bool:
         """Send what is small while nothing else waits; there is nothing to wait for then."""

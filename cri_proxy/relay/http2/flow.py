@@ -1,4 +1,4 @@
-"""Flow control (RFC 9113, 5.2 and 6.9) of somebody who stands between a sender and a receiver.
+"""Flow control (RFC 9113, 5.2 and 6.9) of a relay between a sender and a receiver.
 
 Each connection and each intercepted stream has two ledgers in each direction: the *window* that the receiver gives
 us, and the window that the sender believes it has. As long as bytes only pass, the two are the same. The difference
@@ -37,7 +37,7 @@ from cri_proxy.relay.http2.frames import (
     write_window_update,
 )
 
-#: SETTINGS on their way. Who adapts a window sends the next when the last is confirmed.
+#: SETTINGS on their way. A peer that adapts a window sends the next when the last is confirmed.
 MAX_UNCONFIRMED = 32
 
 
@@ -60,7 +60,7 @@ class ReceiveWindow:
 class _Piece:
     """Bytes that wait. ``raw``: whole frames that are sent behind them, whatever the window.
 
-    ``is_owed``: they are the sender's, who was given no credit for them yet.
+    ``is_owed``: they are the sender's, which was given no credit for them yet.
     """
 
     payload: memoryview
@@ -123,7 +123,7 @@ class Outlet:
     def passes(self, stream: int, size: int) -> bool:
         """Whether a DATA frame of ``size`` bytes may pass now; it is counted then.
 
-        :raises Doubt: the sender was not given so much.
+        :raises ProtocolError: the sender was not given so much.
         """
         connection, ledger = self.connection, self._streams.get(stream)
         if size > connection.window + connection.surplus or ledger is not None:
@@ -141,7 +141,7 @@ class Outlet:
     def keep(self, stream: int, size: int) -> None:
         """DATA of ``size`` bytes, padding included, has come and does not pass.
 
-        :raises Doubt: the sender was not given so much.
+        :raises ProtocolError: the sender was not given so much.
         """
         ledger = self._streams.get(stream)
         self._check(stream, size, ledger)
@@ -152,14 +152,14 @@ class Outlet:
     def drop(self, size: int) -> None:
         """DATA of a stream that is over has come, which goes nowhere; its windows are of no interest any more.
 
-        :raises Doubt: the sender was not given so much on the connection.
+        :raises ProtocolError: the sender was not given so much on the connection.
         """
         self._check(0, size, None)
         self.connection.surplus -= size
         self.grant(0, size)
 
     def _check(self, stream: int, size: int, ledger: Optional[ReceiveWindow]) -> None:
-        """:raises Doubt: a sender ignores the windows it was given (6.9.1). An empty frame needs none."""
+        """:raises ProtocolError: a sender ignores the windows it was given (6.9.1). An empty frame needs none."""
         if size > self.connection.sender_window and size:
             self._doubt(size, 0, self.connection.sender_window)
         if ledger is not None and size > ledger.sender_window + self._slack and size:
@@ -230,7 +230,7 @@ class Outlet:
     def credit(self, stream: int, credit: int) -> int:
         """The receiver gives credit. What of it is for the sender to know.
 
-        :raises Doubt: more than a window can have (6.9.1).
+        :raises ProtocolError: more than a window can have (6.9.1).
         """
         ledger = self._streams.get(stream) if stream else self.connection
         if ledger is None:
@@ -293,7 +293,7 @@ class Outlet:
     def expect(self, settings: list[tuple[int, int]]) -> None:
         """The receiver has sent SETTINGS. They hold when the sender has confirmed them; less holds at once (6.5.3).
 
-        :raises Doubt: too many are not confirmed, or a window gets larger than one can be (6.9.2).
+        :raises ProtocolError: too many are not confirmed, or a window gets larger than one can be (6.9.2).
         """
         window, frame_bytes = self._expected[-1] if self._expected else self._confirmed
         for name, value in settings:
@@ -312,7 +312,7 @@ class Outlet:
     def confirm(self, acknowledgement: Buffer) -> None:
         """The sender has confirmed the oldest SETTINGS. The receiver is told so, with what it has sent before.
 
-        Nobody counts the windows of streams that are not opened here: a receiver that has made them smaller, and is
+        The windows are not counted of streams that are not opened here: a receiver that has made them smaller, and is
         told that its sender knows, would take what waits for too much.
         """
         self._confirmations.append(acknowledgement)

@@ -1,6 +1,6 @@
 """HTTP/2 frames as bytes (RFC 9113, sections 4 and 6): how long they are, what is in them, how they are written.
 
-Nothing here knows a connection's state. What a frame must not be by itself is a ``ProtocolError``: whoever relays a
+Nothing here knows a connection's state. What a frame must not be by itself is a ``ProtocolError``: what relays a
 connection ends it then, and never passes on something half understood.
 """
 
@@ -34,7 +34,7 @@ MAX_WINDOW = 0x7FFFFFFF
 HEADER_TABLE_SIZE, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 0x1, 0x4, 0x5
 #: A header block may be in many frames. gRPC servers refuse metadata of a few KiB; ours takes 1 MiB, as they can be told.
 MAX_BLOCK_BYTES = 1 << 20
-#: Nobody needs more than 64 of the smallest allowed; each costs a look at all that came before it.
+#: No client needs more than 64 of the smallest allowed; each costs a look at all that came before it.
 MAX_BLOCK_FRAMES = 128
 
 #: Kinds whose payload has one size (6.3, 6.4, 6.7, 6.9).
@@ -81,7 +81,7 @@ class Block(NamedTuple):
 def check(kind: int, flags: int, stream: int, length: int) -> None:
     """What can be said of a frame by its head.
 
-    :raises Doubt: it is none that RFC 9113 allows.
+    :raises ProtocolError: it is none that RFC 9113 allows.
     """
     if kind in _OF_STREAMS:
         if not stream:
@@ -103,7 +103,7 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 def unpadded(payload: Buffer, flags: int) -> Buffer:
     """The payload of a DATA or HEADERS frame without its padding (6.1).
 
-    :raises Doubt: there is more padding than payload.
+    :raises ProtocolError: there is more padding than payload.
     """
     if not flags & PADDED:
         return payload
@@ -115,7 +115,7 @@ def unpadded(payload: Buffer, flags: int) -> Buffer:
 def header_block(data: bytes, at: int) -> Union[Block, int]:
     """The block that begins with the HEADERS frame at ``at``; or how many bytes are needed from there to know more.
 
-    :raises Doubt: another frame is in between, or the block has no end.
+    :raises ProtocolError: another frame is in between, or the block has no end.
     """
     length_kind, flags, raw_stream = HEAD.unpack_from(data, at)
     end: int = at + HEAD_BYTES + (length_kind >> 8)
@@ -153,7 +153,7 @@ def header_block(data: bytes, at: int) -> Union[Block, int]:
 def read_settings(payload: Buffer) -> list[tuple[int, int]]:
     """The settings of a SETTINGS frame, in their order.
 
-    :raises Doubt: a value that may not be (6.5.2).
+    :raises ProtocolError: a value that may not be (6.5.2).
     """
     found = [
         (int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big"))
@@ -217,7 +217,7 @@ def write_reset(stream: int, code: Error) -> bytes:
 
 
 def write_goaway(last_stream: int, code: Error, why: str = "") -> bytes:
-    """GOAWAY; ``why`` is for whoever debugs the other side."""
+    """GOAWAY; ``why`` is for a debugger of the other side."""
     return write_frame(
         GOAWAY, 0, 0, struct.pack(">II", last_stream, int(code)) + why.encode(errors="replace")[:200]
     )

@@ -1,6 +1,6 @@
-"""Header blocks (HPACK, RFC 7541): read along in step with both sides, and written so that nobody falls out of step.
+"""Header blocks (HPACK, RFC 7541): read along in step with both sides, and written so that neither falls out of step.
 
-One ``HeaderReader`` reads all blocks of one direction, also those that interest nobody: each may change the table
+One ``HeaderReader`` reads all blocks of one direction, also those of no interest: each may change the table
 that later ones refer to. What is written here are static table entries and literals without indexing (6.1, 6.2.2):
 the tables of the client and of the runtime stay as they are, whatever is put in between.
 """
@@ -57,7 +57,7 @@ class HeaderReader:
     def read(self, block: bytes) -> Headers:
         """Names and values.
 
-        :raises Doubt: it is not a header block.
+        :raises ProtocolError: it is not a header block.
         """
         known = self._known.get(block)
         if known is not None:

@@ -35,7 +35,7 @@ NO_RUNTIME = "the container runtime is not there; cri-resmgr looks for it every 
 class LocalEnd:
     """``is_greeted``: the client has got a SETTINGS frame already. ``why``: what every call is told.
 
-    ``to_client`` is emptied by who writes it.
+    ``to_client`` is emptied by what writes it.
     """
 
     def __init__(self, is_greeted: bool = False, why: str = NO_RUNTIME) -> None:
@@ -45,7 +45,7 @@ class LocalEnd:
         self._why = why
         self._last = 0
         self._preface = b""
-        # What the pipe passes on is for nobody.
+        # What the pipe passes on goes nowhere.
         self._pipe = Pipe(self._handle, [])
 
     def take_work(self) -> int:

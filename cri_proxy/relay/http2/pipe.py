@@ -1,4 +1,4 @@
-"""One direction of a relayed connection: bytes in, the same bytes out, but for the frames that somebody takes out.
+"""One direction of a relayed connection: bytes in, the same bytes out, but for the frames that are taken out.
 
 Only whole frames are passed on, and header blocks in one piece: between two passes a frame of ours can be put in
 anywhere.
@@ -85,7 +85,7 @@ class Pipe:
     def read(self, data: bytes) -> None:
         """The next bytes.
 
-        :raises Doubt: they are not what HTTP/2 allows.
+        :raises ProtocolError: they are not what HTTP/2 allows.
         """
         at = 0
         while self.unhandled_bytes and not self.is_paused:

@@ -46,7 +46,7 @@ class RelayedConnection:
         self._requests = Requests(self._wire, open_call, own_settings)
         self._replies = Replies(self._wire)
         self._requests.other, self._replies.other = self._replies, self._requests
-        #: What is to be written to the runtime; emptied by who has done it.
+        #: What is to be written to the runtime; emptied by what has written it.
         self.to_runtime = self._wire.to_runtime
         #: What has happened; taken with ``take_events``.
         self.events = self._wire.events
@@ -60,7 +60,7 @@ class RelayedConnection:
 
     @property
     def to_client(self) -> list[Buffer]:
-        """What is to be written to the client; emptied by who has done it."""
+        """What is to be written to the client; emptied by what has written it."""
         return self._wire.to_client if self._wire.is_greeted else []
 
     def take_events(self) -> list[Event]:

@@ -102,7 +102,7 @@ class Replies:
         }
 
     def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
-        """DATA and credit of streams that nobody watches, which most frames are."""
+        """DATA and credit of streams that are not watched, which most frames are."""
         if stream in self._wire.watched or not stream or self._front is not None:
             return False  # the last: it has waited, and its stream may have been forgotten meanwhile
         if kind == DATA:
@@ -157,7 +157,7 @@ class Replies:
                 stream.reader.encoding = value_of(headers, b"grpc-encoding")
             return None
         code, details = status_of(headers) if stream.call is not None else (0, "")
-        # Without a status nobody knows whether it was done.
+        # Without a status it is not known whether it was done.
         end = CallEnd.UNKNOWN if code is None else end_of(code, sent=True)
         self._end(stream, UNKNOWN if code is None else code, details, end)
         return self._over(stream, frame)

@@ -63,7 +63,7 @@ class Requests:
         }
 
     def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
-        """DATA and credit of streams that nobody watches, which most frames are."""
+        """DATA and credit of streams that are not watched, which most frames are."""
         if stream in self._wire.watched or not stream:
             return False
         if kind == DATA and not (size or flags & END_STREAM):
@@ -78,7 +78,7 @@ class Requests:
         handler = self._handlers.get(frame.kind)
         if handler is not None:
             return handler(frame)
-        # PRIORITY and GOAWAY are of no interest; kinds nobody knows are ignored by whoever gets them (5.5).
+        # PRIORITY and GOAWAY are of no interest; unknown kinds are ignored by either side (5.5).
         self._spend(f"frames of kind {frame.kind}")
         return None
 
@@ -271,14 +271,14 @@ class Requests:
 
 
 def doubt_push(frame: Frame) -> Optional[bytes]:
-    """:raises Doubt: always. A push would be a stream that nobody has begun."""
+    """:raises ProtocolError: always. A push would be a stream that no client has begun."""
     raise ProtocolError(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
 
 
 def read_credit(frame: Frame) -> int:
     """What a WINDOW_UPDATE gives.
 
-    :raises Doubt: nothing.
+    :raises ProtocolError: nothing.
     """
     credit = int.from_bytes(frame.payload, "big") & 0x7FFFFFFF
     if not credit:

@@ -38,7 +38,7 @@ class Patience:
     def spend(self, now_s: float, what: str) -> None:
         """A frame has come that brings no call on; ``what`` is its name.
 
-        :raises Doubt: there were too many.
+        :raises ProtocolError: there were too many.
         """
         self._left = min(BURST, self._left + max(0.0, now_s - self._since_s) * PER_S)
         self._since_s = now_s
@@ -65,7 +65,7 @@ PING_MARK = b"cri>"
 
 
 class Wire:
-    """``to_client``, ``to_runtime`` and ``events`` are taken away by whoever owns the connection."""
+    """``to_client``, ``to_runtime`` and ``events`` are taken away by the connection's owner."""
 
     def __init__(self) -> None:
         self.to_client: list[Buffer] = []

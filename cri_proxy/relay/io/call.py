@@ -66,7 +66,7 @@ class FrameCall:
         try:
             outcome = await self._decide(asked.message)
             if any(isinstance(step, Ended) for step, _done in self._steps):
-                outcome = Forward()  # to nobody, for the call is over: above all no answer is begun
+                outcome = Forward()  # nowhere, for the call is over: above all no answer is begun
             if not isinstance(outcome, Refuse):
                 ended = Ended(asked.stream, self, CallEnd.UNKNOWN, UNAVAILABLE, STOPPING)
             if isinstance(outcome, Forward):

@@ -29,14 +29,14 @@ FIRST_READ_BYTES, LEAST_READ_BYTES = 1 << 12, 1 << 10
 MOST_WORK = 256
 #: What the kernel takes from us before the other side has read it; it gives as much as net.core.wmem_max allows.
 SEND_BUFFER_BYTES = 1 << 20
-#: With more unwritten than this, nobody is read from who would add to it; with less than that, again.
+#: With more unwritten than this, nothing is read that would add to it; with less than that, again.
 FULL_BYTES, ROOM_BYTES = 1 << 16, 1 << 14
 #: Pieces in one call of the kernel (IOV_MAX).
 _MOST_PIECES = 1024
 
 
 class Endpoint:
-    """``data``: bytes have come. ``lost``: it is closed, by whom ever. ``regulate``: ``is_full`` has changed.
+    """``data``: bytes have come. ``lost``: it is closed, by either side. ``regulate``: ``is_full`` has changed.
 
     ``most_bytes``: the largest read until ``pace`` says otherwise.
     """
@@ -120,7 +120,7 @@ class Endpoint:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether the other side has gone. Who is read from finds out by itself."""
+        """Whether the other side has gone. An endpoint that is read from finds out by itself."""
         if self._socket is None or not self.is_open:
             return False
         hung_up = select.poll()

@@ -102,7 +102,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """grpc asks who handles a method: we do, whatever it is."""
+        """grpc asks for a method's handler: every method has this one."""
         method = handler_call_details.method
         handler = self._handlers.get(method)
         if handler is None:
@@ -118,8 +118,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def settle(self, drain_s: float, stops_s: float, only_stops: bool) -> None:
         """Serve on until those that have a right to it have ended (``Settling``).
 
-        Who connects while the calls under way are awaited must wait for the next daemon, and kubelet does that
-        for 5 s (its minConnectionTimeout). So the wait for old calls comes first, while everybody is served.
+        A client that connects while the calls under way are awaited must wait for the next daemon, and kubelet does that
+        for 5 s (its minConnectionTimeout). So the wait for old calls comes first, while all are served.
         """
         loop = asyncio.get_running_loop()
         settling = Settling(loop.time(), drain_s, stops_s, only_stops)

@@ -267,7 +267,7 @@ class Link:
             self._owner.placed(self, kind)
 
     def _regulate(self) -> None:
-        """Nobody is read from faster than the other side takes it."""
+        """Neither side is read from faster than the other takes it."""
         is_paused = self.connection is not None and self.connection.is_paused
         if (reads := not (self.client.is_full or is_paused)) is not self.runtime.is_reading:
             self.runtime.read(reads)

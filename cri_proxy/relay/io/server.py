@@ -104,7 +104,7 @@ class FrameRelay:
     async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]:
         """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
 
-        Returns why others are not served, by path. Who connects from here on waits for ``start_behind``.
+        Returns why others are not served, by path. What connects from here on waits for ``start_behind``.
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
@@ -168,7 +168,7 @@ class FrameRelay:
     def _accept_again(self) -> None:
         if not self._is_accepting and self._ticking is not None:
             self._accept_on(self._listeners())
-            # At once: the trouble is over also if nobody waits any more.
+            # At once: the trouble is over also if no call waits any more.
             for listener in self._listeners():
                 self._accept(listener)
 

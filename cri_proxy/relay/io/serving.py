@@ -58,7 +58,7 @@ class Serving:
     async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]:
         """Bind ``wanted`` (the first must be had), take the listening sockets we were ``given``.
 
-        Returns why others are not served, by path. Who connects from here on waits for ``start_behind``.
+        Returns why others are not served, by path. What connects from here on waits for ``start_behind``.
 
         :raises SocketTaken, OSError: the first cannot be had.
         """
@@ -107,7 +107,7 @@ class Serving:
 
 
 def longest_stop_us(drain_s: float) -> int:
-    """For systemd, which kills who takes longer. Before the drain there may be a wait as long as it."""
+    """For systemd, which kills what takes longer. Before the drain there may be a wait as long as it."""
     return int((2 * drain_s + STOP_S) * 1e6)
 
 

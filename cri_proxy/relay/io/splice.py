@@ -2,7 +2,7 @@
 
 grpc cannot serve a listening socket that it did not open, so connections on systemd's socket go through here.
 It also ends them in the one way that fails no call. grpc's own stop cannot: calls that reach the server after
-it, or that nobody has picked up there yet, are thrown away (seen: grpcio 1.85; grpc-go then says CANCELLED). Here
+it, or that the application has not picked up yet, are thrown away (seen: grpcio 1.85; grpc-go then says CANCELLED). Here
 clients are asked to call elsewhere first, while the server still takes what comes:
 
 1. accept no more: callers queue at systemd's socket for the next daemon;

@@ -9,7 +9,7 @@ from typing import Callable, Generic, Optional, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: Of more, a reader who is that far behind is told everything.
+#: Of more, a reader that is that far behind is told everything.
 MOST_GONE = 10_000
 
 

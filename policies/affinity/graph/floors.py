@@ -1,7 +1,7 @@
 """Which edges of a graph count: those that matter to both of their ends. Pure.
 
-What is to be kept out are the edges to whoever everybody calls (name servers, metrics collectors, the control
-plane of a mesh): they are light for those who call, or light for the one who is called. The rule, by weight w in
+What is to be kept out are the edges to what all call (name servers, metrics collectors, the control
+plane of a mesh): they are light for those that call, or light for the one that is called. The rule, by weight w in
 lines a second, with total(e) = the sum of all edges of an end e, each capped at most_weight *before* anything is
 summed, so that made-up traffic cannot push a neighbour's real edges under a floor:
 
@@ -9,7 +9,7 @@ summed, so that made-up traffic cannot push a neighbour's real edges under a flo
 2. w < least_share x total of either end: does not count.
 3. An end is a *hub* if its heaviest edge is less than 10 x least_share of its total: by default, it has more than
    ten peers and none stands out. An edge of a hub counts only where it is more than half of the total of the other
-   end (which then has nobody better to be near), or where the other end's total is at least half of the hub's
+   end (which then has none better to be near), or where the other end's total is at least half of the hub's
    (both are equals: replicas that all talk to each other are no hubs for each other).
 """
 

@@ -1,4 +1,4 @@
-"""The graph of who talks to whom: samples in, smoothed edges out. Pure and deterministic.
+"""The graph of traffic: samples in, smoothed edges out. Pure and deterministic.
 
 *Weight*: cache lines a second that must cross, bytes / 64 + K x messages. *Smoothing*: each sample of s seconds
 moves a rate by the part 1 - 2^(-s / half-life) of the way to what was seen, so that what has stopped counts half
@@ -50,7 +50,7 @@ class SeenFlow(Protocol):
 
 @dataclass(frozen=True)
 class EndpointIdentity:
-    """Who an endpoint is; all but ``id`` may be unknown (""). ``owner``: owners.py."""
+    """What an endpoint is called; all but ``id`` may be unknown (""). ``owner``: owners.py."""
 
     id: str
     pod_uid: str = ""
@@ -247,7 +247,7 @@ class Graph:
         }
 
     def _is_within(self, key: Key) -> bool:
-        """Endpoints that are not known yet are in nobody's namespace."""
+        """Endpoints that are not known yet are in no namespace."""
         a, b = self._owner(key[0]), self._owner(key[1])
         return bool(a and b) and _scope(a, self.settings.within) == _scope(b, self.settings.within)
 
@@ -273,7 +273,7 @@ class Graph:
         return self._endpoints.values
 
     def identity(self, endpoint: str) -> EndpointIdentity:
-        """Who that is; of an endpoint that is not known nothing but its id."""
+        """What it is called; of an endpoint that is not known nothing but its id."""
         return self._identities.get(endpoint) or EndpointIdentity(endpoint)
 
     def traffic(self) -> Traffic:
@@ -346,7 +346,7 @@ def _as_listed(edge: GraphEdge) -> Edge:
 
 
 def _summed(flows: Iterable[SeenFlow]) -> dict[Key, _Rates]:
-    """What was seen by pair of endpoints, the lower one first. Whoever talks to itself is left out."""
+    """What was seen by pair of endpoints, the lower one first. What talks to itself is left out."""
     seen: dict[Key, _Rates] = {}
     for flow in flows:
         a, b, ab, ba = flow.a, flow.b, flow.bytes_ab, flow.bytes_ba

@@ -3,7 +3,7 @@
 For people and dashboards; placement works on the edges themselves, because belonging together this way is
 transitive, and a chain of neighbours may fill a machine. The rule: an edge joins its ends if it is at least a
 quarter of the heaviest edge of each of them, and neither is a hub (an end whose heaviest edge is less than a tenth
-of all its traffic). Who is joined to nobody is in no group.
+of all its traffic). What is joined to none is in no group.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def groups_of(edges: Iterable[WeightedEdge]) -> list[Group]:
         is_strong = weight >= LEAST_OF_HEAVIEST * max(heaviest[a], heaviest[b])
         if is_strong and a not in hubs and b not in hubs:
             leader[_find(leader, a)] = _find(leader, b)
-    # 2. Collect who has the same leader, and what is exchanged inside.
+    # 2. Collect what has the same leader, and what is exchanged inside.
     members: dict[str, list[str]] = {}
     for end in sorted(leader):
         members.setdefault(_find(leader, end), []).append(end)

@@ -1,7 +1,7 @@
 """The daemon's picture of the graph, put together from what the observer tells, and kept when it does not. Pure.
 
 The rule for an observer that has just started: until its graph has been observed for one half-life of its rates,
-what was known before stays beside it, and of an edge that both know the heavier weight counts. So nobody is moved
+what was known before stays beside it, and of an edge that both know the heavier weight counts. So nothing is moved
 because an observer was restarted. After that the old edges go, and what the new graph says counts alone; an observer
 that has kept its own graph over the restart is not new.
 """

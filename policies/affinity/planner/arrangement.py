@@ -55,7 +55,7 @@ class Arrangement:
         return all(change <= 0 or load[leaf] + change <= limits[leaf] for leaf, change in changes.items())
 
     def pull_of(self, vertices: Iterable[int]) -> dict[int, float]:
-        """By site: the weight between these and those who are there."""
+        """By site: the weight between these and those that are there."""
         at, near = self.at, self.instance.near
         pull: dict[int, float] = {}
         for vertex in vertices:

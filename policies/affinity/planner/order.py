@@ -1,9 +1,9 @@
 """The order of moves: best gain first, and after each of them no leaf is fuller than it may be, or than it was.
 
-A move whose place is still taken waits until somebody leaves it. If all that are left wait for each other (a swap,
-a ring), one who is in the way goes to a third place first and on, or back, later: one whose leaving lets somebody in
-at once, rather one who moves anyway, the smallest; where its memory need not follow, then where it costs least
-meanwhile. Each container does so at most once. If nobody finds a third place, those moves are left out: two
+A move whose place is still taken waits until another leaves it. If all that are left wait for each other (a swap,
+a ring), one that is in the way goes to a third place first and on, or back, later: one whose leaving lets another in
+at once, rather one that moves anyway, the smallest; where its memory need not follow, then where it costs least
+meanwhile. Each container does so at most once. If none finds a third place, those moves are left out: two
 containers are never squeezed into a place of one, not even for a moment.
 """
 
@@ -29,7 +29,7 @@ class _Order:
         self.gains = {u: self._gain(u, wanted[u]) for u, (a, b) in enumerate(zip(present, wanted)) if a != b}
         self.heap = [(-gain, u) for u, gain in self.gains.items()]
         heapify(self.heap)
-        #: Those who wait, by the leaves they wait for.
+        #: Those that wait, by the leaves they wait for.
         self.waiting: dict[int, list[int]] = {}
         self.bounced: set[int] = set()
 
@@ -64,14 +64,14 @@ class _Order:
                 here, there = rows[arrangement.at[other]], rows[self.wanted[other]]
                 gains[other] += weight * (here[site] - here[source] - there[site] + there[source])
                 heappush(self.heap, (-gains[other], other))
-        # 2. Those who waited for its place try again.
+        # 2. Those that waited for its place try again.
         for leaf in instance.leaves[source]:
             for other in self.waiting.pop(leaf, ()):
                 if other in gains:
                     heappush(self.heap, (-gains[other], other))
 
     def _bounce(self) -> bool:
-        """Send somebody who is in the way to a third place. Whether one went."""
+        """Send one that is in the way to a third place. Whether one went."""
         instance, arrangement = self.instance, self.arrangement
         in_the_way = [
             (not self._enables(vertex), vertex not in self.gains, instance.sizes[vertex], vertex)
@@ -97,7 +97,7 @@ class _Order:
         return False
 
     def _enables(self, vertex: int) -> bool:
-        """Whether one of those who wait could come at once if this one left."""
+        """Whether one of those that wait could come at once if this one left."""
         instance, arrangement = self.instance, self.arrangement
         for leaf, part in instance.parts(instance.sizes[vertex], arrangement.at[vertex]):
             room = arrangement.limits[leaf] - arrangement.load[leaf] + part
@@ -115,7 +115,7 @@ class _Order:
 
 
 def ordered(instance: Instance, present: Sequence[int], wanted: Sequence[int]) -> list[Step]:
-    """The moves that lead from one placement to another, as far as they can be made. Nobody is nowhere."""
+    """The moves that lead from one placement to another, as far as they can be made. None is nowhere."""
     order = _Order(instance, present, wanted)
     order.run()
     return order.steps

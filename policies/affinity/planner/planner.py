@@ -1,4 +1,4 @@
-"""The planner: who should move where, so that those who talk to each other are near each other; and whether it pays.
+"""The planner: what should move where, so that those that talk to each other are near each other; and whether it pays.
 
 The problem is graph mapping with capacities on a tree, which holds minimum bisection and multiple knapsack and is
 NP-hard; what is used instead of an exact method, and where it comes from, stands in ``clusters``, ``assign``,
@@ -65,7 +65,7 @@ def plan(problem: Problem) -> Proposal:
 
 
 def _settled(instance: Instance) -> tuple[list[int], list[Step]]:
-    """A place for everybody: those who are nowhere come where their neighbours pull them, the heaviest first."""
+    """A place for each: those that are nowhere come where their neighbours pull them, the heaviest first."""
     arrangement = Arrangement(instance, [vertex.at for vertex in instance.problem.vertices])
     nowhere = [u for u, site in enumerate(arrangement.at) if site < 0]
     steps: list[Step] = []
@@ -84,7 +84,7 @@ def _prices(instance: Instance, present: Sequence[int]) -> list[list[float]]:
     known: dict[tuple[int, int], list[float]] = {}
     rows = []
     for u, vertex in enumerate(instance.problem.vertices):
-        # Without memory to move, vertices of one site have the same prices. Who was nowhere has none.
+        # Without memory to move, vertices of one site have the same prices. What was nowhere has none.
         key = (vertex.at, vertex.memory_bytes)
         if key not in known:
             known[key] = [

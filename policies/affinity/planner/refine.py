@@ -44,7 +44,7 @@ class Refinement:
         self._rows: list[Optional[list[float]]] = [None] * len(arrangement.at)
 
     def run(self, vertices: Iterable[int], most_work: int) -> None:
-        """Improve, these vertices first and then whoever is touched by it."""
+        """Improve, these vertices first and then what is touched by it."""
         instance = self.arrangement.instance
         queue = deque([vertex for vertex in vertices if instance.movable[vertex]])
         waiting = [False] * len(instance.near)
@@ -121,7 +121,7 @@ class Refinement:
         return best_moves
 
     def _chain(self, vertex: int, site: int, gain: float) -> tuple[float, list[Move]]:
-        """Who should leave a full site so that ``vertex``, which gains by it, can come."""
+        """What should leave a full site so that ``vertex``, which gains by it, can come."""
         arrangement = self.arrangement
         instance, here = arrangement.instance, arrangement.at[vertex]
         sizes, capacities, load = instance.sizes, instance.capacities, arrangement.load

@@ -3,7 +3,7 @@
 A plan made anew may be the present one with two sockets, nodes or leaves exchanged. The exchange that leaves most
 where it is, is found by the Hungarian method (Kuhn 1955; Jonker and Volgenant's shortest augmenting paths), per
 level and from below: leaves in each pair of nodes, nodes in each pair of sockets, sockets. Only equals are
-exchanged: as many leaves, and room for what is to come beside those who cannot move. Wide containers stay.
+exchanged: as many leaves, and room for what is to come beside those that cannot move. Wide containers stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Repair: out of leaves that are fuller than they may be, at the least cost.
 
-Whatever makes the excess smaller is taken, best first: a move to where there is room, or a swap with somebody
+Whatever makes the excess smaller is taken, best first: a move to where there is room, or a swap with another
 smaller. A container leaves its level only where the problem gives it sites of another one (a spill to the NUMA
 node, say). If that is not enough, the containers of a level are packed anew, largest first, regardless of cost.
 """

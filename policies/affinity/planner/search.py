@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 
 
 class Search:
-    """One search. ``present``: where everybody is, nobody nowhere; ``cost``: what that costs; ``bias``: by vertex, what
+    """One search. ``present``: where each is, none nowhere; ``cost``: what that costs; ``bias``: by vertex, what
     each site costs beside communication. The result: ``best``, its ``value`` (excess, cost with prices), ``start``."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Search:
     def _try(self, at: Sequence[int], start: str) -> None:
         refinement = self._refinement(Arrangement(self.instance, at))
         repair_or_pack(refinement)
-        # Those whom nobody pulls are looked at only if they had to make room: they may go home.
+        # Those that none pulls are looked at only if they had to make room: they may go home.
         vertices = range(len(at)) if refinement.journal else self.instance.connected
         refinement.run(vertices, max(len(at), self.left))
         self.left -= refinement.work

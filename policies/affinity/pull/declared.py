@@ -1,4 +1,4 @@
-"""Affinity that people declare: annotations that say who is to run near whom, or far from whom.
+"""Affinity that people declare: annotations that say what a container is to run near, or far from.
 
 A declaration counts both ways: the terms of the container that is placed, and the terms of those already there
 that mean it. Containers without terms of their own are drawn to their pod or namespace where the configuration
@@ -67,7 +67,7 @@ def declared_weights(
     # 2. Those whose terms mean the container.
     for resident, weight in _meaning(node, container):
         weights[resident.cpus] = weights.get(resident.cpus, 0) + weight
-    # 3. Whoever is drawn and pushed alike by containers in one place is not moved by it.
+    # 3. What is drawn and pushed alike by containers in one place is not moved by it.
     return {cpus: weight for cpus, weight in weights.items() if weight and cpus}
 
 

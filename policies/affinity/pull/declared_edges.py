@@ -22,7 +22,7 @@ class DeclaredEdges:
         self._node = node
         self._settings = settings
         self._known = frozenset(keys)
-        # Replicas repeat each other's terms: whom one means is found out once.
+        # Replicas repeat each other's terms: what one means is found out once.
         self._means: dict[tuple[MatchExpression, MatchExpression], list[tuple[str, Container]]] = {}
         self._found: dict[tuple[str, str], int] = {}
         self._by_configuration: set[tuple[str, str, MatchExpression]] = set()

@@ -63,7 +63,7 @@ def fault_of(condition: MatchExpression) -> str:
 
 
 def matches(condition: MatchExpression, container: Container) -> bool:
-    """Whether a container is one of those the condition means. A condition with a fault means nobody."""
+    """Whether a container is one of those the condition means. A condition with a fault means none."""
     return predicate_of(condition)(container)
 
 

@@ -52,7 +52,7 @@ class Observed:
     def peers(
         self, node: Node, replicas: Mapping[str, Collection[str]], container: Container, key: str = ""
     ) -> tuple[Peer, ...]:
-        """Who in the books pulls a container, the strongest first.
+        """What in the ledger pulls a container, the strongest first.
 
         ``replicas``: keys by owner, those that are not in the books as well. ``key``: the container's own, if it has one.
         """

@@ -27,7 +27,7 @@ from cri_proxy.relay.interception import NOT_FOUND, Answer, CallEnd, Forward, In
 
 @dataclass(frozen=True)
 class HostContext:
-    """Who has a part in a hosted call."""
+    """What has a part in a hosted call."""
 
     host: NriHost
     pod_view: PodView

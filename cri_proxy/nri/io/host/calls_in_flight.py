@@ -44,7 +44,7 @@ class CallInFlight(HostedCall):
         context.under_way.begun(self)
 
     async def request(self, message: bytes) -> Outcome:
-        # What a daemon before this one has left of that name goes first, whoever is there now.
+        # What a daemon before this one has left of that name goes first, whatever plugins are there now.
         cleanup = self.context.cleanup
         try:
             if runtime_method(self.full_method) == "CreateContainer":

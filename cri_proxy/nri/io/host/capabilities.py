@@ -137,7 +137,7 @@ class Capabilities:
 
 
 def reactions(rejected: Collection[str], warned: Collection[str]) -> Mapping[str, Reaction]:
-    """What to do about what CRI cannot express; who is in both lists is rejected."""
+    """What to do about what CRI cannot express; a name in both lists is rejected."""
     return {
         **REACTIONS,
         **dict.fromkeys(warned, Reaction.WARN),

@@ -1,4 +1,4 @@
-"""Removes what was left half made: containers and sandboxes that plugins had not agreed to when nobody could tell.
+"""Removes what was left half made: containers and sandboxes that plugins had not agreed to when the daemon ended.
 
 That is so after a kill of the daemon (the marks on disk tell), after a create whose answer was lost, and where a
 removal failed. Until they are gone they stay hidden, and a create of the same name waits for its removal.
@@ -21,7 +21,7 @@ from cri_proxy.services.node_state import NodeState
 RETRY_S = 5.0
 #: gRPC's code that containerd gives most of its refusals.
 UNKNOWN = 2
-#: After these nobody knows whether the runtime has done it: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
+#: After these it is not known whether the runtime has done it: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
 _DOUBTFUL = frozenset([1, 4, 14])
 
 

@@ -1,4 +1,4 @@
-"""The plugins that are connected, in the order in which they are asked; and who must wait for whom."""
+"""The plugins that are connected, in the order in which they are asked; and which step waits for which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cri_proxy.services.nri_metrics import NriMetrics
 
 
 class Gate:
-    """Many may be inside at once, or one who must be alone. In the order of their coming; nobody may enter twice."""
+    """Many tasks may be inside at once, or one that must be alone; in the order of their coming, and none twice."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -60,7 +60,7 @@ class ConnectedPlugins:
         return tuple(self._peers)
 
     def takers(self, event: int) -> tuple[RegisteredPlugin, ...]:
-        """Those who have subscribed to an event, in order."""
+        """Those that have subscribed to an event, in order."""
         return tuple(peer for peer in self._peers if peer.takes(event))
 
     def missing(self) -> list[str]:

@@ -22,8 +22,8 @@ def unhosted_because(wanted: str, read: Callable[[], str], own: str) -> str:
 def runtime_nri(read: Callable[[], str], own: str) -> str:
     """The socket on which a runtime listens for NRI plugins; "" if it does not. ``own``: our own, which is not one.
 
-    ``read`` gives /proc/net/unix. Asking the socket itself would not do: containerd waits 5 s for whoever connects to
-    register, and lets nobody else in meanwhile.
+    ``read`` gives /proc/net/unix. Asking the socket itself would not do: containerd waits 5 s for what connects to
+    register, and lets nothing else in meanwhile.
     """
     try:
         lines = read().splitlines()[1:]
@@ -32,7 +32,7 @@ def runtime_nri(read: Callable[[], str], own: str) -> str:
     names = {RUNTIME_NRI_SOCKET, RUNTIME_NRI_SOCKET[len("/var") :]} - {own, own[len("/var") :]}
     for line in lines:
         words = line.split()
-        # Num: RefCount Protocol Flags Type St Inode Path; flag 0x10000 is that of one who listens (SO_ACCEPTCON).
+        # Num: RefCount Protocol Flags Type St Inode Path; flag 0x10000 is that of a socket that listens (SO_ACCEPTCON).
         if len(words) == 8 and words[7] in names and int(words[3], 16) & 0x10000:
             return words[7]
     return ""

@@ -13,7 +13,7 @@ from cri_proxy.nri.io.host.pod_view import PodView
 from cri_proxy.nri.lifecycle import Due
 from cri_proxy.nri.messages import Shown
 
-#: How long a create waits until other containers have been updated for it: a runtime that hangs holds up nobody.
+#: How long a create waits until other containers have been updated for it: a runtime that hangs holds up no call.
 UPDATE_WAIT_S = 2.0
 
 
@@ -84,7 +84,7 @@ class EventDispatcher:
         return found or self._pod_view.last_known(due.container_id, due.pod_id)
 
     async def _tell_stop(self, due: Due, picture: int) -> None:
-        # With its removal nobody can be asked any more how it has ended.
+        # After its removal the runtime cannot tell any more how it has ended.
         if not (self._host.is_told(nri.STOP_CONTAINER) or self._host.is_told(nri.REMOVE_CONTAINER)):
             return
         container = await self._pod_view.ended(due.container_id, due.pod_id)

@@ -163,7 +163,7 @@ class NriHost:
         """
         container = Shown(view_unmade(container.message))
         async with self._connected_plugins.gate.shared(), self._merging:
-            # All who are there now, also those that end in the midst of this.
+            # All plugins that are there now, also those that end in the midst of this.
             validators = self._connected_plugins.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)
             present = self._present()
             merge = Merge(container.message)
@@ -200,7 +200,7 @@ class NriHost:
     ) -> list[nri.ContainerUpdate]:
         """What plugins want in the place of a container's new resources, last in the list, and of others.
 
-        The container itself is not in the list if nobody wants anything else for it.
+        The container itself is not in the list if no plugin wants anything else for it.
 
         :raises PluginRefused: it must not be updated.
         """
@@ -265,7 +265,7 @@ class NriHost:
         return [peer for peer in self._connected_plugins.takers(event) if peer.is_meant(some_id, picture)]
 
     def is_told(self, event: int) -> bool:
-        """Whether anybody is there for an event, or may be in a moment."""
+        """Whether a plugin is there for an event, or may be in a moment."""
         return bool(self._connected_plugins.joining or self._connected_plugins.takers(event))
 
     async def _told(self, asking: Awaitable[Any]) -> Any:

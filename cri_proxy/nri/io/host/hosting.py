@@ -151,7 +151,7 @@ class NriHosting:
     # ------------------------------------------------------------------ life
 
     def begin(self) -> None:
-        """Take over what a daemon before this one has left; not while there is another one, to whom it belongs."""
+        """Take over what a daemon before this one has left; not while there is another one, to which it belongs."""
         owner = self._services.health.reasons.get("owner", "")
         if owner:
             self.why = owner
@@ -217,7 +217,7 @@ class NriHosting:
             await asyncio.sleep(LOOK_WITH_EVENTS_S if streams else LOOK_S)
             if not self.state:
                 await self.start()
-            # Mode off, or nobody there: what happens meanwhile is found by the next snapshot or list.
+            # Mode off, or no plugin there: what happens meanwhile is found by the next snapshot or list.
             if self._is_asking and self.pod_view.is_following:
                 await self._try("the list could not be had", self.pod_view.look())
 

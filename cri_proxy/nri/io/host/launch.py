@@ -28,7 +28,7 @@ class LaunchedPlugin(Protocol):
 
     pid: int
     streams: Streams
-    #: What its standard error is to be read from, by whoever launched it; None: systemd has it.
+    #: What its standard error is to be read from, by the process that launched it; None: systemd has it.
     said: Optional[int]
 
     async def end(self) -> None:
@@ -133,7 +133,7 @@ class UnitLauncher:
     def __init__(self, address: str = nri_launcher.SOCKET, systemctl: Sequence[str] = ("systemctl",)) -> None:
         self._address = Path(address)
         self._systemctl = systemctl
-        #: The plugins that are being launched: what their programs get, and who waits for that.
+        #: The plugins that are being launched: what their programs get, and what waits for that.
         self._wanted: dict[str, tuple[Preregistered, socket.socket, asyncio.Future[int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

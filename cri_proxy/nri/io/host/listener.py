@@ -16,14 +16,14 @@ from cri_proxy.nri.io.host.registration import Registrar
 from cri_proxy.unix_sockets import is_served
 
 _BACKLOG = 64
-#: Of root's processes alone; more of them is a mistake of somebody's.
+#: Of root's processes alone; more of them is a mistake.
 MOST_CONNECTIONS = 128
 
 
 def listening_socket(path: Path) -> socket.socket:
-    """A socket of mode 0600; its directory is made with 0700. One that nobody serves is replaced.
+    """A socket of mode 0600; its directory is made with 0700. One that no process serves is replaced.
 
-    :raises OSError: somebody serves it, or it cannot be made.
+    :raises OSError: a process serves it, or it cannot be made.
     """
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -69,14 +69,14 @@ class PluginListener:
         self._server = await asyncio.start_unix_server(self._connected, sock=listening_socket(self._path))
 
     def stop(self) -> None:
-        """Let nobody connect any more."""
+        """Let nothing connect any more."""
         if self._server is not None:
             self._server.close()
             self._server = None
             self._path.unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Give up who is connected."""
+        """Close what is connected."""
         self.stop()
         for task in self._tasks:
             task.cancel()

@@ -33,7 +33,7 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class PluginIdentity:
-    """Who a plugin is. ``pid`` 0: not known. ``told``: the release of NRI it says it has."""
+    """What a plugin is known by. ``pid`` 0: not known. ``told``: the release of NRI it says it has."""
 
     index: str
     name: str

@@ -32,7 +32,7 @@ class PluginStderr:
         self._dropped = 0
 
     async def run(self) -> None:
-        """Until nobody can write any more. What is too much is read all the same: the plugin must not wait for us."""
+        """Until its last writer is gone. What is too much is read all the same: the plugin must not wait for us."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._descriptor, "rb", 0)

@@ -1,7 +1,7 @@
 """The node as NRI plugins see it: their pods and containers, shown from what the runtime says, and kept in memory.
 
-A verbose status costs a millisecond or two, a Synchronize needs it of everybody: so each is asked for once, in
-the background while nobody waits. What plugins want of containers that run goes to the runtime from here.
+A verbose status costs a millisecond or two, a Synchronize needs it of all: so each is asked for once, in
+the background while no call waits. What plugins want of containers that run goes to the runtime from here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cri_proxy.relay.interception import AnswerFailed, Forward, Interception, en
 from cri_proxy.runtime import RuntimeClient, gather_limited
 
 AT_A_TIME = 8
-#: So many while nobody waits: the runtime and the event loop have other things to do.
+#: So many while no call waits: the runtime and the event loop have other things to do.
 AT_A_TIME_AHEAD = 2
 #: How long a snapshot waits for calls that were passed on before a plugin was there.
 SETTLE_S = 5.0
@@ -88,7 +88,7 @@ class PodView:
         return self.known.remember_pod(view_pod(pod_id, status=status))
 
     async def container(self, container_id: str) -> Optional[Shown[nri.Container]]:
-        """A container that plugins know of, in its present state; None: it is nobody's business."""
+        """A container that plugins know of, in its present state; None: plugins hear nothing of it."""
         state = self._life.state(container_id)
         if state is None or self._is_unfinished(container_id):
             return None
@@ -216,7 +216,7 @@ class PodView:
         return self._hidden.hides_sandbox(pod_id) and pod_id not in self.accepted
 
     async def _follow_lists(self) -> Listed:
-        """What is listed; the map of lives is in step with it, but for what those who make it say of it."""
+        """What is listed; its map of containers is in step with it, but for those being made, of which their calls tell."""
         life = self._life
         asked_at = life.now
         listed = await self._lists()
@@ -243,7 +243,7 @@ class PodView:
         await gather_limited(at_a_time, [self._look_up_lacking(*one) for one in lacking])
 
     async def _look_up_lacking(self, container_id: str, pod_id: str, state: State) -> None:
-        # Who waits for a snapshot may have overtaken who looks ahead, or the other way round.
+        # A wait for a snapshot may have overtaken the look ahead, or the other way round.
         if self.known.lacks(container_id, state):
             await self.look_up(container_id, pod_id)
 

@@ -26,7 +26,7 @@ from cri_proxy.relay.interception import AnswerFailed
 
 #: Penalties are kept of so many plugins.
 _MOST_PENALTIES = 100
-#: Who has kept all calls waiting for longer, and then failed, has to wait itself.
+#: A plugin that has kept all calls waiting for longer, and then failed, has to wait itself.
 LONG_S = 1.0
 #: How long a plugin that is refused may take to read why.
 FAREWELL_S = 1.0
@@ -51,7 +51,7 @@ class NotAdmitted(Exception):
 
 @dataclass
 class _Penalty:
-    """A plugin that kept everybody waiting has to wait itself."""
+    """A plugin that kept all calls waiting has to wait itself."""
 
     failures: int
     until_s: float
@@ -82,7 +82,7 @@ class Registrar:
     ) -> str:
         """A connection from its beginning to its end; returns why it has ended.
 
-        ``origin``: who it is, if it was launched, else only where it comes from. ``admitted`` is called once it
+        ``origin``: its name, if it was launched, else only where it comes from. ``admitted`` is called once it
         is one of ours.
         """
         visit = _Visit(self._pod_view, self._log, origin, self._waits_s)
@@ -124,7 +124,7 @@ class Registrar:
         self, visit: _Visit, connection: NriConnection, config: str
     ) -> tuple[RegisteredPlugin, list[nri.ContainerUpdate]]:
         settings = self._connected_plugins.settings
-        # 1. It says who it is.
+        # 1. It says its name.
         identity = await visit.registered(connection, settings.registration_timeout_s)
         self._order += 1
         peer = RegisteredPlugin(identity, connection, self._connected_plugins.metrics, self._order)
@@ -172,7 +172,7 @@ class Registrar:
         except AnswerFailed as error:
             raise NotAdmitted(f"the runtime's pods and containers are not known: {error}") from None
         except Exception as error:
-            # A bug of ours keeps this plugin out, and hurts nobody else.
+            # A bug of ours keeps this plugin out, and hurts no other.
             self._log.exception("pods and containers cannot be shown", plugin=peer.title)
             raise NotAdmitted(f"{type(error).__name__}: {error}") from None
         peer.picture = self._pod_view.pictures
@@ -210,7 +210,7 @@ class Registrar:
 
 
 class _Visit:
-    """What one connected plugin says by itself: who it is, and what it wants of containers, unasked."""
+    """What one connected plugin says by itself: its name, and what it wants of containers, unasked."""
 
     def __init__(
         self, pod_view: PluginView, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
@@ -226,7 +226,7 @@ class _Visit:
         self.handlers = {"RegisterPlugin": self._register, "UpdateContainers": self._update}
 
     async def registered(self, connection: NriConnection, timeout_s: float) -> PluginIdentity:
-        """Who it is, once it has said so.
+        """Its name, once it has said it.
 
         :raises NotAdmitted: it does not, or is not one.
         """

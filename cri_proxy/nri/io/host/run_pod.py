@@ -1,4 +1,4 @@
-"""RunPodSandbox while plugins are connected: nobody sees the sandbox, or gets a container in it, until they agree."""
+"""RunPodSandbox while plugins are connected: no call sees the sandbox, or makes a container in it, until they agree."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PluginSupervisor:
         self._kept: list[_Kept] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Optional[PluginListener] = None
-        #: Sentences about who stays out.
+        #: Sentences about plugins that stay out.
         self.problems: list[str] = []
 
     async def start(self) -> None:
@@ -70,14 +70,14 @@ class PluginSupervisor:
                 self._note(f"no NRI plugin can connect: {error}")
 
     def stop_listening(self) -> None:
-        """Nobody comes any more; who is launched and ends is not launched again."""
+        """Nothing comes any more; a launched plugin that ends is not launched again."""
         if self._listener is not None:
             self._listener.stop()
         for kept in self._kept:
             kept.is_ending = True
 
     async def close(self) -> None:
-        """End what was launched, give up who has connected."""
+        """End what was launched, close what has connected."""
         self.stop_listening()
         for task in self._tasks:
             task.cancel()

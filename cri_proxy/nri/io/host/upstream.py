@@ -13,12 +13,12 @@ from cri_proxy.runtime import RuntimeClient
 #: Longer than any client waits (kubelet: 2 and 4 minutes, times whatever runtimeRequestTimeout is set to): it is the
 #: client's own deadline that ends its call; this one ends what would go on for ever behind it.
 CREATE_TIMEOUT_S, SANDBOX_TIMEOUT_S, REMOVAL_TIMEOUT_S = 600.0, 1200.0, 600.0
-#: What undoes something: a runtime that is busy may take long, and nobody waits for it in vain.
+#: What undoes something: a runtime that is busy may take long, and no call waits for it in vain.
 UNDO_TIMEOUT_S = 30.0
 
 
 class Upstream:
-    """The runtime, as one who answers in its place needs it. Every method raises ``AnswerFailed``."""
+    """The runtime, as what answers in its place needs it. Every method raises ``AnswerFailed``."""
 
     def __init__(self, runtime: RuntimeClient) -> None:
         self._runtime = runtime

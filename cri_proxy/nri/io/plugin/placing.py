@@ -148,7 +148,7 @@ class NriPlacing:
         node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
         self._creating[request.container.id] = _Flying(creation, now_s)
         node_state.save()
-        # 3. The answer; who makes room is told with it, before the container is made.
+        # 3. The answer; containers that make room are told with it, before the container is made.
         _tell(told, creation)
         adjust = reader.write_adjustment(creation.placement, read.fence)
         reply: Message = nri.CreateContainerResponse(
@@ -280,16 +280,16 @@ class NriPlacing:
         node_state.save()
         return True
 
-    # ------------------------------------------------------------------ what nobody tells
+    # ------------------------------------------------------------------ what no message tells
 
     def lost(self) -> None:
-        """Nobody tells anything until there is a new connection."""
+        """Nothing is told until there is a new connection."""
         self._unstarted.clear()
         self._sizes.clear()
         self.doubt()
 
     def doubt(self, late_s: float = 0.0) -> None:
-        """Nobody knows what becomes of requests older than this: resync finds out. One that is told of yet is bound."""
+        """What becomes of requests older than this is not known: resync finds out. One that is told of yet is bound."""
         node_state, now_s = self._node_state, self._node_state.clock()
         doubted = False
         both: list[dict[str, _Flying[Any]]] = [self._creating, self._updating]

@@ -1,6 +1,6 @@
 """The front end that is a plugin of the runtime's own NRI: connects, is told of pods and containers, connects again.
 
-It never ends with a connection. A runtime that launches it gives it its first one; after that, and for who starts it
+It never ends with a connection. A runtime that launches it gives it its first one; after that, and where a unit starts it
 otherwise, there is the runtime's socket.
 """
 

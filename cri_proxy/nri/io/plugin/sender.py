@@ -30,7 +30,7 @@ class HostCaller(Protocol):
 
 
 class NriSender:
-    """Delivers updates, one at a time each. ``caller``: set while the host takes updates nobody asked it for."""
+    """Delivers updates, one at a time each. ``caller``: set while the host takes updates it did not ask for."""
 
     def __init__(self, runtime: RuntimeClient, log: Any) -> None:
         self.caller: Optional[HostCaller] = None

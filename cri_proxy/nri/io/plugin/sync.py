@@ -46,7 +46,7 @@ async def follow(node_state: NodeState, placing: NriPlacing, snapshot: Snapshot)
         placing.bind(container.id)
     seen = reader.read_seen(snapshot.containers, engine.pods, engine.grants)
     details = await _details(node_state, engine, snapshot, unknown_ids(engine, seen.values()))
-    # A host tells the cpuset it has written down: enough to know where a container runs that nobody knows, not
+    # A host tells the cpuset it has written down: enough to know where a container runs that has no record, not
     # enough to call a known one's changed.
     listing = Listing(seen, snapshot.at_s, details, unsettled=frozenset(engine.grants))
     parts = []

@@ -21,7 +21,7 @@ _LOOK_S = 0.05
 async def take_over(config: Config, log: Any, proc: Path = Path("/proc")) -> None:
     """Have the plugin before us stop, if it owns the node: a new launch says that its runtime is gone.
 
-    Of anybody else that owns the node nothing is asked.
+    Of any other owner of the node nothing is asked.
     """
     # Taken and given up again: the daemon takes it for itself in a moment.
     trial = NodeLock(config, "nri-plugin")
