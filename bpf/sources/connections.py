@@ -31,7 +31,7 @@ _Ends = tuple[Address, Address]
 
 
 class ConnectionHints:
-    """Hints (tcp_ends.py) from the kernel. ``refresh`` before asking; a hint holds for two refreshes.
+    """Hints (tcp_pairs.py) from the kernel. ``refresh`` before asking; a hint holds for two refreshes.
 
     On hosts without cgroup ids a client must still run when ``refresh`` is called; looking more often than sampling
     finds more of those that end soon.

@@ -1,6 +1,6 @@
 """When to look for unix sockets and shared memory: looking takes a millisecond for some 100 open files. Pure.
 
-Only for those that wake each other for no reason seen in bytes (presence.py), and what was found is believed for some
+Only for those that wake each other for no reason seen in bytes (wakeups.py), and what was found is believed for some
 samples, as long as no other is among them: connections of a server that has 10,000 are quiet most of the time,
 so that many samples have wakes without bytes.
 """

@@ -1,6 +1,6 @@
 """Which containers have the same memory mapped, shared and writable: a file, a memfd, a System V segment.
 
-That they map it is no traffic; wakes between them are (presence.py).
+That they map it is no traffic; wakes between them are (wakeups.py).
 """
 
 from __future__ import annotations

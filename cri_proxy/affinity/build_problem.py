@@ -2,7 +2,7 @@
 
 A container can be moved among domains of its level that it would have been given at its create. All others are
 fixed: what they are charged is taken off the capacities, and those that talk to another stand where they are, so
-that they pull. What is declared counts as traffic. The answer is read in ``proposals.py``.
+that they pull. What is declared counts as traffic. The answer is read in ``moves.py``.
 
 For 1,000 containers that takes some ten milliseconds, so it is done in slices between which calls can pass (design
 rule 13). They all read one state: their caller starts anew when the engine has changed in between.

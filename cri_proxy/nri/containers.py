@@ -1,6 +1,6 @@
 """NRI messages to the vocabulary of policies/model.py, and placements back to adjustments and updates.
 
-What NRI says of resources is written as the CRI message it came from, and read by the readers of ``cri.py``: there
+What NRI says of resources is written as the CRI message it came from, and read by the readers of ``cri/messages.py``: there
 is one place that knows what shares, quotas and scores mean.
 """
 

@@ -311,7 +311,7 @@ def test_policy_none_places_nothing() -> None:
     assert (line["sent"], line["level"], line["error"]) == ({}, "none", "")
 
 
-# ---------------------------------------------------------------- time and traffic (test_simulate_affinity.py has plans)
+# ---------------------------------------------------------------- time and traffic (test_replay_affinity.py has plans)
 
 
 def test_traffic_takes_ten_seconds_and_moves_nothing() -> None:
