@@ -2,7 +2,7 @@
 
 Every public method is one transition: it runs to its end without waiting for anything, or raises and leaves no
 trace. What has to happen in the world is returned (an ``Admission``, ``CpusetUpdate``s); what has to be written down
-is collected in the journal, which the shell drains after each call. Times are seconds since boot, given by the
+is collected in the journal, which the daemon drains after each call. Times are seconds since boot, given by the
 caller. The records themselves are in ``ledger.py``, what is decided about one container in ``decision.py``,
 what that does to others in ``recompute.py``; requests under way in ``tickets.py``, what commands do in ``commands.py``.
 """
