@@ -1,4 +1,4 @@
-"""Every change of a placement is an entry of the history: when, by what, and for whom."""
+"""Every change of a placement is an entry of the history: when, by what, and for which container."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own(name: str, cpus: Number) -> Any:
 
 
 def entries(of: Engine, name: str) -> list[tuple[str, str, str, str, float]]:
-    """Of a container's changes: what it was, the CPUs after it, for whom, by what, and when."""
+    """Of a container's changes: the operation, the CPUs after it, for which container, by what, and when."""
     document = explain(of, name)
     assert document is not None
     keys = ("operation", "cpus", "for", "cause", "at_s")

@@ -1,4 +1,4 @@
-"""Balloons through the engine: who is told when one grows or shrinks, what a failed request leaves, what survives."""
+"""Balloons through the engine: updates when one grows or shrinks, what a failed request leaves, what survives."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Node_(RuleBasedStateMachine):
         self.runtime: dict[str, Running] = {}
         self.calls: list[Call] = []
         self.attempts: dict[tuple[str, str], int] = {}
-        #: Containers of which nobody knows what they have: it takes a resync.
+        #: Containers whose CPUs the engine does not know: it takes a resync.
         self.unknown: set[str] = set()
         self.shadow = Shadow()
 
@@ -165,7 +165,7 @@ class Node_(RuleBasedStateMachine):
         for update in updates:
             there = self.runtime.get(update.id)
             if there is None:
-                continue  # it was never created, or somebody removed it behind our back
+                continue  # it was never created, or was removed behind our back
             if not update.placement.cpus and update.give_back is not None:
                 continue  # only its quota comes back
             assert update.placement.cpus, f"an empty cpuset for {update.id}"

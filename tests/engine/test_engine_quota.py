@@ -179,7 +179,7 @@ def test_a_foreign_container_gets_its_quota_back_when_released() -> None:
 
 
 class Full(Lifting):
-    """It can place nobody any more."""
+    """It has no CPU left for any container."""
 
     def place(self, *arguments: Any, **named: Any) -> Decision:
         raise PlacementRefused("no CPU is left")

@@ -1,4 +1,4 @@
-"""Rule 11: usable CPUs. CPUs and memory nodes come and go; who has nothing left is placed anew, and finds back."""
+"""Rule 11: usable CPUs. CPUs and memory nodes come and go; a container with none left is placed anew, and finds back."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_containers_that_are_not_ours_are_only_charged_anew(stance: Stance) -> N
     assert engine.commit(admission.ticket, 51.0) == ()
     assert engine.grants["app"].stance is stance
     assert engine.node.charge_milli(parse_cpus("2-5")) == 4000
-    # Its CPUs are the caller's from now on, and nobody gives it others back.
+    # Its CPUs are the caller's choice from now on, and a transition gives it no others.
     assert engine.rehost(host_of(VM_NO_CACHE_INFO)) == ()
 
 

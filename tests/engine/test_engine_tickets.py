@@ -255,7 +255,7 @@ def test_rule_3_a_held_place_that_others_own_by_now_does_not_come_back() -> None
     app = make_container("app", limit=2, qos=Qos.GUARANTEED)
     run(engine, app, "app-0")
     engine.exited("app-0", 1, 10.0)
-    # The next attempt is smaller, so its place is another one, and the old CPUs are anybody's.
+    # The next attempt is smaller, so its place is another one, and other containers may take the old CPUs.
     failed = engine.admit(
         replace(again(app, 1), resources=Resources(milli_request=1000, milli_limit=1000)), NO_CONSTRAINT, 20.0
     )

@@ -1,4 +1,4 @@
-"""Rule 5: only real changes are sent. Who loses CPUs is told first, who gains some afterwards, all others nothing."""
+"""Rule 5: only real changes are sent. Losers of CPUs are told first, winners afterwards, all others nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule 5: who grows by a request is told after it; whatever becomes of the request, and wherever it is by then."""
+"""Rule 5: a container that grows by a request is told after it, whatever becomes of the request."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_rule_5_one_whose_next_attempt_is_there_is_told_nothing() -> None:
 def test_rule_5_who_waits_for_a_create_that_another_attempt_takes_over_from_waits_for_that() -> None:
     before, _ = one_grows()
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
-    # The daemon was killed before anybody was told.
+    # The daemon was killed before any container was told.
     assert engine.restore(before.grants.values(), before.tickets.values(), (), (), {}) == ()
     smaller = replace(again(OWNER, 2), resources=Resources(1000, 1000))
     admission = engine.admit(smaller, fence("4-7"), 30.0)

@@ -109,7 +109,7 @@ def test_a_failed_create_leaves_no_trace() -> None:
     before = dump(engine)
     engine.cancel(engine.admit(app("new", 3), fence(), 10.0).ticket, 11.0)
     after = dump(engine)
-    # The reason of who was moved and came back says so.
+    # The reason of a container that was moved and came back says so.
     for state in (before, after):
         state.pop("grants"), state.pop("residents")
     assert after == before

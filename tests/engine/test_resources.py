@@ -28,7 +28,7 @@ def grant_with(resources: Resources, qos: Qos = Qos.BURSTABLE, **fields: object)
 
 
 KNOWN = Resources(500, 2000, 0, GIB)
-#: What the files say of KNOWN, by who wrote them.
+#: What the cgroup files say of KNOWN, by how they were written.
 SAME: dict[str, CgroupReading] = {
     "cgroup v1": CgroupReading(512, 0, 200_000, PERIOD_US, GIB),
     "cgroup v2, weights on a line": CgroupReading(0, 20, 200_000, PERIOD_US, GIB),

@@ -313,7 +313,7 @@ def test_adopted_exclusive_cpus_are_left_by_others_and_by_nobody_else_s_leave() 
     everywhere = make_container("b")
     items = [seen("g", exclusive, "2-3"), seen("b", everywhere, "")]
     assert told(look(engine, *items, details={"g": exclusive, "b": everywhere})) == {"b": "0-1,4-7"}
-    # A later transition does not take them for somebody else's.
+    # A later transition does not take them for another container's.
     assert engine.rehost(engine.host) == ()
     assert engine.node.exclusive == {2, 3}
 
@@ -662,7 +662,7 @@ def test_of_two_resizes_in_doubt_the_one_that_was_made_counts() -> None:
         assert format_cpus(engine.grants["app"].cpus) == where
 
 
-# ---------------------------------------------------------------------- resizes nobody knows the end of
+# ---------------------------------------------------------------------- resizes whose end is not known
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Containers that nobody announced: one step for what takes a proxy two."""
+"""Containers that no create request announced: one step for what takes a proxy two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One owner a node: a lock that the kernel gives back, and a sentence that names who has it."""
+"""One owner a node: a lock that the kernel gives back, and a sentence that names the process that holds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def owner(config: Config) -> Iterator[NodeLock]:
-    """Who owns the node."""
+    """The lock of the process that owns the node."""
     owner = NodeLock(config, "nri-plugin")
     assert owner.take() == ""
     yield owner

@@ -113,7 +113,7 @@ def test_what_kubelet_writes_is_lifted_again_and_given_back_in_the_end(tree: Tre
     quotas.follow([POD])
     tree.write(POD, "300000 100000")
     quotas.follow([POD], changed=[OTHER])
-    assert tree.quota(POD) == "300000"  # nobody was told to look
+    assert tree.quota(POD) == "300000"  # no look was asked for at this pod
     quotas.follow([POD], changed=[POD])
     assert tree.quota(POD) == "max"
     tree.write(POD, "400000 100000")
@@ -187,7 +187,7 @@ def test_a_pod_whose_cgroup_is_not_to_be_seen_is_refused_with_a_hint(tree: Tree)
 
 
 def test_a_pod_whose_cgroup_cannot_be_written_is_refused_with_a_hint(tree: Tree) -> None:
-    # From root, who may write every file, only a folder is safe.
+    # Root may write every file; only a folder in its place cannot be written.
     file = tree.folder(POD) / ("cpu.cfs_quota_us" if tree.is_v1 else "cpu.max")
     file.unlink()
     file.mkdir()

@@ -1,4 +1,4 @@
-"""Whatever plugins ask for, of whatever request: nothing raises, and what nobody speaks of stays to the byte."""
+"""Whatever plugins ask for, of whatever request: nothing raises, and what no plugin names stays to the byte."""
 
 from __future__ import annotations
 

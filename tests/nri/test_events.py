@@ -19,7 +19,7 @@ HOSTS = [
     ("containerd", "2.3.1", "v0.12.0", ALL),
     ("cri-o", "1.33.2", "", CLASSIC),
     ("cri-o", "1.34.0", "", ALL),
-    # iSulad does not say who it is.
+    # iSulad does not tell its name.
     ("v2", "2.0.0-beta.2+unknown", "", CLASSIC),
     ("", "", "", CLASSIC),
     ("mine", "(devel)", "unknown", CLASSIC),

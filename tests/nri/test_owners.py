@@ -1,4 +1,4 @@
-"""Who has set what: claims, conflicts and clear markers, field by field and key by key."""
+"""Which plugin has set what: claims, conflicts and clear markers, field by field and key by key."""
 
 from __future__ import annotations
 

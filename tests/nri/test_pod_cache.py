@@ -130,7 +130,7 @@ def test_who_runs_must_be_looked_at_once_for_its_process() -> None:
     known = PodCache()
     assert known.lacks("a", State.CREATED)
     known.remember(nri.Container(id="a", state=nri.CONTAINER_CREATED))
-    known.refresh("b", running("b"))  # nobody knows it
+    known.refresh("b", running("b"))  # it is not in the cache
     assert [known.lacks("a", state) for state in State] == [False, True, False]
     assert known.lacks("b", State.RUNNING)
     known.refresh("a", running("a"))

@@ -1,4 +1,4 @@
-"""What runtimes tell of containers that nobody announced, read as a create request would be."""
+"""What runtimes tell of containers that no create request announced, read as a create request would be."""
 
 from __future__ import annotations
 

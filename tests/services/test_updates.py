@@ -1,4 +1,4 @@
-"""Updates of other containers: the last that is wanted is sent, and who waits for it has it when the wait is over."""
+"""Updates of other containers: the last that is wanted is sent, and a caller that waits for it returns once it is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotations to preferences: each key by its table, who counts before whom, and what is said of the rest."""
+"""Annotations to preferences: each key by its table, which key counts before which, and what is said of the rest."""
 
 from __future__ import annotations
 

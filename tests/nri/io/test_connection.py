@@ -83,7 +83,7 @@ async def test_many_calls_are_under_way_at_once_and_each_gets_its_own_reply() ->
     arrived = asyncio.Event()
 
     async def last_first(message: bytes, timeout_s: float) -> bytes:
-        """Answers nobody before all have called; the last one first."""
+        """Answers no call before all have arrived; then the last one first."""
         order.append(message[0])
         if len(order) == MOST_SERVED:
             arrived.set()

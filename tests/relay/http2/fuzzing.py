@@ -104,7 +104,7 @@ class Shell:
     # ------------------------------------------------------------------ what was passed
 
     def check_a_copy(self) -> None:
-        """Of calls that nobody intercepts: what was passed is what came, as far as it was passed.
+        """Of calls that are not intercepted: what was passed is what came, as far as it was passed.
 
         But for a farewell that is later than another, for the number in it may not grow; and for pings that are answered.
         """

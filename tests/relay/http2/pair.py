@@ -68,7 +68,7 @@ class Pair:
     # ------------------------------------------------------------------ moving bytes
 
     def pump(self) -> None:
-        """Until nobody has anything to say."""
+        """Move bytes until neither end nor the relay has any left to send."""
         while self._client_writes() | self._runtime_writes() | self.relay_writes():
             pass
 

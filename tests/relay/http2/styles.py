@@ -165,7 +165,10 @@ class _Writer:
 
 
 def _talk(style: Style) -> Iterator[tuple[bool, bytes]]:
-    """Who says what: a create, a reply in two messages, an error, a stream that is cancelled, the first again."""
+    """The bytes of each side in turn (True: the client's).
+
+    A create, a reply in two messages, an error, a stream that is cancelled, the first again.
+    """
     client, runtime = _Writer(style, style.settings), _Writer(style, style.runtime_settings)
 
     def request(stream: int, method: str, message: bytes, **more: str) -> bytes:

@@ -101,13 +101,13 @@ def check_the_same_calls(capture: Capture, replay: Replay, delta: bytes) -> None
     assert max((len(frame.payload) for frame in frames_of(got, DATA)), default=0) <= largest_frame(
         capture.said(by_client=False)
     )
-    # Replies are the runtime's own, whoever has read along.
+    # Replies are the runtime's own, though the relay has read along.
     said, replied = capture.said(by_client=False), bytes(replay.to_client)
     assert list(filter(is_connections, written(replied))) == list(filter(is_connections, written(said)))
     assert data_of(replied) == data_of(said)
 
 
-# ---------------------------------------------------------------------- nobody intercepts
+# ---------------------------------------------------------------------- nothing is intercepted
 
 
 @pytest.mark.parametrize("name", CAPTURES)

@@ -1,4 +1,4 @@
-"""Flow control: what is held costs nobody a window, nobody sends more than the other takes, and the books agree."""
+"""Flow control: what is held costs no stream its window, no side sends more than the other takes, and the books agree."""
 
 from __future__ import annotations
 

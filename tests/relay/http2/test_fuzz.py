@@ -91,7 +91,7 @@ def test_a_connection_survives_any_frames(steps: list[tuple[bool, bytes, int]], 
 
 
 def turns_of(capture: Capture) -> list[tuple[bool, list[bytes]]]:
-    """Who says what, frame by frame; the client's first is its preface with its settings."""
+    """The frames of each turn (True: the client's); its first is the preface with the settings."""
     found = []
     rest = {True: b"", False: b""}
     has_begun = False

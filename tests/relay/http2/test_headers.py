@@ -1,4 +1,4 @@
-"""Header blocks are read in step with their writers, and ours are read by anybody without a trace in the tables."""
+"""Header blocks are read in step with their writers, and any reader takes ours without a trace in its tables."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_block_in_many_frames_and_many_reads_is_one() -> None:
 
 
 def test_a_client_that_leaves_while_a_reply_is_noted_does_not_disturb_the_next() -> None:
-    """What waits is of a stream that nobody knows any more when it goes on."""
+    """What waits is of a stream that is forgotten by the time it goes on."""
     relay, _ = hand_made(headers(1), data(1, HOLDS, end=True), headers(3), data(3, HOLDS, end=True))
     for event in relay.take_events():
         assert isinstance(event, RequestReceived)

@@ -1,4 +1,4 @@
-"""Calls that end in the relay, and connections that end: nobody loses step, nobody waits."""
+"""Calls that end in the relay, and connections that end: both sides stay in step, and neither waits."""
 
 from __future__ import annotations
 

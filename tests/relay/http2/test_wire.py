@@ -1,4 +1,4 @@
-"""What is kept of a connection is bounded, whoever does not take it; an intercepted call ends once."""
+"""What is kept of a connection is bounded, whichever side does not take it; an intercepted call ends once."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_of_a_request_that_is_no_longer_wanted_nothing_more_comes(was_sent: bool
     arrived = pair.received(stream)
     pair.reply(stream, status="12")
     pair.answer_notes()
-    # The tail of a message whose head was dropped is nobody's: the client is told to stop (RFC 9113, 8.1).
+    # The tail of a message whose head was dropped is of no use: the client is told to stop (RFC 9113, 8.1).
     assert pair.headers(stream)[-1]["grpc-status"] == "12" and pair.was_reset(stream, "client")
     assert pair.received(stream) == arrived and pair.was_reset(stream) and pair.relay.methods == {}
     if arrived:
@@ -156,5 +156,5 @@ def test_frames_that_cross_the_end_of_a_call_are_not_passed_on() -> None:
     pair.relay.from_client(late, 0.0)
     pair.relay_writes()
     pair.relay.client_lost()
-    assert pair.relay.take_events()[:-1] == []  # nobody was asked, nobody is told
+    assert pair.relay.take_events()[:-1] == []  # the interceptor was not asked, so it is not told
     assert pair.received(stream) == b"" and pair.relay.methods == {}

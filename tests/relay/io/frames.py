@@ -1,4 +1,4 @@
-"""What the tests of the frame relay share: an interceptor that does as it is told, and ends that are nobody's library."""
+"""What the tests of the frame relay share: an interceptor that does as it is told, and raw ends."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def request(method: str, stream: int, end: bool = True) -> bytes:
 
 
 class Raw:
-    """A client, or a runtime, that is nobody's library."""
+    """A client, or a runtime, that writes its frames itself: no gRPC library is behind it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -1,4 +1,4 @@
-"""A client's connection and the runtime's behind it: nobody is read from faster than is taken, and both end together."""
+"""A client's connection and the runtime's behind it: neither is read faster than the other takes, and both end together."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_what_is_not_http2_is_sent_away_and_others_are_not(
     assert (await soon(client.call_bytes(VERSION, b""))).code == 0
 
 
-# ---------------------------------------------------------------------- nobody is waited for in memory
+# ---------------------------------------------------------------------- what waits is not kept in memory
 
 
 async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(

@@ -1,4 +1,4 @@
-"""The frame relay between real gRPC clients and a real gRPC server, on real sockets: who comes, who goes, who stays."""
+"""The frame relay between real gRPC clients and a real gRPC server, on real sockets: connections that come, go and stay."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Troubles:
 async def test_without_a_runtime_calls_are_answered_and_work_again_with_it(
     runtime: FakeRuntime, relay: FrameRelay
 ) -> None:
-    # grpc's own back-off, of a second and more: nobody may come to wait for it.
+    # grpc's own back-off is a second and more: no client may come to wait for it.
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.insecure_channel(f"unix:{relay.sockets[0]}", options=options) as channel:
         version = channel.unary_unary(VERSION)

@@ -90,7 +90,7 @@ class ScriptedPlugin:
         return answer
 
     def _note_call(self, call: str, request: Any, size: int, timeout_s: float) -> str:
-        """Note it; whom it is about."""
+        """Note a call; return the name of the container, or else the pod, that it is about."""
         fields = type(request).DESCRIPTOR.fields_by_name
         pod = request.pod.name if "pod" in fields else ""
         container = request.container.name if "container" in fields else ""

@@ -93,7 +93,7 @@ class Plugin:
         self._writer.write(json.dumps({"method": method, "message": message}).encode() + b"\n")
 
     async def wait(self) -> None:
-        """Return once it has ended: nobody has the other end of its standard input then."""
+        """Return once the process has ended: only it holds the other end of its standard input."""
         with contextlib.suppress(ConnectionResetError):
             await asyncio.wait_for(self._reader.read(), HANG_S)
 

@@ -211,7 +211,7 @@ async def test_the_end_is_told_by_shutdown(tmp_path: Path) -> None:
         await plugin.log.line("Shutdown")
         await plugin.log.line("closed")
         await plugin.wait()
-        await it.host.run_pod(POD)  # nobody is there to refuse it
+        await it.host.run_pod(POD)  # no plugin is connected any more to refuse it
         assert (await it.host.create(POD, CONTAINER)).updates == []
 
 

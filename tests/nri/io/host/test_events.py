@@ -107,7 +107,7 @@ async def test_plugins_are_asked_in_the_order_of_their_indices(tmp_path: Path) -
         await it.has("00-p", "20-p", "99-p")
         await everything(it.host)
         logs = {path.name[:4]: path for path in tmp_path.glob("*-p.*.jsonl")}
-        # What a plugin sees of the container tells who was asked before.
+        # What a plugin sees of the container names the plugins that were asked before it.
         seen = {title: _created(path) for title, path in logs.items()}
         assert seen == {
             "00-p": {},
@@ -224,7 +224,7 @@ async def test_an_error_fails_what_can_still_be_failed_and_is_only_logged_otherw
         for call, asking in zip(REFUSES, refused):
             with pytest.raises(PluginRefused, match=f'^plugin "10-no" failed {call}: not {call}$'):
                 await asking
-        # Nobody was asked after who has failed it; nor is anybody given up.
+        # A plugin behind the one that fails a call is not asked; and no plugin is disconnected for it.
         assert later.log.events() == []
         for event in (*CONTAINER_EVENTS, nri.STOP_POD_SANDBOX, nri.REMOVE_POD_SANDBOX):
             if event != nri.START_CONTAINER:

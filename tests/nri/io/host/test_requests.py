@@ -1,4 +1,4 @@
-"""What several plugins ask for is made into one answer, or into a refusal that names who is at odds."""
+"""What several plugins ask for is made into one answer, or into a refusal that names the plugins in conflict."""
 
 from __future__ import annotations
 

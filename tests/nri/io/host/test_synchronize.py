@@ -72,7 +72,7 @@ async def test_a_container_created_during_it_reaches_the_plugin_as_an_event(tmp_
     go = tmp_path / "go"
     script = {"mask": REQUESTS, "actions": {"Synchronize": [{"until": str(go)}]}}
     async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
-        # It is not there yet, but whoever asks must wait for it.
+        # The plugin is not listed yet, but calls must wait for it.
         assert it.titles() == [] and it.host.connected
         creating = asyncio.ensure_future(it.host.create(POD, CONTAINER))
         telling = asyncio.ensure_future(it.host.notify(nri.POST_START_CONTAINER, POD, OTHER))

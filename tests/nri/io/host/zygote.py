@@ -19,8 +19,9 @@ _MOST_BYTES = 65536
 
 
 def serve(control: socket.socket) -> None:
-    """Until nobody is at the other end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their standard input tells
+    """Fork a plugin for each request, until the other end is closed."""
+    # Children are not waited for: the other end of their standard input tells when they have ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 1)
         if not data:

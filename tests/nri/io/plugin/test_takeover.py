@@ -1,4 +1,4 @@
-"""A plugin that is launched succeeds the one launched before it, and asks nobody else to go."""
+"""A plugin that is launched takes over from the one launched before it, and asks no other process to stop."""
 
 from __future__ import annotations
 
