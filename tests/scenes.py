@@ -6,7 +6,7 @@ telling value: no limit, no request, a pod of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Optional, Union
@@ -14,7 +14,7 @@ from typing import Optional, Union
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
-from cri_proxy.engine.records import Grant
+from cri_proxy.engine.records import CpusetUpdate, Grant
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData
@@ -270,6 +270,17 @@ def run(
     engine.bind(admission.ticket, key, now_s)
     engine.started(key)
     return engine.grants[key]
+
+
+def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
+    """The CPUs the runtime is told, by container; none is told twice."""
+    listed = list(updates)
+    assert len({u.id for u in listed}) == len(listed)
+    return {u.id: format_cpus(u.placement.cpus) for u in listed}
+
+
+def cpus_of(engine: Engine) -> dict[str, str]:
+    return {key: format_cpus(grant.cpus) for key, grant in engine.grants.items()}
 
 
 def again(container: Container, attempt: int) -> Container:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Optional
 
@@ -41,7 +40,18 @@ from tests.machines import (
     machine,
     take_offline,
 )
-from tests.scenes import Number, again, engine_on, fence, host_of, make_container, make_pod, run
+from tests.scenes import (
+    Number,
+    again,
+    cpus_of,
+    engine_on,
+    fence,
+    host_of,
+    make_container,
+    make_pod,
+    run,
+    told,
+)
 
 DB = BalloonType("db", namespaces=("db",))
 WEB = BalloonType("web", namespaces=("web",), share_idle_cpus_in_same="l3cache")
@@ -69,14 +79,6 @@ def restarted(engine: Engine) -> tuple[Engine, tuple[CpusetUpdate, ...]]:
 
 def asks(name: str, request: Number, namespace: str = "db", pod: str = "") -> Container:
     return make_container(name, request=request, pod=make_pod(pod or f"pod-{name}", namespace=namespace))
-
-
-def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
-
-
-def cpus_of(engine: Engine) -> dict[str, str]:
-    return {key: format_cpus(grant.cpus) for key, grant in engine.grants.items()}
 
 
 # ---------------------------------------------------------------------- growing and shrinking

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Optional
 
@@ -11,7 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import Listing, resync
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -42,6 +41,7 @@ from tests.scenes import (
     milli,
     node_of,
     run,
+    told,
     topology,
 )
 
@@ -67,10 +67,6 @@ def own(
     **more: object,
 ) -> Container:
     return make_container(name, limit=cpus, qos=Qos.GUARANTEED, preferences=preferences, **more)  # type: ignore[arg-type]
-
-
-def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 
 def cpus(of: Engine, key: str) -> str:

@@ -14,17 +14,7 @@ from cri_proxy.engine.records import Admission, Life, Stance
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
-from tests.scenes import (
-    Owning,
-    again,
-    dump,
-    engine_on,
-    fence,
-    make_container,
-    make_pod,
-    run,
-    topology,
-)
+from tests.scenes import Owning, again, dump, engine_on, fence, make_container, make_pod, run, topology
 
 
 def crash(

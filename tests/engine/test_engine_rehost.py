@@ -28,13 +28,20 @@ from tests.machines import (
     machine,
     take_offline,
 )
-from tests.scenes import HYGON, Owning, engine_on, fence, host_of, make_container, make_pod, run, topology
+from tests.scenes import (
+    HYGON,
+    Owning,
+    engine_on,
+    fence,
+    host_of,
+    make_container,
+    make_pod,
+    run,
+    told,
+    topology,
+)
 
 SMALL_MACHINES = [name for name in ALL_MACHINES if 1 < len(machine(name).cpus) <= 128]
-
-
-def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 
 def populate(engine: Engine) -> None:

@@ -23,6 +23,7 @@ from tests.scenes import (
     make_container,
     milli,
     run,
+    told,
     topology,
 )
 
@@ -337,7 +338,7 @@ def test_kubelet_giving_it_cpus_of_its_own_passes_as_it_is() -> None:
     admission = resize(engine, 2, request=2, within=fence("1-2"))
     assert (admission.stance, admission.placement.cpus) == (Stance.KUBELET, frozenset())
     # The container itself is not told to leave what it is about to get.
-    assert {u.id: format_cpus(u.placement.cpus) for u in admission.before} == {"other": "0,3"}
+    assert told(admission.before) == {"other": "0,3"}
     engine.commit(admission.ticket, 51.0)
     assert engine.node.exclusive == {1, 2}
     assert broken_invariants(engine) == []
@@ -350,7 +351,7 @@ def test_kubelet_refusing_it_after_all_gives_everything_back() -> None:
     before = dump(engine)
     admission = resize(engine, 2, request=2, within=fence("1-2"))
     updates = engine.cancel(admission.ticket, 51.0)
-    assert {u.id: format_cpus(u.placement.cpus) for u in updates} == {"other": "0-3"}
+    assert told(updates) == {"other": "0-3"}
     assert dump(engine) == before
 
 
@@ -479,7 +480,7 @@ def changed(engine: Engine, limit: Number, enforce: bool = True, memory: int = 0
     assert broken_invariants(engine) == []
     assert not engine.tickets
     assert engine.grants["app"].container.resources == now
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
+    return told(updates)
 
 
 def test_a_container_that_was_resized_past_us_is_placed_anew_at_once() -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, CpusetUpdate, Life, Move, Plan, Stance
+from cri_proxy.engine.records import Admission, Life, Move, Plan, Stance
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
-from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology
-
-
-def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
+from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, told, topology
 
 
 def own(name: str, cpus: int = 1) -> Container:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Callable
 
@@ -14,16 +13,10 @@ from cri_proxy.engine.records import Admission, CpusetUpdate
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
-from tests.scenes import Owning, again, engine_on, fence, make_container, run, topology
+from tests.scenes import Owning, again, engine_on, fence, make_container, run, told, topology
 
 SHARER = make_container("app", limit=4)
 OWNER = make_container("owner", limit=2, qos=Qos.GUARANTEED)
-
-
-def told(updates: Iterable[CpusetUpdate]) -> Mapping[str, str]:
-    listed = list(updates)
-    assert len({u.id for u in listed}) == len(listed)
-    return {u.id: format_cpus(u.placement.cpus) for u in listed}
 
 
 def one_grows() -> tuple[Engine, Admission]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,23 +9,14 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate
 from policies.machine.cpus import format_cpus
 from policies.model import Container
 from tests.machines import HYGON_7285_2S
-from tests.scenes import dump, engine_on, fence, host_of, make_container, run
+from tests.scenes import cpus_of, dump, engine_on, fence, host_of, make_container, run, told
 
 #: NUMA node 0 of the Hygon machine alone: two CCXs of 8 CPUs.
 CCX_0, CCX_1 = "0-3,64-67", "4-7,68-71"
 NODE_0 = "0-7,64-71"
-
-
-def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
-
-
-def places(engine: Engine) -> dict[str, str]:
-    return {key: format_cpus(grant.cpus) for key, grant in engine.grants.items()}
 
 
 def app(name: str, request: float) -> Container:
@@ -38,7 +28,7 @@ def scattered(options: EngineOptions = EngineOptions(), small: float = 1) -> Eng
     engine = engine_on(host_of(HYGON_7285_2S, usable=NODE_0), options=options)
     for name, request in (("a", 5), ("b", 5), ("c", small), ("d", 2)):
         run(engine, app(name, request), name)
-    assert places(engine) == {"a": CCX_0, "b": CCX_1, "c": CCX_0, "d": CCX_1}
+    assert cpus_of(engine) == {"a": CCX_0, "b": CCX_1, "c": CCX_0, "d": CCX_1}
     return engine
 
 
@@ -54,10 +44,10 @@ def test_who_is_in_the_way_moves_and_is_told_before_the_create() -> None:
 
 def test_a_refused_create_gives_the_first_places_back() -> None:
     engine = scattered()
-    before = places(engine)
+    before = cpus_of(engine)
     admission = engine.admit(app("new", 3), fence(), 10.0)
     assert told(engine.cancel(admission.ticket, 11.0)) == {"c": CCX_0}
-    assert places(engine) == before
+    assert cpus_of(engine) == before
 
 
 def test_what_was_moved_and_has_gone_or_changed_since_is_not_moved_back() -> None:
@@ -77,11 +67,11 @@ def test_what_was_moved_and_has_gone_or_changed_since_is_not_moved_back() -> Non
 )
 def test_nobody_is_moved_if(what: str, options: EngineOptions, request_cpus: int) -> None:
     engine = scattered(options)
-    before = places(engine)
+    before = cpus_of(engine)
     admission = engine.admit(app("new", request_cpus), fence(), 10.0)
     assert not admission.decision.others
     assert (*admission.before, *admission.after) == ()
-    assert {key: cpus for key, cpus in places(engine).items() if key in before} == before
+    assert {key: cpus for key, cpus in cpus_of(engine).items() if key in before} == before
 
 
 @pytest.mark.parametrize("why", ["held", "fenced"])
@@ -98,10 +88,10 @@ def test_containers_that_have_ended_or_are_fenced_in_stay(why: str) -> None:
 def test_the_same_container_is_not_moved_to_and_fro() -> None:
     engine = scattered()
     run(engine, app("new", 3), "new", 10.0)
-    before = places(engine)
+    before = cpus_of(engine)
     for number in range(3):
         engine.cancel(engine.admit(app(f"more-{number}", 3), fence(), 20.0).ticket, 21.0)
-    assert places(engine) == before
+    assert cpus_of(engine) == before
 
 
 def test_a_failed_create_leaves_no_trace() -> None:

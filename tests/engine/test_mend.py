@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Callable
 
@@ -10,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import CpusetUpdate, Stance
+from cri_proxy.engine.records import Stance
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
@@ -28,6 +27,7 @@ from tests.scenes import (
     make_container,
     make_pod,
     run,
+    told,
     topology,
 )
 
@@ -42,10 +42,6 @@ def aware(tree: Topology = TWO_L3S) -> Engine:
 
 def own(node: Engine, name: str, count: int) -> None:
     run(node, make_container(name, limit=count, qos=Qos.GUARANTEED), name)
-
-
-def told(updates: Iterable[CpusetUpdate]) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in updates}
 
 
 def cpus_of(node: Engine) -> dict[str, str]:

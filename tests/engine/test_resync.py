@@ -37,6 +37,7 @@ from tests.scenes import (
     make_container,
     make_pod,
     run,
+    told,
     topology,
 )
 
@@ -78,10 +79,6 @@ def look(
     result = resync(engine, listing, now_s)
     assert broken_invariants(engine) == []
     return result
-
-
-def told(result: Resync) -> dict[str, str]:
-    return {u.id: format_cpus(u.placement.cpus) for u in result.updates}
 
 
 APP = make_container("app", limit=2, request=1)
@@ -211,16 +208,16 @@ def test_an_adopted_container_gives_way_to_grants_and_gets_its_cpus_back() -> No
     engine = engine_on(VM_NO_CACHE_INFO)
     adopted(engine, APP, "")
     own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("7"), 1.0)
-    assert {u.id: format_cpus(u.placement.cpus) for u in own.before} == {"found": "0-6"}
+    assert told(own.before) == {"found": "0-6"}
     engine.bind(own.ticket, "own", 2.0)
-    assert {u.id: format_cpus(u.placement.cpus) for u in engine.remove("own")} == {"found": "0-7"}
+    assert told(engine.remove("own")) == {"found": "0-7"}
 
 
 def test_an_adopted_container_whose_cpus_are_all_taken_is_placed() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     adopted(engine, APP, "7")
     own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("7"), 1.0)
-    assert {u.id: format_cpus(u.placement.cpus) for u in own.before} == {"found": "4-6"}
+    assert told(own.before) == {"found": "4-6"}
     assert engine.grants["found"].stance is Stance.PLACED
 
 
@@ -229,7 +226,7 @@ def test_a_container_found_on_cpus_that_belong_to_another_leaves_them_at_once() 
     run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own", within=fence("7"))
     others = seen("own", engine.grants["own"].container, "7")
     result = look(engine, others, seen("found", APP, "4-7"), details={"found": APP})
-    assert told(result) == {"found": "4-6"}
+    assert told(result.updates) == {"found": "4-6"}
 
 
 def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None:
@@ -312,7 +309,7 @@ def test_adopted_exclusive_cpus_are_left_by_others_and_by_nobody_else_s_leave() 
     exclusive = make_container("g", limit=2, qos=Qos.GUARANTEED)
     everywhere = make_container("b")
     items = [seen("g", exclusive, "2-3"), seen("b", everywhere, "")]
-    assert told(look(engine, *items, details={"g": exclusive, "b": everywhere})) == {"b": "0-1,4-7"}
+    assert told(look(engine, *items, details={"g": exclusive, "b": everywhere}).updates) == {"b": "0-1,4-7"}
     # A later transition does not take them for another container's.
     assert engine.rehost(engine.host) == ()
     assert engine.node.exclusive == {2, 3}
@@ -349,7 +346,7 @@ def test_what_is_found_on_cpus_of_another_gets_none_of_its_own(state: str) -> No
     wide, stranger = with_shared(engine), make_container("stranger", limit=2, qos=Qos.GUARANTEED)
     there = [seen("own", OWN, taken), wide, seen("found", stranger, taken, state=state)]
     result = look(engine, *there, details={"found": stranger})
-    assert told(result) == {"found": format_cpus(engine.grants["wide"].cpus)}
+    assert told(result.updates) == {"found": format_cpus(engine.grants["wide"].cpus)}
     grant = engine.grants["found"]
     assert (grant.exclusive, engine.node.exclusive) == (frozenset(), engine.grants["own"].exclusive)
     # Nor later, when the CPUs it shares go to others.
@@ -368,7 +365,7 @@ def test_without_records_cpus_are_exclusive_to_the_one_that_runs_on_them(order: 
     assert {key: format_cpus(g.exclusive) for key, g in engine.grants.items()} == {
         "own": "2-3", "created": "", "b": "",
     }  # fmt: skip
-    assert "own" not in told(result) and "b" not in told(result)
+    assert "own" not in told(result.updates) and "b" not in told(result.updates)
 
 
 # ---------------------------------------------------------------------- attempts that never ran
@@ -410,7 +407,7 @@ def test_the_record_of_an_attempt_that_never_ran_ends_with_a_later_one() -> None
     last = again(OWN, 1)
     items = [seen("a0", OWN, taken, state="created"), seen("a1", last, taken), replace(wide, cpus=None)]
     result = look(engine, *items, details={"a1": last})
-    assert (result.removed, result.adopted, told(result)) == (("a0",), ("a1",), {})
+    assert (result.removed, result.adopted, told(result.updates)) == (("a0",), ("a1",), {})
     assert format_cpus(engine.grants["a1"].exclusive) == taken
     assert (
         next(r for r in engine.history if r.id == "a0").outcome == "never started: there is a later attempt"
@@ -433,7 +430,7 @@ def test_but_not_while_the_later_one_may_still_fail() -> None:
 def test_rule_10_a_cpuset_that_differs_from_ours_is_repaired_once() -> None:
     engine = with_app()
     result = look(engine, seen("app", APP, "0-7"))
-    assert (told(result), result.drifted) == ({"app": "0-3"}, ("app",))
+    assert (told(result.updates), result.drifted) == ({"app": "0-3"}, ("app",))
     [update] = result.updates
     assert (update.shrink, update.why) == (True, "its cpuset had been changed")
     assert look(engine, seen("app", APP, "0-3"), now_s=101.0) == Resync()
@@ -464,7 +461,7 @@ def test_rule_10_both_cpus_and_mems_can_drift(
 def test_rule_10_an_empty_cpuset_is_drift_where_we_had_set_one_also_with_the_same_cpus_from_above() -> None:
     engine = with_app()
     item = replace(seen("app", APP, ""), inherited=engine.grants["app"].cpus)
-    assert told(look(engine, item)) == {"app": "0-3"}
+    assert told(look(engine, item).updates) == {"app": "0-3"}
 
 
 def test_rule_10_mems_that_we_have_not_set_cannot_drift() -> None:
@@ -508,7 +505,7 @@ def test_rule_10_exclusive_cpus_of_a_foreign_container_are_shared_again() -> Non
     there = seen("other", other, "2-3")
     for i in range(FLIPS):
         look(engine, seen("own", own, "0-7"), there, now_s=100.0 + i)
-    assert told(look(engine, seen("own", own, "0-7"), there, now_s=110.0)) == {"other": "0-3"}
+    assert told(look(engine, seen("own", own, "0-7"), there, now_s=110.0).updates) == {"other": "0-3"}
 
 
 def test_rule_10_what_we_took_from_an_adopted_container_can_drift_too() -> None:
@@ -518,7 +515,7 @@ def test_rule_10_what_we_took_from_an_adopted_container_can_drift_too() -> None:
     run(engine, own, "own", within=fence("7"))
     there = seen("own", own, "7")
     for i in range(FLIPS):
-        assert told(look(engine, seen("found", APP, ""), there, now_s=100.0 + i)) == {"found": "0-6"}
+        assert told(look(engine, seen("found", APP, ""), there, now_s=100.0 + i).updates) == {"found": "0-6"}
     assert look(engine, seen("found", APP, ""), there, now_s=110.0).foreign == ("found",)
 
 
@@ -536,7 +533,7 @@ def test_rule_10_kubelet_moving_its_exclusive_container_moves_the_others() -> No
     run(engine, own, "own", within=fence("1"))
     run(engine, other, "other", within=fence("0-3"))
     result = look(engine, seen("own", own, "2"), seen("other", other, "0,2-3"))
-    assert told(result) == {"other": "0-1,3"}
+    assert told(result.updates) == {"other": "0-1,3"}
     assert engine.node.exclusive == {2}
 
 
@@ -566,7 +563,7 @@ def test_rule_10_a_container_in_motion_is_not_judged(reason: str) -> None:
         details = {"own": own}
     result = look(engine, *items, details=details, unsettled=unsettled)
     assert (result.drifted, result.foreign) == ((), ())
-    assert told(result) == ({"app": "0-2"} if reason == "told" else {})
+    assert told(result.updates) == ({"app": "0-2"} if reason == "told" else {})
 
 
 def test_rule_10_a_cpuset_read_before_the_place_changed_says_nothing() -> None:
@@ -589,7 +586,7 @@ def resized_to(limit: int, cpus: str = "0-3", key: str = "app") -> ListedContain
 def test_other_resources_are_taken_over_and_the_container_is_placed_by_them() -> None:
     engine = with_app()
     result = look(engine, resized_to(8000))
-    assert (result.resized, result.drifted, told(result)) == (("app",), (), {"app": "0-7"})
+    assert (result.resized, result.drifted, told(result.updates)) == (("app",), (), {"app": "0-7"})
     assert look(engine, resized_to(8000, "0-7")) == Resync()
 
 
@@ -617,7 +614,7 @@ def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(why: s
 def test_an_update_of_ours_on_its_way_keeps_no_resize_from_being_followed() -> None:
     engine = with_app()
     result = look(engine, resized_to(8000), unsettled="app")
-    assert (result.resized, told(result)) == (("app",), {"app": "0-7"})
+    assert (result.resized, told(result.updates)) == (("app",), {"app": "0-7"})
 
 
 def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_after() -> None:
@@ -626,7 +623,7 @@ def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_afte
     assert (result.resized, result.updates) == (("app",), ())
     assert look(engine, resized_to(8000), enforce=False) == Resync()
     result = look(engine, replace(resized_to(8000), resources=None))
-    assert (result.resized, told(result)) == (("app",), {"app": "0-7"})
+    assert (result.resized, told(result.updates)) == (("app",), {"app": "0-7"})
 
 
 def test_nothing_is_repaired_while_nothing_is_sent() -> None:

@@ -19,16 +19,7 @@ from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S
-from tests.scenes import (
-    Owning,
-    dump,
-    engine_on,
-    fence,
-    host_of,
-    make_container,
-    run,
-    topology,
-)
+from tests.scenes import Owning, dump, engine_on, fence, host_of, make_container, run, topology
 
 ALL = "0-127"
 
