@@ -42,19 +42,23 @@ def test_the_annotation_lies_over_the_request() -> None:
 
 
 def test_what_is_known_is_shown_by_the_plugins_id() -> None:
-    known = PodCache()
-    shown = known.remember(nri.Container(id="b", annotations={PLUGIN_ID: "a", "k": "v"}))
+    pod_cache = PodCache()
+    shown = pod_cache.remember(nri.Container(id="b", annotations={PLUGIN_ID: "a", "k": "v"}))
     assert (shown.id, dict(shown.message.annotations)) == ("a", {"k": "v"})
-    assert known.containers["b"] is shown
-    known.forget("b")
-    assert known.ids.shown("b") == "b"
+    assert pod_cache.containers["b"] is shown
+    pod_cache.forget("b")
+    assert pod_cache.ids.shown("b") == "b"
 
 
 def test_what_is_made_anew_keeps_its_id_even_if_it_is_made_twice() -> None:
-    known = PodCache()
-    known.remember(nri.Container(id="a", args=["x"]))
-    known.made_anew("a", "b")
-    known.made_anew("b", "c")
-    assert list(known.containers) == ["c"]
-    assert (known.containers["c"].id, known.ids.shown("c"), known.ids.real("a")) == ("a", "a", "c")
-    assert known.remember(nri.Container(id="c")).id == "a"
+    pod_cache = PodCache()
+    pod_cache.remember(nri.Container(id="a", args=["x"]))
+    pod_cache.made_anew("a", "b")
+    pod_cache.made_anew("b", "c")
+    assert list(pod_cache.containers) == ["c"]
+    assert (pod_cache.containers["c"].id, pod_cache.ids.shown("c"), pod_cache.ids.real("a")) == (
+        "a",
+        "a",
+        "c",
+    )
+    assert pod_cache.remember(nri.Container(id="c")).id == "a"

@@ -19,7 +19,7 @@ def said(due: Iterable[Due]) -> list[str]:
     return [f"{NAMES[d.event]} {d.container_id or d.pod_id}" for d in due]
 
 
-def life(*containers: str) -> Lifecycle:
+def lifecycle(*containers: str) -> Lifecycle:
     """One pod, ``p``, that runs, with containers that run."""
     made = Lifecycle()
     made.pod_created("p")
@@ -31,7 +31,7 @@ def life(*containers: str) -> Lifecycle:
 
 
 def test_what_is_made_anew_is_told_of_as_one() -> None:
-    it = life()
+    it = lifecycle()
     it.created("c", "p")
     it.hold("c")
     assert it.held() == {"c": ("p", State.CREATED)}
@@ -48,7 +48,7 @@ def test_what_is_made_anew_is_told_of_as_one() -> None:
 
 
 def test_what_is_removed_while_it_is_made_anew_stays_removed() -> None:
-    it = life()
+    it = lifecycle()
     it.created("c", "p")
     it.hold("c")
     assert said(it.pod_removed("p")) == ["S c", "SP p", "R c", "RP p"]
@@ -57,14 +57,14 @@ def test_what_is_removed_while_it_is_made_anew_stays_removed() -> None:
 
 
 def test_a_stop_is_told_once() -> None:
-    it = life("c")
+    it = lifecycle("c")
     assert said(it.stopped("c")) == ["S c"]
     assert said(it.stopped("c")) == []
     assert it.state("c") is State.STOPPED
 
 
 def test_what_was_created_and_not_started_is_stopped_and_removed_all_the_same() -> None:
-    it = life()
+    it = lifecycle()
     it.created("c", "p")
     assert said(it.removed("c")) == ["S c", "R c"]
     assert said(it.removed("c")) == []
@@ -72,20 +72,20 @@ def test_what_was_created_and_not_started_is_stopped_and_removed_all_the_same() 
 
 
 def test_a_removal_after_a_stop_is_only_a_removal() -> None:
-    it = life("c")
+    it = lifecycle("c")
     it.stopped("c")
     assert said(it.removed("c")) == ["R c"]
 
 
 def test_what_is_not_known_has_no_events() -> None:
-    it = life()
+    it = lifecycle()
     it.started("x")
     assert said([*it.stopped("x"), *it.removed("x"), *it.pod_stopped("q"), *it.pod_removed("q")]) == []
     assert (it.state("x"), it.pod_state("q"), it.pod_of("x")) == (None, None, "")
 
 
 def test_a_pods_end_is_told_after_its_containers_and_once() -> None:
-    it = life("a", "b")
+    it = lifecycle("a", "b")
     it.stopped("a")
     assert said(it.pod_stopped("p")) == ["S b", "SP p"]
     assert said(it.pod_stopped("p")) == []
@@ -94,11 +94,11 @@ def test_a_pods_end_is_told_after_its_containers_and_once() -> None:
 
 
 def test_a_pod_that_is_removed_while_it_runs_is_stopped_first() -> None:
-    assert said(life("a").pod_removed("p")) == ["S a", "SP p", "R a", "RP p"]
+    assert said(lifecycle("a").pod_removed("p")) == ["S a", "SP p", "R a", "RP p"]
 
 
 def test_other_pods_containers_are_left_alone() -> None:
-    it = life("a")
+    it = lifecycle("a")
     it.pod_running("q")
     it.created("b", "q")
     assert said(it.pod_removed("p")) == ["S a", "SP p", "R a", "RP p"]
@@ -112,7 +112,7 @@ def test_a_pod_whose_hooks_refuse_it_is_stopped_and_removed() -> None:
 
 
 def test_a_container_made_anew_ends_the_one_before_and_begins_again() -> None:
-    it = life()
+    it = lifecycle()
     it.created("c1", "p")
     assert said(it.removed("c1")) == ["S c1", "R c1"]
     it.created("c2", "p")
@@ -120,7 +120,7 @@ def test_a_container_made_anew_ends_the_one_before_and_begins_again() -> None:
 
 
 def test_a_start_that_failed_is_a_stop_and_a_later_one_may_succeed() -> None:
-    it = life()
+    it = lifecycle()
     it.created("c", "p")
     assert said(it.stopped("c")) == ["S c"]
     it.started("c")
@@ -133,7 +133,7 @@ RUNS = {"p": State.RUNNING}
 
 
 def test_exits_and_removals_past_us_are_found_in_a_list() -> None:
-    it = life("a", "b", "c")
+    it = lifecycle("a", "b", "c")
     asked = it.now
     listed = {"a": ("p", State.RUNNING), "b": ("p", State.STOPPED)}
     assert said(it.compare(RUNS, listed, asked)) == ["S b", "S c", "R c"]
@@ -141,7 +141,7 @@ def test_exits_and_removals_past_us_are_found_in_a_list() -> None:
 
 
 def test_a_pod_that_ended_past_us_is_found_in_a_list() -> None:
-    it = life("a")
+    it = lifecycle("a")
     assert said(it.compare({"p": State.STOPPED}, {"a": ("p", State.STOPPED)}, it.now)) == ["S a", "SP p"]
     assert said(it.compare({}, {}, it.now)) == ["R a", "RP p"]
 
@@ -154,7 +154,7 @@ def test_what_is_new_in_a_list_is_known_without_an_event() -> None:
 
 
 def test_a_list_says_nothing_of_what_happened_since_it_was_asked_for() -> None:
-    it = life("gone")
+    it = lifecycle("gone")
     asked = it.now
     it.created("new", "p")
     it.removed("gone")
@@ -165,14 +165,14 @@ def test_a_list_says_nothing_of_what_happened_since_it_was_asked_for() -> None:
 
 
 def test_a_start_past_us_is_known_from_a_list() -> None:
-    it = life()
+    it = lifecycle()
     it.created("a", "p")
     assert said(it.compare(RUNS, {"a": ("p", State.RUNNING)}, it.now)) == []
     assert it.state("a") is State.RUNNING
 
 
 def test_after_a_restart_the_map_is_what_is_listed() -> None:
-    it = life("a")
+    it = lifecycle("a")
     it.rebuild(RUNS, {"b": ("p", State.RUNNING)})
     assert (it.state("a"), it.state("b")) == (None, State.RUNNING)
     assert said(it.pod_removed("p")) == ["S b", "SP p", "R b", "RP p"]

@@ -50,19 +50,19 @@ class EveryChange(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known = PodCache()
+        self.pod_cache = PodCache()
         self.containers: dict[str, nri.Container] = {}
         self.pods: dict[str, nri.PodSandbox] = {}
 
     @rule(key=IDS, text=TEXTS)
     def remember(self, key: str, text: str) -> None:
-        self.known.remember(container(key, text))
+        self.pod_cache.remember(container(key, text))
         self.containers[key] = container(key, text)
 
     @rule(key=IDS, text=TEXTS)
     def remember_pod(self, key: str, text: str) -> None:
         for_both = nri.PodSandbox(id=key, name=text).SerializeToString() + UNKNOWN
-        self.known.remember_pod(nri.PodSandbox.FromString(for_both))
+        self.pod_cache.remember_pod(nri.PodSandbox.FromString(for_both))
         self.pods[key] = nri.PodSandbox.FromString(for_both)
 
     @rule(key=IDS, state=st.integers(0, 3), pid=st.sampled_from([None, 0, 7]), code=st.integers(0, 2))
@@ -71,20 +71,20 @@ class EveryChange(RuleBasedStateMachine):
         told = cri.ContainerStatusResponse(status=status)
         if pid is not None:
             told.info["info"] = f'{{"pid": {pid}}}'
-        self.known.refresh(key, told)
+        self.pod_cache.refresh(key, told)
         if key in self.containers:
             view_again(self.containers[key], told)
 
     @rule(key=IDS, state=STATES)
     def in_state(self, key: str, state: State) -> None:
-        shown = self.known.in_state(key, state)
+        shown = self.pod_cache.in_state(key, state)
         assert (shown is None) == (key not in self.containers)
         if key in self.containers:
             self.containers[key].state = NUMBERS[state]
 
     @rule(key=IDS, asked=RESOURCES)
     def note_resources(self, key: str, asked: nri.LinuxResources) -> None:
-        self.known.note_resources(key, asked)
+        self.pod_cache.note_resources(key, asked)
         if key in self.containers:
             known = self.containers[key].linux.resources
             if asked.hugepage_limits:
@@ -93,25 +93,25 @@ class EveryChange(RuleBasedStateMachine):
 
     @rule(key=IDS, overhead=RESOURCES, size=RESOURCES)
     def note_pod_size(self, key: str, overhead: nri.LinuxResources, size: nri.LinuxResources) -> None:
-        self.known.note_pod_size(key, overhead, size)
+        self.pod_cache.note_pod_size(key, overhead, size)
         if key in self.pods:
             self.pods[key].linux.pod_overhead.CopyFrom(overhead)
             self.pods[key].linux.pod_resources.CopyFrom(size)
 
     @rule(key=IDS)
     def forget(self, key: str) -> None:
-        self.known.forget(key)
+        self.pod_cache.forget(key)
         self.containers.pop(key, None)
 
     @rule(pods=st.sets(IDS), containers=st.sets(IDS))
     def keep(self, pods: set[str], containers: set[str]) -> None:
-        self.known.keep(pods, containers)
+        self.pod_cache.keep(pods, containers)
         self.pods = {key: pod for key, pod in self.pods.items() if key in pods}
         self.containers = {key: one for key, one in self.containers.items() if key in containers}
 
     @invariant()
     def the_bytes_are_a_fresh_encoding(self) -> None:
-        for shown, model in ((self.known.containers, self.containers), (self.known.pods, self.pods)):
+        for shown, model in ((self.pod_cache.containers, self.containers), (self.pod_cache.pods, self.pods)):
             assert {key: one.data for key, one in shown.items()} == {
                 key: one.SerializeToString() for key, one in model.items()
             }
@@ -127,24 +127,24 @@ def running(key: str) -> cri.ContainerStatusResponse:
 
 
 def test_who_runs_must_be_looked_at_once_for_its_process() -> None:
-    known = PodCache()
-    assert known.lacks("a", State.CREATED)
-    known.remember(nri.Container(id="a", state=nri.CONTAINER_CREATED))
-    known.refresh("b", running("b"))  # it is not in the cache
-    assert [known.lacks("a", state) for state in State] == [False, True, False]
-    assert known.lacks("b", State.RUNNING)
-    known.refresh("a", running("a"))
-    assert not known.lacks("a", State.RUNNING)
-    known.forget("a")
-    assert known.lacks("a", State.RUNNING)
+    pod_cache = PodCache()
+    assert pod_cache.lacks("a", State.CREATED)
+    pod_cache.remember(nri.Container(id="a", state=nri.CONTAINER_CREATED))
+    pod_cache.refresh("b", running("b"))  # it is not in the cache
+    assert [pod_cache.lacks("a", state) for state in State] == [False, True, False]
+    assert pod_cache.lacks("b", State.RUNNING)
+    pod_cache.refresh("a", running("a"))
+    assert not pod_cache.lacks("a", State.RUNNING)
+    pod_cache.forget("a")
+    assert pod_cache.lacks("a", State.RUNNING)
 
 
 def test_what_has_not_changed_is_not_encoded_again() -> None:
-    known = PodCache()
-    shown = known.remember(nri.Container(id="a", state=nri.CONTAINER_RUNNING))
+    pod_cache = PodCache()
+    shown = pod_cache.remember(nri.Container(id="a", state=nri.CONTAINER_RUNNING))
     data = shown.data
-    assert known.in_state("a", State.RUNNING) is shown and shown.data is data
-    known.note_resources("b", resources("0", 1, 0))
+    assert pod_cache.in_state("a", State.RUNNING) is shown and shown.data is data
+    pod_cache.note_resources("b", resources("0", 1, 0))
     assert shown.data is data
-    known.in_state("a", State.STOPPED)
+    pod_cache.in_state("a", State.STOPPED)
     assert shown.data is not data

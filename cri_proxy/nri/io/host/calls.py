@@ -31,7 +31,7 @@ class HostContext:
 
     host: NriHost
     pod_view: PodView
-    life: Lifecycle
+    lifecycle: Lifecycle
     hidden: Visibility
     dispatcher: EventDispatcher
     upstream: Upstream
@@ -110,29 +110,29 @@ class Start(HostedCall):
 
     async def before(self, outcome: Outcome) -> Outcome:
         self.container_id = parse(cri.StartContainerRequest, self.message).container_id
-        pod_view, life = self.context.pod_view, self.context.life
+        pod_view, lifecycle = self.context.pod_view, self.context.lifecycle
         container = await pod_view.container(self.container_id)
         if container is not None:
-            await self.context.dispatcher.told(life.pod_of(self.container_id))
-            pod = await pod_view.pod(life.pod_of(self.container_id))
+            await self.context.dispatcher.told(lifecycle.pod_of(self.container_id))
+            pod = await pod_view.pod(lifecycle.pod_of(self.container_id))
             await self.context.host.start_container(pod, container)
         return outcome
 
     async def after(self, end: CallEnd, code: int) -> None:
-        life, dispatcher = self.context.life, self.context.dispatcher
+        lifecycle, dispatcher = self.context.lifecycle, self.context.dispatcher
         if self.is_refused or end is CallEnd.REFUSED:
-            dispatcher.soon(life.stopped(self.container_id))
+            dispatcher.soon(lifecycle.stopped(self.container_id))
         elif end is CallEnd.OK:
-            life.started(self.container_id)
-            if life.pod_of(self.container_id):
-                dispatcher.soon([_post(nri.POST_START_CONTAINER, life, self.container_id)])
+            lifecycle.started(self.container_id)
+            if lifecycle.pod_of(self.container_id):
+                dispatcher.soon([_post(nri.POST_START_CONTAINER, lifecycle, self.container_id)])
 
 
 class Stop(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK:
             container_id = parse(cri.StopContainerRequest, self.message).container_id
-            self.context.dispatcher.soon(self.context.life.stopped(container_id))
+            self.context.dispatcher.soon(self.context.lifecycle.stopped(container_id))
 
 
 class Removal(HostedCall):
@@ -170,7 +170,7 @@ class Remove(Removal):
     events = (nri.STOP_CONTAINER, nri.REMOVE_CONTAINER)
 
     def gone(self) -> tuple[Due, ...]:
-        return self.context.life.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
+        return self.context.lifecycle.removed(parse(cri.RemoveContainerRequest, self.message).container_id)
 
 
 class UpdateContainer(HostedCall):
@@ -204,8 +204,8 @@ class UpdateContainer(HostedCall):
         if container is None:
             return b""
         self.container_id = request.container_id
-        await self.context.dispatcher.told(self.context.life.pod_of(self.container_id))
-        pod = await pod_view.pod(self.context.life.pod_of(self.container_id))
+        await self.context.dispatcher.told(self.context.lifecycle.pod_of(self.container_id))
+        pod = await pod_view.pod(self.context.lifecycle.pod_of(self.container_id))
         updates = await self.context.host.update(pod, container, view_resources(request.linux))
         own = [update for update in updates if update.container_id == container.id]
         others = [update for update in updates if update.container_id != container.id]
@@ -218,8 +218,8 @@ class UpdateContainer(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK and self.container_id:
             linux = parse(cri.UpdateContainerResourcesRequest, self.sent).linux
-            self.context.pod_view.known.note_resources(self.container_id, view_resources(linux))
-            due = _post(nri.POST_UPDATE_CONTAINER, self.context.life, self.container_id)
+            self.context.pod_view.pod_cache.note_resources(self.container_id, view_resources(linux))
+            due = _post(nri.POST_UPDATE_CONTAINER, self.context.lifecycle, self.container_id)
             self.context.dispatcher.soon([due])
 
 
@@ -228,7 +228,7 @@ class UpdatePod(HostedCall):
 
     async def before(self, outcome: Outcome) -> Outcome:
         request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
-        if self.context.life.pod_state(request.pod_sandbox_id) is not None:
+        if self.context.lifecycle.pod_state(request.pod_sandbox_id) is not None:
             self.pod_id = request.pod_sandbox_id
             pod = await self.context.pod_view.pod(self.pod_id)
             overhead, resources = view_resources(request.overhead), view_resources(request.resources)
@@ -238,7 +238,7 @@ class UpdatePod(HostedCall):
     async def after(self, end: CallEnd, code: int) -> None:
         if end is CallEnd.OK and self.pod_id:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
-            self.context.pod_view.known.note_pod_size(
+            self.context.pod_view.pod_cache.note_pod_size(
                 self.pod_id, view_resources(request.overhead), view_resources(request.resources)
             )
             self.context.dispatcher.soon([Due(nri.POST_UPDATE_POD_SANDBOX, self.pod_id)])
@@ -257,7 +257,9 @@ class RemovePod(Removal):
     events = (nri.REMOVE_CONTAINER, nri.REMOVE_POD_SANDBOX)
 
     def gone(self) -> tuple[Due, ...]:
-        return self.context.life.pod_removed(parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
+        return self.context.lifecycle.pod_removed(
+            parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id
+        )
 
     async def before(self, outcome: Outcome) -> Outcome:
         await end_pod(self.context, parse(cri.RemovePodSandboxRequest, self.message).pod_sandbox_id)
@@ -266,18 +268,18 @@ class RemovePod(Removal):
 
 async def end_pod(context: HostContext, pod_id: str) -> None:
     """Stop what runs in a pod, and tell plugins of these ends and the pod's own."""
-    life = context.life
-    running = [key for key in life.containers_of(pod_id) if key in life.running()]
+    lifecycle = context.lifecycle
+    running = [key for key in lifecycle.containers_of(pod_id) if key in lifecycle.running()]
     for container_id in running:
         try:
             await context.upstream.stop_container(container_id)
         except Exception as error:  # the runtime stops them with the sandbox, or says why not
             context.log.warning("a container did not stop", id=container_id, error=str(error))
-    await context.dispatcher.tell(life.pod_stopped(pod_id))
+    await context.dispatcher.tell(lifecycle.pod_stopped(pod_id))
 
 
-def _post(event: int, life: Lifecycle, container_id: str) -> Due:
-    return Due(event, life.pod_of(container_id), container_id)
+def _post(event: int, lifecycle: Lifecycle, container_id: str) -> Due:
+    return Due(event, lifecycle.pod_of(container_id), container_id)
 
 
 # ---------------------------------------------------------------------- what is seen meanwhile
@@ -336,4 +338,4 @@ class ContainerEvents(HostedCall):
         except ValueError:
             return
         if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
-            self.context.dispatcher.soon(self.context.life.stopped(event.container_id))
+            self.context.dispatcher.soon(self.context.lifecycle.stopped(event.container_id))

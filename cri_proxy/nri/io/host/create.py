@@ -95,7 +95,7 @@ class Create(HostedCall):
         container_id, reply = made.id, made.reply
         await self.replied(reply)
         made.show()
-        if pod_id := context.life.pod_of(container_id):
+        if pod_id := context.lifecycle.pod_of(container_id):
             context.dispatcher.soon([Due(nri.POST_CREATE_CONTAINER, pod_id, container_id)])
         await context.dispatcher.apply_others(updates)
         return reply
@@ -123,8 +123,8 @@ class Create(HostedCall):
         pod = await context.pod_view.pod(sandbox)
         cgroup_parent = pod.message.linux.cgroup_parent
         seen = view_container(sandbox, await made.status(), self._asked.config, cgroup_parent)
-        container = context.pod_view.known.remember(seen)
-        context.life.created(made.id, sandbox)
+        container = context.pod_view.pod_cache.remember(seen)
+        context.lifecycle.created(made.id, sandbox)
         merged = await context.host.create(pod, container)
         return merged, self._expression.express(merged, self.message, container.message)
 
@@ -157,7 +157,7 @@ class Create(HostedCall):
             self.context.log.info("the container is made anew with its resources", error=error.message)
             return False
         self._made.request = request
-        self.context.pod_view.known.note_resources(self._made.id, view_resources(resources))
+        self.context.pod_view.pod_cache.note_resources(self._made.id, view_resources(resources))
         self._tell("changed its resources")
         return True
 
@@ -230,7 +230,7 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime would not.
         """
-        self._context.life.hold(self.id)
+        self._context.lifecycle.hold(self.id)
         await self._remove()
 
     async def make_anew(self, request: bytes, delta: bytes) -> None:
@@ -238,11 +238,11 @@ class UncommittedContainer:
 
         :raises AnswerFailed: the runtime's error.
         """
-        pod_view, life, first_id = self._context.pod_view, self._context.life, self.first_id
+        pod_view, lifecycle, first_id = self._context.pod_view, self._context.lifecycle, self.first_id
         await self.make(request, delta + annotated(first_id))
-        pod_id = life.pod_of(first_id)
-        pod_view.known.made_anew(first_id, self.id)
-        life.made_anew(first_id, self.id)
+        pod_id = lifecycle.pod_of(first_id)
+        pod_view.pod_cache.made_anew(first_id, self.id)
+        lifecycle.made_anew(first_id, self.id)
         pod_view.accepted.discard(first_id)
         pod_view.accepted.add(self.id)
         # Its cgroup, and what the runtime has made of what plugins have asked for.
@@ -256,7 +256,7 @@ class UncommittedContainer:
         """
         context, known_id = self._context, self.id or self.first_id
         context.pod_view.accepted.discard(known_id)
-        due = context.life.removed(known_id)
+        due = context.lifecycle.removed(known_id)
         try:
             if self.id:
                 await self._remove()

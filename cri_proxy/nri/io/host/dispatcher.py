@@ -73,9 +73,9 @@ class EventDispatcher:
             pod = await self._pod_view.pod(due.pod_id)
             await self._host.notify(due.event, pod, await self._container_of(due), picture)
         if due.event == nri.REMOVE_CONTAINER:
-            self._pod_view.known.forget(due.container_id)
+            self._pod_view.pod_cache.forget(due.container_id)
         elif due.event == nri.REMOVE_POD_SANDBOX:
-            self._pod_view.known.forget_pod(due.pod_id)
+            self._pod_view.pod_cache.forget_pod(due.pod_id)
 
     async def _container_of(self, due: Due) -> Optional[Shown[nri.Container]]:
         if not due.container_id:

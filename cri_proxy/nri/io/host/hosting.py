@@ -83,10 +83,12 @@ class NriHosting:
         self.state = ""
         self.why = "the runtime has not answered yet"
         config, log = services.config, services.log
-        upstream, hidden, life = Upstream(services.runtime), Visibility(), Lifecycle()
+        upstream, hidden, lifecycle = Upstream(services.runtime), Visibility(), Lifecycle()
         intents = IntentLog(Path(config["state.directory"]), log, services.store)
         self._expression = Capabilities(services)
-        self.pod_view = PodView(services.runtime, upstream, hidden, life, engine.open, self._expression, log)
+        self.pod_view = PodView(
+            services.runtime, upstream, hidden, lifecycle, engine.open, self._expression, log
+        )
         runtime = services.runtime
         self.host = NriHost(
             nri_settings(config),
@@ -99,7 +101,16 @@ class NriHosting:
         cleanup = Cleanup(upstream, intents, hidden, services.node_state, log)
         under_way = StepsUnderWay()
         self._context = HostContext(
-            self.host, self.pod_view, life, hidden, dispatcher, upstream, intents, cleanup, under_way, log
+            self.host,
+            self.pod_view,
+            lifecycle,
+            hidden,
+            dispatcher,
+            upstream,
+            intents,
+            cleanup,
+            under_way,
+            log,
         )
         self._calls_in_flight = CallsInFlight()
         self.pod_view.on_due = dispatcher.soon
@@ -225,7 +236,7 @@ class NriHosting:
         """Deliver an update of the engine's own: plugins are shown where the container is now."""
         await self._deliver(update)
         linux = linux_delta(update.placement, update.give_back)
-        self.pod_view.known.note_resources(update.id, view_resources(linux))
+        self.pod_view.pod_cache.note_resources(update.id, view_resources(linux))
 
     async def _warm(self) -> None:
         """Know the pods and containers before a plugin asks for all of them."""

@@ -49,7 +49,7 @@ class PodView:
         runtime: RuntimeClient,
         upstream: Upstream,
         hidden: Visibility,
-        life: Lifecycle,
+        lifecycle: Lifecycle,
         open_engine: Callable[[str], Optional[Interception]],
         expression: Capabilities,
         log: Any,
@@ -57,11 +57,11 @@ class PodView:
         self._runtime = runtime
         self._upstream = upstream
         self._hidden = hidden
-        self._life = life
+        self._lifecycle = lifecycle
         self._open_engine = open_engine
         self.expression = expression
         self._log = log
-        self.known = PodCache()
+        self.pod_cache = PodCache()
         #: What plugins have agreed to while clients do not see it yet.
         self.accepted: set[str] = set()
         #: How many pictures have been taken: what was due before a plugin's own is not told to it.
@@ -77,7 +77,7 @@ class PodView:
 
     async def pod(self, pod_id: str) -> Shown[nri.PodSandbox]:
         """A sandbox; of one that the runtime does not know any more, what is known, if only its id."""
-        known = self.known.pods.get(pod_id)
+        known = self.pod_cache.pods.get(pod_id)
         if known is not None:
             return known
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
@@ -85,20 +85,20 @@ class PodView:
             status = await self._upstream.call("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
         except AnswerFailed:
             return Shown(nri.PodSandbox(id=pod_id))
-        return self.known.remember_pod(view_pod(pod_id, status=status))
+        return self.pod_cache.remember_pod(view_pod(pod_id, status=status))
 
     async def container(self, container_id: str) -> Optional[Shown[nri.Container]]:
         """A container that plugins know of, in its present state; None: plugins hear nothing of it."""
-        state = self._life.state(container_id)
+        state = self._lifecycle.state(container_id)
         if state is None or self._is_unfinished(container_id):
             return None
-        if self.known.lacks(container_id, state):
+        if self.pod_cache.lacks(container_id, state):
             await self.look_up(container_id)
-        return self.known.in_state(container_id, state)
+        return self.pod_cache.in_state(container_id, state)
 
     async def ended(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
         """A container that has just ended: with its exit code, where the runtime still tells it."""
-        if self.known.lacks(container_id, State.STOPPED):
+        if self.pod_cache.lacks(container_id, State.STOPPED):
             await self.look_up(container_id, pod_id)
         else:
             await self._ask(container_id, verbose=False)
@@ -106,21 +106,21 @@ class PodView:
 
     def last_known(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
         """A container that is over, as it was last seen, if only its id."""
-        shown = self.known.in_state(container_id, State.STOPPED)
+        shown = self.pod_cache.in_state(container_id, State.STOPPED)
         if shown is None:
-            shown_id, state = self.known.ids.shown(container_id), nri.CONTAINER_STOPPED
+            shown_id, state = self.pod_cache.ids.shown(container_id), nri.CONTAINER_STOPPED
             shown = Shown(nri.Container(id=shown_id, pod_sandbox_id=pod_id, state=state))
         return shown
 
     async def look_up(self, container_id: str, pod_id: str = "", anew: bool = False) -> None:
         """Know a container as the runtime shows it now, if it does. ``anew``: also what is known of it already."""
         status = await self._ask(container_id)
-        if status is None or (container_id in self.known.containers and not anew):
+        if status is None or (container_id in self.pod_cache.containers and not anew):
             return
-        pod_id = pod_id or self._life.pod_of(container_id)
-        pod = self.known.pods.get(pod_id)
+        pod_id = pod_id or self._lifecycle.pod_of(container_id)
+        pod = self.pod_cache.pods.get(pod_id)
         cgroup_parent = "" if pod is None else pod.message.linux.cgroup_parent
-        self.known.remember(view_container(pod_id, status, cgroup_parent=cgroup_parent))
+        self.pod_cache.remember(view_container(pod_id, status, cgroup_parent=cgroup_parent))
 
     async def _ask(self, container_id: str, verbose: bool = True) -> Optional[cri.ContainerStatusResponse]:
         """Its status, noted if the container is known; None: there is none."""
@@ -131,7 +131,7 @@ class PodView:
             )
         except AnswerFailed:
             return None
-        self.known.refresh(container_id, status)
+        self.pod_cache.refresh(container_id, status)
         return status
 
     # ------------------------------------------------------------------ lists
@@ -148,17 +148,17 @@ class PodView:
         listed = await self._follow_lists()
         self.pictures += 1
         # What was told while the list was on its way is newer than the list.
-        pods = [key for key in listed.pods if self._life.pod_state(key) is not None]
-        live = {key: found for key, found in listed.live().items() if self._life.is_live(key)}
+        pods = [key for key in listed.pods if self._lifecycle.pod_state(key) is not None]
+        live = {key: found for key, found in listed.live().items() if self._lifecycle.is_live(key)}
         if self._hidden:
             pods = [key for key in pods if not self._is_unfinished_pod(key)]
             live = {key: found for key, found in live.items() if not self._is_unfinished(key)}
         # A runtime that takes long to make one anew.
-        live.update(self._life.held())
+        live.update(self._lifecycle.held())
         await self._fill(pods, live, AT_A_TIME)
-        known = self.known
-        shown = [known.in_state(key, state) for key, (_, state) in live.items()]
-        return [known.pods[key] for key in pods if key in known.pods], [
+        cache = self.pod_cache
+        shown = [cache.in_state(key, state) for key, (_, state) in live.items()]
+        return [cache.pods[key] for key in pods if key in cache.pods], [
             one for one in shown if one is not None
         ]
 
@@ -177,12 +177,12 @@ class PodView:
         listed = await self._lists()
         live = listed.live()
         if not self.is_following:
-            self.known.keep(listed.pods, live)
+            self.pod_cache.keep(listed.pods, live)
         await self._fill(listed.pods, live, AT_A_TIME_AHEAD)
 
     async def _lists(self) -> Listed:
         """All that is listed but what is hidden; what the map of lives knows is not."""
-        ask, life = self._upstream.call, self._life
+        ask, lifecycle = self._upstream.call, self._lifecycle
         containers, pods = await asyncio.gather(
             ask("ListContainers", cri.ListContainersRequest(), cri.ListContainersResponse),
             ask("ListPodSandbox", cri.ListPodSandboxRequest(), cri.ListPodSandboxResponse),
@@ -191,12 +191,12 @@ class PodView:
         is_hiding = bool(self._hidden)
         for item in containers.containers:
             key = item.id
-            if not is_hiding or life.state(key) is not None or not self._is_hidden(item):
+            if not is_hiding or lifecycle.state(key) is not None or not self._is_hidden(item):
                 listed.containers[key] = (item.pod_sandbox_id, _STATES.get(item.state, State.STOPPED))
-                self.known.ids.note(key, item.annotations)
+                self.pod_cache.ids.note(key, item.annotations)
         for item in pods.items:
             key = item.id
-            if not is_hiding or life.pod_state(key) is not None or not self._is_hidden_pod(item):
+            if not is_hiding or lifecycle.pod_state(key) is not None or not self._is_hidden_pod(item):
                 listed.pods[key] = State.RUNNING if item.state == cri.SANDBOX_READY else State.STOPPED
         return listed
 
@@ -217,15 +217,15 @@ class PodView:
 
     async def _follow_lists(self) -> Listed:
         """What is listed; its map of containers is in step with it, but for those being made, of which their calls tell."""
-        life = self._life
-        asked_at = life.now
+        lifecycle = self._lifecycle
+        asked_at = lifecycle.now
         listed = await self._lists()
         # A list may be older than a removal, and has brought back what was forgotten with it.
-        self.known.ids.keep(lambda key: key in listed.containers or life.state(key) is not None)
+        self.pod_cache.ids.keep(lambda key: key in listed.containers or lifecycle.state(key) is not None)
         if self.is_following:
-            self.on_due(life.compare(listed.pods, listed.containers, asked_at))
+            self.on_due(lifecycle.compare(listed.pods, listed.containers, asked_at))
         else:
-            life.rebuild(listed.pods, listed.containers)
+            lifecycle.rebuild(listed.pods, listed.containers)
             self.is_following = True
         return listed
 
@@ -233,18 +233,18 @@ class PodView:
         self, pods: Iterable[str], containers: Mapping[str, tuple[str, State]], at_a_time: int
     ) -> None:
         """Look up what is not known; and what has been started since, for its first process."""
-        missing = [key for key in pods if key not in self.known.pods]
+        missing = [key for key in pods if key not in self.pod_cache.pods]
         await gather_limited(at_a_time, [self.pod(key) for key in missing])
         lacking = [
             (key, pod_id, state)
             for key, (pod_id, state) in containers.items()
-            if self.known.lacks(key, state)
+            if self.pod_cache.lacks(key, state)
         ]
         await gather_limited(at_a_time, [self._look_up_lacking(*one) for one in lacking])
 
     async def _look_up_lacking(self, container_id: str, pod_id: str, state: State) -> None:
         # A wait for a snapshot may have overtaken the look ahead, or the other way round.
-        if self.known.lacks(container_id, state):
+        if self.pod_cache.lacks(container_id, state):
             await self.look_up(container_id, pod_id)
 
     # ------------------------------------------------------------------ what plugins want of others
@@ -258,7 +258,7 @@ class PodView:
         known = []
         for update in updates:
             container_id = self._real(update.container_id)
-            state = self._life.state(container_id)
+            state = self._lifecycle.state(container_id)
             if state in (None, State.STOPPED) or self._is_unfinished(container_id):
                 self._log.info("no such container to update", plugin=plugin, id=update.container_id)
                 continue
@@ -273,7 +273,7 @@ class PodView:
 
     def _real(self, told_id: str) -> str:
         # What the runtime calls so itself comes first, whatever an annotation says.
-        return told_id if self._life.state(told_id) is not None else self.known.ids.real(told_id)
+        return told_id if self._lifecycle.state(told_id) is not None else self.pod_cache.ids.real(told_id)
 
     async def _update(self, container_id: str, update: nri.ContainerUpdate) -> None:
         """As a client's UpdateContainerResources: a cpuset is a fence for the engine, not its last word.
@@ -303,4 +303,4 @@ class PodView:
             if engine is not None:
                 await engine.ended(end_of(code, True), code, details)
         linux = cri.UpdateContainerResourcesRequest.FromString(sent).linux
-        self.known.note_resources(container_id, view_resources(linux))
+        self.pod_cache.note_resources(container_id, view_resources(linux))

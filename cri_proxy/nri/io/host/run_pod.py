@@ -38,7 +38,7 @@ class Run(HostedCall):
         context.hidden.sandboxes.add(self.sandbox_id)
         try:
             pod = await context.pod_view.pod(self.sandbox_id)
-            context.life.pod_created(self.sandbox_id)
+            context.lifecycle.pod_created(self.sandbox_id)
             await context.host.run_pod(pod)
             context.pod_view.accepted.add(self.sandbox_id)
         except PluginRefused as error:
@@ -47,14 +47,14 @@ class Run(HostedCall):
             raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
         except Exception:
             self.bug()
-        context.life.pod_running(self.sandbox_id)
+        context.lifecycle.pod_running(self.sandbox_id)
         context.hidden.sandboxes.discard(self.sandbox_id)
         context.pod_view.accepted.discard(self.sandbox_id)
         return reply
 
     async def _unmake(self) -> None:
         context, sandbox_id = self.context, self.sandbox_id
-        await context.dispatcher.tell(context.life.pod_stopped(sandbox_id))
+        await context.dispatcher.tell(context.lifecycle.pod_stopped(sandbox_id))
         try:
             await context.upstream.remove_sandbox(sandbox_id)
         except AnswerFailed as error:
@@ -64,4 +64,4 @@ class Run(HostedCall):
         else:
             self.sandbox_id = ""
             context.hidden.removed(sandbox_id)
-        await context.dispatcher.tell(context.life.pod_removed(sandbox_id))
+        await context.dispatcher.tell(context.lifecycle.pod_removed(sandbox_id))
