@@ -40,40 +40,40 @@ class Steps:
     after: tuple[CpusetUpdate, ...] = ()
 
 
-def own_update(engine: Engine, arrival: UnannouncedContainer) -> tuple[CpusetUpdate, ...]:
+def own_update(engine: Engine, unannounced: UnannouncedContainer) -> tuple[CpusetUpdate, ...]:
     """What a container that was placed has to be told: nothing if it has its CPUs, or has ended meanwhile."""
-    grant = engine.grants.get(arrival.id)
+    grant = engine.grants.get(unannounced.id)
     if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
         return ()
     place = grant.placement
-    has_its_place = place.cpus == arrival.cpus and (not place.mems or place.mems == arrival.mems)
+    has_its_place = place.cpus == unannounced.cpus and (not place.mems or place.mems == unannounced.mems)
     if has_its_place and not place.lift_quota:
         return ()
-    runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
-    why = "placed after its start" if arrival.is_running else "placed before its start"
-    return (CpusetUpdate(arrival.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
+    runs_on = unannounced.cpus or engine.host.parent_cpus or engine.host.usable
+    why = "placed after its start" if unannounced.is_running else "placed before its start"
+    return (CpusetUpdate(unannounced.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
 
 
 def leave_untouched(
-    engine: Engine, arrival: UnannouncedContainer, now_s: float, why: str
+    engine: Engine, unannounced: UnannouncedContainer, now_s: float, why: str
 ) -> tuple[CpusetUpdate, ...]:
     """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
-    runs_on = arrival.cpus or engine.host.parent_cpus or engine.host.usable
+    runs_on = unannounced.cpus or engine.host.parent_cpus or engine.host.usable
     grant = Grant(
-        key=arrival.id,
-        container=arrival.container,
+        key=unannounced.id,
+        container=unannounced.container,
         placement=Placement(),
         stance=Stance.UNTOUCHED,
-        fence=arrival.fence,
-        life=Life.RUNNING if arrival.is_running else Life.CREATED,
+        fence=unannounced.fence,
+        life=Life.RUNNING if unannounced.is_running else Life.CREATED,
         runs_on=runs_on,
-        runs_on_mems=arrival.mems or NO_CPUS,
+        runs_on_mems=unannounced.mems or NO_CPUS,
         since_s=now_s,
         why=why,
     )
     return engine.adopt(grant)
 
 
-def in_order(arrivals: Iterable[UnannouncedContainer]) -> list[UnannouncedContainer]:
+def in_order(containers: Iterable[UnannouncedContainer]) -> list[UnannouncedContainer]:
     """As they were started."""
-    return sorted(arrivals, key=lambda arrival: (arrival.started_at_ns, arrival.id))
+    return sorted(containers, key=lambda each: (each.started_at_ns, each.id))

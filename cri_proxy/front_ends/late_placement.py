@@ -38,21 +38,21 @@ class LatePlacement:
         decided: list[UnannouncedContainer] = []
         before: list[CpusetUpdate] = []
         after: list[CpusetUpdate] = []
-        for arrival in core.in_order(found):
-            arrival = await self._looked_up(engine, arrival)
+        for unannounced in core.in_order(found):
+            unannounced = await self._looked_up(engine, unannounced)
             if node_state.active() is not engine:  # it was replaced meanwhile
                 return
-            steps = self._decide(engine, arrival)
+            steps = self._decide(engine, unannounced)
             node_state.save()
-            decided.append(arrival)
+            decided.append(unannounced)
             before += steps.before
             after += steps.after
         if not decided:
             return
         await node_state.make_room(before)
         if node_state.engine is engine:
-            own = [update for arrival in decided for update in core.own_update(engine, arrival)]
-            waiting = {arrival.id for arrival in decided if not arrival.is_running}
+            own = [update for unannounced in decided for update in core.own_update(engine, unannounced)]
+            waiting = {unannounced.id for unannounced in decided if not unannounced.is_running}
             await node_state.make_room([update for update in own if update.id in waiting])
             node_state.send([*(update for update in own if update.id not in waiting), *after])
             self._note_untold(engine, waiting & node_state.updates.unsettled)
@@ -66,8 +66,8 @@ class LatePlacement:
             node_state.send(engine.amend(replace(grant, why=why)))
         node_state.save()
 
-    async def _looked_up(self, engine: Engine, arrival: UnannouncedContainer) -> UnannouncedContainer:
-        node_state, container = self._services.node_state, arrival.container
+    async def _looked_up(self, engine: Engine, unannounced: UnannouncedContainer) -> UnannouncedContainer:
+        node_state, container = self._services.node_state, unannounced.container
         if container.preferences.notes:
             node_state.log.warning(
                 "annotations", container=container.path, ignored=list(container.preferences.notes)
@@ -75,15 +75,15 @@ class LatePlacement:
         if container.pod.id not in engine.pods:
             engine.add_pod(container.pod)
             await node_state.on_pod(container.pod)
-        return replace(arrival, container=await look_up(node_state, engine, container, arrival.uses))
+        return replace(unannounced, container=await look_up(node_state, engine, container, unannounced.uses))
 
-    def _decide(self, engine: Engine, arrival: UnannouncedContainer) -> Steps:
+    def _decide(self, engine: Engine, unannounced: UnannouncedContainer) -> Steps:
         node_state, started = self._services.node_state, time.perf_counter()
         now_s = node_state.clock()
         fields: dict[str, Any] = {}
         try:
-            steps = Placer(engine).create_late(arrival, now_s, node_state.enforcing)
-            outcome = engine.grants[arrival.id].stance.value
+            steps = Placer(engine).create_late(unannounced, now_s, node_state.enforcing)
+            outcome = engine.grants[unannounced.id].stance.value
             self.count += 1
         except Exception as error:
             reason = _reason(error)
@@ -91,15 +91,15 @@ class LatePlacement:
             if reason != "refused":
                 node_state.metrics.failed_open.labels(reason).inc()
                 fields["exc_info"] = reason == "bug"
-            steps = Steps(after=core.leave_untouched(engine, arrival, now_s, f"not placed: {error}"))
+            steps = Steps(after=core.leave_untouched(engine, unannounced, now_s, f"not placed: {error}"))
         elapsed_s = time.perf_counter() - started
         node_state.metrics.decision_seconds.observe(elapsed_s)
         node_state.metrics.requests.labels("arrival", outcome).inc()
-        grant = engine.grants[arrival.id]
+        grant = engine.grants[unannounced.id]
         node_state.log.info(
-            "arrival", container=grant.container.path, id=arrival.id, cpus=format_cpus(grant.placement.cpus),
+            "arrival", container=grant.container.path, id=unannounced.id, cpus=format_cpus(grant.placement.cpus),
             mems=format_cpus(grant.placement.mems), rung=grant.placement.level, why=grant.why, outcome=outcome,
-            us=round(elapsed_s * 1e6), late_ms=_late_ms(arrival.started_at_ns), **fields,
+            us=round(elapsed_s * 1e6), late_ms=_late_ms(unannounced.started_at_ns), **fields,
         )  # fmt: skip
         return steps
 

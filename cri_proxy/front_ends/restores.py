@@ -17,8 +17,8 @@ from cri_proxy.front_ends.late_placement import LatePlacement
 class Restores:
     """Which pods are being restored, by uid, and of which it is not known what became of them."""
 
-    def __init__(self, arrivals: LatePlacement) -> None:
-        self._arrivals = arrivals
+    def __init__(self, late_placement: LatePlacement) -> None:
+        self._late_placement = late_placement
         self._under_way: set[str] = set()
         self._left: set[str] = set()
 
@@ -36,7 +36,7 @@ class Restores:
 
     async def place(self, engine: Engine, made: Mapping[str, CreateRequest]) -> None:
         """Place the containers that a reply names, by their ids, before they are started."""
-        await self._arrivals.place(
+        await self._late_placement.place(
             engine,
             [
                 UnannouncedContainer(
@@ -51,8 +51,8 @@ class Restores:
     ) -> Mapping[str, UnannouncedContainer]:
         """Of the containers without a record those to adopt; what a restore has left is placed."""
         left = {key: a for key, a in found.items() if a.container.pod.uid in self._left - self._under_way}
-        await self._arrivals.place(engine, left.values())
-        self._left -= {arrival.container.pod.uid for arrival in left.values()}
+        await self._late_placement.place(engine, left.values())
+        self._left -= {each.container.pod.uid for each in left.values()}
         # Those of a pod that is being restored are placed when the reply comes.
         not_ours = left.keys() | {k for k, a in found.items() if a.container.pod.uid in self._under_way}
-        return {key: arrival for key, arrival in found.items() if key not in not_ours}
+        return {key: each for key, each in found.items() if key not in not_ours}

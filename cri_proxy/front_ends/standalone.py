@@ -48,7 +48,7 @@ class Standalone:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._arrivals = LatePlacement(services)
+        self._late_placement = LatePlacement(services)
         self._hint = asyncio.Event()
         #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
         self._engine: Optional[Engine] = None
@@ -103,7 +103,7 @@ class Standalone:
     def status(self) -> dict[str, Any]:
         told = self._services.events.own_stream
         found = "the runtime's events" if told else f"its list, read every {POLL_S * 1000:.0f} ms"
-        return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._arrivals.count}
+        return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._late_placement.count}
 
     async def close(self, drain_s: float, stops_s: float) -> None:
         """No call waits for it."""
@@ -141,15 +141,15 @@ class Standalone:
         self, engine: Engine, found: Mapping[str, UnannouncedContainer]
     ) -> Mapping[str, UnannouncedContainer]:
         """What ran before us stays as it is; those that were created and not started are waited for."""
-        running = {key: arrival for key, arrival in found.items() if arrival.is_running}
+        running = {key: each for key, each in found.items() if each.is_running}
         if engine is not self._engine:
             since_ns, self._since_ns = self._since_ns, None
             before = (key for key, a in running.items() if since_ns is None or a.started_at_ns < since_ns)
             self._engine, self._ran_before = engine, frozenset(before)
-        adopted = {key: arrival for key, arrival in running.items() if key in self._ran_before}
+        adopted = {key: each for key, each in running.items() if key in self._ran_before}
         if adopted:
             self._services.log.info("what ran before keeps what it has", containers=len(adopted))
-        await self._arrivals.place(engine, [a for key, a in running.items() if key not in adopted])
+        await self._late_placement.place(engine, [a for key, a in running.items() if key not in adopted])
         return adopted
 
 

@@ -101,7 +101,7 @@ class Reconciler:
             await self._exit_codes(engine, seen)
             found = await self._details(unknown_ids(engine, seen.values()), seen)
             adopted = await self.welcome(engine, found)
-            details = {key: arrival.container for key, arrival in adopted.items()}
+            details = {key: each.container for key, each in adopted.items()}
             if with_cpusets:
                 await self._sandboxes(engine)
                 await self._cgroups_of(engine, seen)
@@ -189,12 +189,12 @@ class Reconciler:
             if isinstance(got, BaseException) or pod is None:
                 continue
             try:
-                details[container_id] = self._arrival(container_id, pod, got, seen)
+                details[container_id] = self._read_unannounced(container_id, pod, got, seen)
             except Exception:  # of one container; the others are looked at all the same
                 self._node_state.log.error("a container cannot be understood", id=container_id, exc_info=True)
         return details
 
-    def _arrival(
+    def _read_unannounced(
         self,
         container_id: str,
         pod: Pod,

@@ -24,17 +24,17 @@ from tests.scenes import Owning, dump, engine_on, fence, host_of, make_container
 ALL = "0-127"
 
 
-def arrival(
+def unannounced(
     container: Container, cpus: Optional[str] = None, key: str = "new", **more: Any
 ) -> UnannouncedContainer:
     return UnannouncedContainer(key, container, cpus=None if cpus is None else parse_cpus(cpus), **more)
 
 
-def come(engine: Engine, who: UnannouncedContainer, enforce: bool = True) -> list[tuple[str, str]]:
+def come(engine: Engine, app: UnannouncedContainer, enforce: bool = True) -> list[tuple[str, str]]:
     """Place it; what the runtime is told, in order."""
-    steps = Placer(engine).create_late(who, 10.0, enforce)
+    steps = Placer(engine).create_late(app, 10.0, enforce)
     assert broken_invariants(engine) == []
-    updates = (*steps.before, *own_update(engine, who), *steps.after)
+    updates = (*steps.before, *own_update(engine, app), *steps.after)
     return [(update.id, format_cpus(update.placement.cpus)) for update in updates]
 
 
@@ -45,18 +45,18 @@ def test_its_record_is_that_of_a_container_whose_create_we_saw() -> None:
     container = make_container("app", limit=2, request=1)
     seen, late = engine_on(HYGON_7285_2S), engine_on(HYGON_7285_2S)
     run(seen, container, "new", 10.0)
-    assert come(late, arrival(container)) == [("new", "0-3,64-67")]
+    assert come(late, unannounced(container)) == [("new", "0-3,64-67")]
     assert {**dump(late), "policy": None} == {**dump(seen), "policy": None}
     assert late.tickets == {}
 
 
 def test_one_that_was_not_started_yet_is_placed_before_its_start() -> None:
     engine, container = engine_on(HYGON_7285_2S), make_container("app", limit=2, request=1)
-    who = arrival(container, is_running=False)
-    assert come(engine, who) == [("new", "0-3,64-67")]
+    app = unannounced(container, is_running=False)
+    assert come(engine, app) == [("new", "0-3,64-67")]
     assert engine.grants["new"].life is Life.CREATED
-    assert [update.why for update in own_update(engine, who)] == ["placed before its start"]
-    leave_untouched(engine, arrival(container, key="other", is_running=False), 11.0, "not placed")
+    assert [update.why for update in own_update(engine, app)] == ["placed before its start"]
+    leave_untouched(engine, unannounced(container, key="other", is_running=False), 11.0, "not placed")
     assert engine.grants["other"].life is Life.CREATED
 
 
@@ -65,7 +65,7 @@ def test_who_makes_room_is_told_first() -> None:
     engine = engine_on(host, policy=Owning(topology(MONOLITHIC_2S)))
     shared = [run(engine, make_container(f"shared{i}", limit=2), f"old{i}") for i in range(2)]
     owner = make_container("owner", limit=2, qos=Qos.GUARANTEED)
-    told = come(engine, arrival(owner))
+    told = come(engine, unannounced(owner))
     assert [key for key, _ in told] == ["old0", "new"]
     assert engine.grants["old0"].cpus < shared[0].cpus
 
@@ -81,44 +81,44 @@ TOLD: dict[str, tuple[Optional[str], bool, list[str]]] = {
 @pytest.mark.parametrize(("cpus", "enforce", "told"), TOLD.values(), ids=TOLD)
 def test_it_is_told_only_what_it_does_not_have(cpus: Optional[str], enforce: bool, told: list[str]) -> None:
     engine = engine_on(HYGON_7285_2S)
-    found = come(engine, arrival(make_container("app", limit=2), cpus), enforce)
+    found = come(engine, unannounced(make_container("app", limit=2), cpus), enforce)
     assert [cpuset for _, cpuset in found] == told
 
 
 def test_who_has_ended_before_it_was_told_is_told_nothing() -> None:
-    engine, who = engine_on(HYGON_7285_2S), arrival(make_container("app", limit=2))
-    Placer(engine).create_late(who, 10.0, True)
+    engine, app = engine_on(HYGON_7285_2S), unannounced(make_container("app", limit=2))
+    Placer(engine).create_late(app, 10.0, True)
     engine.exited("new", 1, 11.0)
-    assert own_update(engine, who) == ()
+    assert own_update(engine, app) == ()
     engine.remove("new")
-    assert own_update(engine, who) == ()
+    assert own_update(engine, app) == ()
 
 
 def test_a_cpuset_it_was_created_with_is_a_fence() -> None:
     engine = engine_on(HYGON_7285_2S)
-    who = arrival(make_container("app", limit=2), "2-20", fence=fence("2-20"))
-    [(_, cpuset)] = come(engine, who)
+    app = unannounced(make_container("app", limit=2), "2-20", fence=fence("2-20"))
+    [(_, cpuset)] = come(engine, app)
     assert parse_cpus(cpuset) < parse_cpus("2-20")
     assert engine.grants["new"].fence == fence("2-20")
 
 
 def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is() -> None:
     engine = engine_on(HYGON_7285_2S)
-    who = arrival(make_container("app", limit=12, preferences=PlacementPreferences(l3="require")), ALL)
+    app = unannounced(make_container("app", limit=12, preferences=PlacementPreferences(l3="require")), ALL)
     before = dump(engine)
     with pytest.raises(PlacementRefused) as caught:
-        Placer(engine).create_late(who, 10.0, True)
+        Placer(engine).create_late(app, 10.0, True)
     assert dump(engine) == before
-    assert leave_untouched(engine, who, 10.0, f"not placed: {caught.value}") == ()
+    assert leave_untouched(engine, app, 10.0, f"not placed: {caught.value}") == ()
     grant = engine.grants["new"]
     assert (grant.stance, grant.life, format_cpus(grant.cpus)) == (Stance.UNTOUCHED, Life.RUNNING, ALL)
-    assert own_update(engine, who) == ()
+    assert own_update(engine, app) == ()
     assert broken_invariants(engine) == []
 
 
 def test_they_come_in_the_order_of_their_starts() -> None:
     app = make_container("app")
     late, early, same = (
-        arrival(app, key=key, started_at_ns=at) for key, at in (("a", 2), ("c", 1), ("b", 1))
+        unannounced(app, key=key, started_at_ns=at) for key, at in (("a", 2), ("c", 1), ("b", 1))
     )
-    assert [who.id for who in in_order([late, early, same])] == ["b", "c", "a"]
+    assert [app.id for app in in_order([late, early, same])] == ["b", "c", "a"]

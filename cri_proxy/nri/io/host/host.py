@@ -64,7 +64,7 @@ class NriHost:
         """``runtime``: the runtime's name and version, as plugins are told them."""
         self._log = log
         self._connected_plugins = ConnectedPlugins(settings, log, NriMetrics(metrics.registry))
-        self._arrivals = PluginSupervisor(
+        self._supervisor = PluginSupervisor(
             self._connected_plugins, Registrar(self._connected_plugins, pod_view, runtime)
         )
         #: Create, update and stop: their answers may be about the same containers.
@@ -74,14 +74,14 @@ class NriHost:
 
     async def start(self) -> None:
         """Launch the plugins there are, wait until each is connected or has failed, then let others connect."""
-        await self._arrivals.start()
+        await self._supervisor.start()
 
     async def close(self) -> None:
         """Tell all plugins that it is over; those that were launched end."""
-        self._arrivals.stop_listening()
+        self._supervisor.stop_listening()
         goodbyes = [self._say_goodbye(peer) for peer in self._connected_plugins.peers]
         await asyncio.gather(*goodbyes)
-        await self._arrivals.close()
+        await self._supervisor.close()
 
     async def _say_goodbye(self, peer: RegisteredPlugin) -> None:
         try:
@@ -122,7 +122,7 @@ class NriHost:
     def plugins(self) -> list[dict[str, Any]]:
         """For ``nri status``: those that are connected, those that were launched and are not, those missing."""
         rows = [peer.document() for peer in self._connected_plugins.peers]
-        rows += self._arrivals.absent()
+        rows += self._supervisor.absent()
         for wanted in self._connected_plugins.missing():
             rows.append({"name": wanted, "index": "", "origin": "required", "state": "missing"})
         return rows
@@ -130,7 +130,7 @@ class NriHost:
     @property
     def problems(self) -> list[str]:
         """What keeps plugins out, in sentences: a socket that cannot be had, executables that were passed over."""
-        return self._arrivals.problems
+        return self._supervisor.problems
 
     # ------------------------------------------------------------------ what may be refused
 
