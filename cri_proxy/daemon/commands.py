@@ -117,7 +117,7 @@ class Commands:
             },
             "exits": self._exits(),
             "state_unsaved": services.store.waiting,
-            "updates_waiting": len(node_state.updates.unsettled),
+            "updates_waiting": len(node_state.updates.pending),
             "affinity": daemon.affinity.status(),
             "cluster": daemon.cluster.document(),
             "counters": counters(services.metrics.registry),
@@ -273,7 +273,7 @@ class Commands:
         node_state = self._daemon.services.node_state
         await node_state.saved()
         await node_state.updates.send_and_wait(updates, WAIT_S, by_command=True)
-        waiting = node_state.updates.unsettled
+        waiting = node_state.updates.pending
         return {
             "containers": count,
             "updates": [

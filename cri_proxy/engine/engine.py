@@ -26,7 +26,7 @@ from cri_proxy.engine.ledger import MESSAGE_CHARS, JournalKey, JournalValue, Led
 from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
 from cri_proxy.engine.orders import Orders
 from cri_proxy.engine.quota import lifts_to_end
-from cri_proxy.engine.recompute import grown, put_and_settle, refresh, refreshed
+from cri_proxy.engine.recompute import grown, put_and_recompute, refresh, refreshed
 from cri_proxy.engine.records import (
     Admission,
     CpusetUpdate,
@@ -498,7 +498,7 @@ class Engine:
     @_transition
     def adopt(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
         """Take a container into the records as it runs; it loses what belongs to others already."""
-        return put_and_settle(self.ledger, grant)
+        return put_and_recompute(self.ledger, grant)
 
     @_transition
     def take_over(
@@ -512,7 +512,7 @@ class Engine:
                 self.ledger.drop(key)
         updates: list[CpusetUpdate] = []
         for grant in found:
-            updates += put_and_settle(self.ledger, grant)
+            updates += put_and_recompute(self.ledger, grant)
         return (*updates, *refresh(self.ledger))
 
     @_transition
@@ -530,7 +530,7 @@ class Engine:
         """Replace the record of a known container by what was found out about it."""
         if grant.key not in self.ledger.grants:
             raise KeyError(f"{grant.key} is not known")
-        return put_and_settle(self.ledger, grant)
+        return put_and_recompute(self.ledger, grant)
 
     @_transition
     def mend(self, now_s: float) -> mend.Mended:

@@ -127,7 +127,7 @@ def _give_way(ledger: Ledger, now_s: float) -> None:
 def _helped(ledger: Ledger, but: Set[str], now_s: float) -> Optional[Grant]:
     """A container that an owner has given way to just now; None if there is none that can be helped."""
     for key, owners in crowded_by(ledger).items():
-        if key in but or ledger.grants[key].life is Life.CREATING:  # what it gets is settled when it is there
+        if key in but or ledger.grants[key].life is Life.CREATING:  # what it gets is decided when it is there
             continue
         for owner in sorted(owners & ledger.grants.keys()):
             if _swaps(ledger, ledger.grants[owner], ledger.grants[key], now_s):

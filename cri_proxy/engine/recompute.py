@@ -52,8 +52,8 @@ def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
         handed = NO_CPUS
         for key in _depending_on(ledger, changed):
             grant = ledger.grants[key]
-            settle(ledger, grant, barred, own.get(key, NO_CPUS))
-            # CPUs that one has lost and another has got look as before; a container settled in between has seen them free.
+            recompute(ledger, grant, barred, own.get(key, NO_CPUS))
+            # CPUs that one has lost and another has got look as before; one recomputed in between has seen them free.
             if (now := ledger.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
         # A container that was placed anew may have joined others, which move with it.
@@ -94,11 +94,11 @@ def refreshed(ledger: Ledger, was: Mapping[str, Grant], force: bool = False) -> 
     return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
 
 
-def put_and_settle(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
+def put_and_recompute(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
     """Enter a record, bring it in line with the pools, and return the updates to send."""
     ledger.put(grant)
-    settle(ledger, ledger.grants[grant.key], barred_from_owning(ledger))
-    # It may be settled once more with all others: what it is told is the difference from what it has now.
+    recompute(ledger, ledger.grants[grant.key], barred_from_owning(ledger))
+    # It may be recomputed once more with all others: what it is told is the difference from what it has now.
     return refreshed(ledger, {grant.key: grant})
 
 
@@ -179,7 +179,7 @@ def barred_from_owning(ledger: Ledger) -> frozenset[int]:
     return ledger.node.reserved.union(*ledger.host.kubelet_exclusive.values(), *kubelets)
 
 
-def settle(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
+def recompute(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
     """Bring one grant in line with the pools.
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
@@ -187,12 +187,12 @@ def settle(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[
     barred = (barred - own) | ledger.node.reserved if own else barred
     first = grant.displaced if grant.stance is Stance.UNTOUCHED else None
     if grant.stance is Stance.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
-        _settle_adopted(ledger, grant, barred, own)
+        _recompute_adopted(ledger, grant, barred, own)
     elif grant.stance is Stance.PLACED or first is not None:
-        _settle_placed(ledger, grant, barred, own)
+        _recompute_placed(ledger, grant, barred, own)
 
 
-def _settle_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _recompute_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
     #    was then: the policy knows what it has become. While containers are frozen it stays where it is.
     back = grant.displaced
@@ -256,7 +256,7 @@ def _on_usable_mems(ledger: Ledger, placement: Placement, grant: Grant) -> Place
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
 
-def _settle_adopted(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _recompute_adopted(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
     """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""
     online, node = ledger.host.topology.online, ledger.node
     first = grant.placement if grant.stance is Stance.ADOPTED else grant.displaced or UNTOUCHED

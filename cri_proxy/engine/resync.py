@@ -89,7 +89,7 @@ class Listing:
     """What was seen of the runtime.
 
     ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
-    engine's grants at that time, empty if nothing can have changed since. ``unsettled``: ids with an update of
+    engine's grants at that time, empty if nothing can have changed since. ``pending``: ids with an update of
     ours on its way then or since; their cpusets say nothing yet. ``enforce`` False: nothing can be sent, and so
     nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended with records
     that were not saved, so what runs is right where they say otherwise (``takeover.py``).
@@ -99,7 +99,7 @@ class Listing:
     listed_at_s: float
     details: Mapping[str, Container] = field(default_factory=dict)
     then: Mapping[str, Grant] = field(default_factory=dict)
-    unsettled: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
     enforce: bool = True
     is_newer: bool = False
 
@@ -120,7 +120,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
     seen = listing.seen
     if listing.is_newer:
         yield _take_over(engine, listing, now_s)
-    bound, cancelled, late = _settle_tickets(engine, seen, now_s, listing.listed_at_s)
+    bound, cancelled, late = _resolve_tickets(engine, seen, now_s, listing.listed_at_s)
     updates = list(late)
     removed = [
         g.key
@@ -174,7 +174,7 @@ def _follow_all(
                 resized.append(item.id)
             # What a container runs on says nothing while it is being told to run elsewhere.
             told_now = told | {u.id for u in found}
-            in_motion = item.id in listing.unsettled or item.id in told_now or item.id in resizing
+            in_motion = item.id in listing.pending or item.id in told_now or item.id in resizing
             at_rest = was is not None and not in_motion and _unchanged(was, listing.then)
             if at_rest:
                 found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
@@ -212,7 +212,7 @@ def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) 
     return found if found != known or (listing.enforce and grant.is_outgrown) else None
 
 
-def _settle_tickets(
+def _resolve_tickets(
     engine: Engine, listing: Mapping[str, ListedContainer], now_s: float, listed_at_s: float
 ) -> tuple[list[str], list[str], list[CpusetUpdate]]:
     """Tickets in doubt: found in the list, they are bound; not found for long enough, they are cancelled."""
@@ -228,7 +228,7 @@ def _settle_tickets(
         judged.add(ticket.id)
         if ticket.kind is TicketKind.RESIZE:
             targets.add(ticket.target)
-            updates += _settle_resize(engine, ticket, listing.get(ticket.target), now_s)
+            updates += _resolve_resize(engine, ticket, listing.get(ticket.target), now_s)
             continue
         container = engine.grants[ticket.key].container
         found = by_name.get((container.pod.uid, container.name, container.attempt))
@@ -266,7 +266,7 @@ def _told_last(
     return updates
 
 
-def _settle_resize(
+def _resolve_resize(
     engine: Engine, ticket: Ticket, item: Optional[ListedContainer], now_s: float
 ) -> tuple[CpusetUpdate, ...]:
     """A resize whose end is not known: what the container has now tells whether the runtime has made it.

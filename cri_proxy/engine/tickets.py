@@ -15,7 +15,7 @@ from cri_proxy.engine.recompute import (
     effective,
     give_places,
     inside,
-    put_and_settle,
+    put_and_recompute,
     put_placement,
     refresh,
     refreshed,
@@ -292,7 +292,7 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, 
         updates = refresh(ledger)
     else:
         # Its fence may be another one now.
-        updates = put_and_settle(ledger, replace(bound, placement=inside(bound.fence, bound.placement)))
+        updates = put_and_recompute(ledger, replace(bound, placement=inside(bound.fence, bound.placement)))
     updates = _with_waiting(ledger, _others_waiting(ticket), updates)
     ledger.outcome(ticket.target, "resized")
     why = "changed while the container was being resized"
@@ -344,7 +344,7 @@ def _take_over(
     now = replace(old, container=container, is_outgrown=is_outgrown)
     ledger.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
     ledger.outcome(old.key, CHANGED_PAST_US)
-    return put_and_settle(ledger, now)
+    return put_and_recompute(ledger, now)
 
 
 def _with_missed(

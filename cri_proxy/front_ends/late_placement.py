@@ -55,7 +55,7 @@ class LatePlacement:
             waiting = {unannounced.id for unannounced in decided if not unannounced.is_running}
             await node_state.make_room([update for update in own if update.id in waiting])
             node_state.send([*(update for update in own if update.id not in waiting), *after])
-            self._note_untold(engine, waiting & node_state.updates.unsettled)
+            self._note_untold(engine, waiting & node_state.updates.pending)
 
     def _note_untold(self, engine: Engine, ids: Iterable[str]) -> None:
         """Containers that may start before they have their CPUs: those come with the update, which is sent again."""

@@ -38,7 +38,7 @@ class Decided:
 
     @property
     def ticket(self) -> Optional[Ticket]:
-        """Its ticket; None once it has ended, or a comparison with the runtime has settled it."""
+        """Its ticket; None once it has ended, or a comparison with the runtime has resolved it."""
         return self.engine.tickets.get(self.admission.ticket)
 
     @property

@@ -89,10 +89,10 @@ class Reconciler:
             engine = node_state.active()
             if engine is None:
                 return Resync()
-            listed_at_s, then, unsettled = (
+            listed_at_s, then, pending = (
                 node_state.clock(),
                 dict(engine.grants),
-                node_state.updates.unsettled,
+                node_state.updates.pending,
             )
             listed = await self._runtime.containers()
             seen = {c.id: _seen(c, engine.pods) for c in listed}
@@ -108,9 +108,9 @@ class Reconciler:
                 await self._pod_sizes(engine)
             known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
             await self._held(engine, {**known, **details}, seen)
-            unsettled |= node_state.updates.unsettled
+            pending |= node_state.updates.pending
             is_newer = self.is_newer and with_cpusets
-            listing = Listing(seen, listed_at_s, details, then, unsettled, node_state.enforcing, is_newer)
+            listing = Listing(seen, listed_at_s, details, then, pending, node_state.enforcing, is_newer)
             parts = []
             for part in resync_slices(engine, listing, node_state.clock()):
                 if engine is not node_state.active():

@@ -50,7 +50,7 @@ class Updates:
         self._refusals: dict[str, str] = {}
 
     @property
-    def unsettled(self) -> frozenset[str]:
+    def pending(self) -> frozenset[str]:
         """Ids of containers whose cpuset is about to change."""
         return frozenset(self._wanted)
 

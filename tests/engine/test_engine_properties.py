@@ -476,7 +476,7 @@ class Node_(RuleBasedStateMachine):
         result = resync(
             self.engine,
             Listing(
-                {s.id: s for s in seen}, self.now_s - 0.2, details, unsettled=frozenset(busy), enforce=enforce
+                {s.id: s for s in seen}, self.now_s - 0.2, details, pending=frozenset(busy), enforce=enforce
             ),
             self.now_s,
         )

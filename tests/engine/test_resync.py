@@ -70,12 +70,12 @@ def look(
     now_s: float = 100.0,
     age_s: float = 0.0,
     details: Optional[dict[str, Container]] = None,
-    unsettled: str = "",
+    pending: str = "",
     enforce: bool = True,
 ) -> Resync:
     """A resync; the list was asked for ``age_s`` before ``now_s``."""
-    busy = frozenset(unsettled.split())
-    listing = Listing({s.id: s for s in items}, now_s - age_s, details or {}, unsettled=busy, enforce=enforce)
+    busy = frozenset(pending.split())
+    listing = Listing({s.id: s for s in items}, now_s - age_s, details or {}, pending=busy, enforce=enforce)
     result = resync(engine, listing, now_s)
     assert broken_invariants(engine) == []
     return result
@@ -544,12 +544,12 @@ def test_rule_10_an_observed_container_is_charged_where_it_would_be() -> None:
     assert engine.node.charge_milli(range(4)) == 1000
 
 
-@pytest.mark.parametrize("reason", ["unsettled", "told", "resizing", "held", "not looked at"])
+@pytest.mark.parametrize("reason", ["pending", "told", "resizing", "held", "not looked at"])
 def test_rule_10_a_container_in_motion_is_not_judged(reason: str) -> None:
     engine = with_app()
     own = make_container("own", limit=1, qos=Qos.GUARANTEED)
     items = [seen("app", APP, None if reason == "not looked at" else "0-7")]
-    unsettled = "app" if reason == "unsettled" else ""
+    pending = "app" if reason == "pending" else ""
     details: dict[str, Container] = {}
     if reason == "resizing":
         engine.resize("app", APP.resources, NO_CONSTRAINT, 99.0)
@@ -561,7 +561,7 @@ def test_rule_10_a_container_in_motion_is_not_judged(reason: str) -> None:
         engine.rehost(host_of(VM_NO_CACHE_INFO, kubelet_exclusive={(own.pod.uid, "own"): parse_cpus("7")}))
         items.insert(0, seen("own", own, "3"))
         details = {"own": own}
-    result = look(engine, *items, details=details, unsettled=unsettled)
+    result = look(engine, *items, details=details, pending=pending)
     assert (result.drifted, result.foreign) == ((), ())
     assert told(result.updates) == ({"app": "0-2"} if reason == "told" else {})
 
@@ -613,7 +613,7 @@ def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(why: s
 
 def test_an_update_of_ours_on_its_way_keeps_no_resize_from_being_followed() -> None:
     engine = with_app()
-    result = look(engine, resized_to(8000), unsettled="app")
+    result = look(engine, resized_to(8000), pending="app")
     assert (result.resized, told(result.updates)) == (("app",), {"app": "0-7"})
 
 

@@ -90,7 +90,7 @@ class Store:
 class Updates:
     """The runtime: what containers were told last. Updates get there at once, so none is ever on its way."""
 
-    unsettled: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.cpusets: dict[str, tuple[frozenset[int], frozenset[int]]] = {}

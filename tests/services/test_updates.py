@@ -81,7 +81,7 @@ async def test_one_that_is_wanted_as_the_one_before_it_ends_is_sent(
     assert runtime.got == ["c: 0-1", "c: 0"] and not room.done()
     runtime.answer("c")
     await room
-    assert updates.unsettled == frozenset()
+    assert updates.pending == frozenset()
 
 
 async def test_what_has_waited_behind_others_is_sent_as_it_is_wanted_by_then(
@@ -98,7 +98,7 @@ async def test_what_has_waited_behind_others_is_sent_as_it_is_wanted_by_then(
     assert runtime.got[AT_A_TIME:] == ["grows: 0"]
     runtime.answer("grows")
     await turn()
-    assert updates.unsettled == frozenset()
+    assert updates.pending == frozenset()
 
 
 ENDS = {
@@ -121,7 +121,7 @@ async def test_a_later_one_is_tried_however_the_earlier_ends(
     assert runtime.got == ["c: 0-1", "c: 0"] and not room.done()
     runtime.answer("c")
     await room
-    assert updates.unsettled == frozenset() and updates.refusal("c") == ""
+    assert updates.pending == frozenset() and updates.refusal("c") == ""
 
 
 async def test_the_same_again_is_sent_again(updates: Updates, runtime: Runtime) -> None:
@@ -131,7 +131,7 @@ async def test_the_same_again_is_sent_again(updates: Updates, runtime: Runtime) 
     for _ in range(2):
         runtime.answer("c")
         await turn()
-    assert runtime.got == ["c: 0", "c: 0"] and updates.unsettled == frozenset()
+    assert runtime.got == ["c: 0", "c: 0"] and updates.pending == frozenset()
 
 
 async def test_one_that_fails_waits_for_a_retry_and_what_was_refused_is_known(
@@ -141,13 +141,13 @@ async def test_one_that_fails_waits_for_a_retry_and_what_was_refused_is_known(
     await turn()
     runtime.answer("c", grpc.StatusCode.INTERNAL)
     await turn()
-    assert runtime.got == ["c: 0"] and updates.unsettled == {"c"} and updates.refusal("c") == "internal"
+    assert runtime.got == ["c: 0"] and updates.pending == {"c"} and updates.refusal("c") == "internal"
     updates.retry()
     await turn()
     assert runtime.got == ["c: 0", "c: 0"] and updates.refusal("c") == ""
     runtime.answer("c")
     await turn()
-    assert updates.unsettled == frozenset()
+    assert updates.pending == frozenset()
 
 
 async def test_a_container_that_is_gone_is_wanted_nowhere(updates: Updates, runtime: Runtime) -> None:
@@ -155,7 +155,7 @@ async def test_a_container_that_is_gone_is_wanted_nowhere(updates: Updates, runt
     await turn()
     runtime.answer("c", grpc.StatusCode.NOT_FOUND)
     await turn()
-    assert updates.unsettled == frozenset()
+    assert updates.pending == frozenset()
 
 
 async def test_when_it_is_closed_nothing_is_on_its_way(updates: Updates, runtime: Runtime) -> None:
@@ -181,7 +181,7 @@ async def test_what_waits_is_dropped_and_what_comes_is_not_sent(updates: Updates
     updates.retry()
     await asyncio.wait_for(updates.send_and_wait([update("later", "1")], WAIT_S), WAIT_S)
     assert sorted(runtime.got) == sorted(f"{key}: 1" for key in flying)
-    assert updates.unsettled == frozenset()
+    assert updates.pending == frozenset()
     updates.park(False)
     updates.send([update("later", "1")])
     await turn()
@@ -198,4 +198,4 @@ async def test_what_a_command_asks_for_is_sent_all_the_same(updates: Updates, ru
     await turn()
     runtime.answer("c")
     await turn()
-    assert (runtime.got, updates.unsettled) == (["c: 0-7", "c: 0-7"], frozenset())
+    assert (runtime.got, updates.pending) == (["c: 0-7", "c: 0-7"], frozenset())

@@ -118,7 +118,7 @@ class Mover:
 
     def _unanswered(self, made: tuple[Move, ...]) -> str:
         updates = self._services.node_state.updates
-        waiting = [move for move in made if move.id in updates.unsettled and not updates.refusal(move.id)]
+        waiting = [move for move in made if move.id in updates.pending and not updates.refusal(move.id)]
         return "the runtime does not answer" if waiting else ""
 
     def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[CpusetUpdate, ...]:

@@ -239,5 +239,5 @@ async def test_a_runtime_that_does_not_answer_is_not_given_more(node: Node, clie
     await many(node, client)
     on_update(node, lambda update: answered(grpc.StatusCode.UNAVAILABLE))
     document = await node.affinity.rebalance(dry_run=False)
-    assert document["moved"] == len(node.services.node_state.updates.unsettled) == AT_ONCE
+    assert document["moved"] == len(node.services.node_state.updates.pending) == AT_ONCE
     assert document["notes"] == ["not all was tried: the runtime does not answer"]

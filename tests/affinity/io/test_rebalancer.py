@@ -167,7 +167,7 @@ async def test_what_the_runtime_refuses_is_back_at_its_place(node: Node, client:
     for name, cpus in before.items():
         assert node.leaf(name) == cpus
         assert node.engine.grants[node.ids[name]].cpus == cpus
-    assert node.services.node_state.updates.unsettled == frozenset()
+    assert node.services.node_state.updates.pending == frozenset()
     assert "the runtime refused it: no such cgroup" in " ".join(g.why for g in node.engine.grants.values())
 
 
@@ -191,10 +191,10 @@ async def test_a_runtime_that_is_away_is_no_refusal(node: Node, client: CriClien
         "UpdateContainerResources", error=(grpc.StatusCode.UNAVAILABLE, "restarting"), times=1
     )
     await node.round()
-    assert len(node.services.node_state.updates.unsettled) == 1
+    assert len(node.services.node_state.updates.pending) == 1
     node.services.node_state.updates.retry()
     await node.runtime.wait_for_call("UpdateContainerResources", 2)
-    while node.services.node_state.updates.unsettled:
+    while node.services.node_state.updates.pending:
         await asyncio.sleep(0.01)
     assert node.together("web", "db")
 

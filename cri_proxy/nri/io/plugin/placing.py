@@ -296,7 +296,7 @@ class NriPlacing:
         for flights in both:
             for key, flying in list(flights.items()):
                 ticket = flying.request.ticket
-                if ticket is None:  # it was settled by a resync
+                if ticket is None:  # a resync has resolved it
                     del flights[key]
                 elif not ticket.in_doubt and now_s - flying.since_s >= late_s:
                     node_state.carry_out(flying.request.unknown())

@@ -48,7 +48,7 @@ async def follow(node_state: NodeState, placing: NriPlacing, snapshot: Snapshot)
     details = await _details(node_state, engine, snapshot, unknown_ids(engine, seen.values()))
     # A host tells the cpuset it has written down: enough to know where a container runs that has no record, not
     # enough to call a known one's changed.
-    listing = Listing(seen, snapshot.at_s, details, unsettled=frozenset(engine.grants))
+    listing = Listing(seen, snapshot.at_s, details, pending=frozenset(engine.grants))
     parts = []
     for part in resync_slices(engine, listing, node_state.clock()):
         node_state.send(part.updates)
