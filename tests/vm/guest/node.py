@@ -127,7 +127,15 @@ class Node:
         return Running(pod, container)
 
     async def shared_pod(self) -> Pod:
-        """For all containers that need no pod of their own: to make one and to end it takes seconds each."""
+        """For all containers that need no pod of their own: to make one and to end it takes seconds each.
+
+        Another one where it has ended, as kubelet does it: a runtime that was restarted gives up shims that do not
+        answer in time, which happens on a busy machine.
+        """
+        if self._shared is not None:
+            asked = cri.PodSandboxStatusRequest(pod_sandbox_id=self._shared.id)
+            if (await self.kubelet.call("PodSandboxStatus", asked)).status.state != cri.SANDBOX_READY:
+                self._shared = None
         if self._shared is None:
             self._shared = await self.pod("shared")
         return self._shared
