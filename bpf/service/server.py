@@ -1,4 +1,5 @@
-"""The affinity service over gRPC (affinity.proto) and its health, on a unix socket and, if asked for, TCP with TLS.
+"""The affinity service over gRPC (affinity.proto), its health and reflection, on a unix socket and, if asked for, TCP
+with TLS.
 
 A reader of WatchGraph costs one number, the version it has: what it is sent is worked out when it is ready for it.
 One that is slow gets several samples' changes at once, or everything anew, and holds no other up.
@@ -16,6 +17,7 @@ from typing import Any, Callable, Optional
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.health.service import Health
+from grpclib.reflection.service import ServerReflection
 from grpclib.server import Server
 
 from bpf.identity.machine import read_machine
@@ -114,7 +116,7 @@ class ServiceSockets:
 
         :raises BadOptions: TCP cannot be served; the sentence says why.
         """
-        handlers: list[Any] = [service, Health({service: []})]
+        handlers: list[Any] = ServerReflection.extend([service, Health({service: []})])
         await self._start(Server(handlers), sock=self._unix)
         if self._options.listen:
             host, _, port = self._options.listen.rpartition(":")
