@@ -22,6 +22,7 @@ from grpclib.server import Server
 
 from bpf.identity.machine import read_machine
 from bpf.service.options import BadOptions, Options
+from bpf.service.requests import CheckedRequests, read_weight
 from bpf.service.wire import write_changes, write_graph, write_groups, write_whole
 from cri_api import affinity_pb2 as pb
 from policies.affinity.graph.graph import Graph
@@ -57,9 +58,8 @@ class AffinityService:
 
     async def get_graph(self, stream: Any) -> None:
         request = await stream.recv_message()
-        await stream.send_message(
-            write_graph(self._graph, self._remote, self._status(), request.least_weight)
-        )
+        least_weight = read_weight("least_weight", request.least_weight)
+        await stream.send_message(write_graph(self._graph, self._remote, self._status(), least_weight))
 
     async def watch_graph(self, stream: Any) -> None:
         await stream.recv_message()
@@ -80,7 +80,8 @@ class AffinityService:
 
     async def get_groups(self, stream: Any) -> None:
         request = await stream.recv_message()
-        await stream.send_message(write_groups(self._graph, request.least_weight))
+        least_weight = read_weight("least_weight", request.least_weight)
+        await stream.send_message(write_groups(self._graph, least_weight))
 
     async def get_node_topology(self, stream: Any) -> None:
         await stream.recv_message()
@@ -116,7 +117,8 @@ class ServiceSockets:
 
         :raises BadOptions: TCP cannot be served; the sentence says why.
         """
-        handlers: list[Any] = ServerReflection.extend([service, Health({service: []})])
+        services: list[Any] = ServerReflection.extend([service, Health({service: []})])
+        handlers = [CheckedRequests(each) for each in services]
         await self._start(Server(handlers), sock=self._unix)
         if self._options.listen:
             host, _, port = self._options.listen.rpartition(":")
