@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from cri_api import affinity_pb2 as pb
@@ -210,42 +209,6 @@ def test_what_cannot_be_is_one_sentence(folder: Path, options: dict[str, Any], s
     assert sentence in refused.errors.read_text()
     assert "Traceback" not in refused.errors.read_text()
     assert not refused.socket.exists()
-
-
-def test_tcp_is_for_those_with_a_certificate(folder: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl to make certificates")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    made = subprocess.run(
-        [*command.split(), "-keyout", str(key), "-out", str(certificate)], capture_output=True
-    )
-    assert made.returncode == 0, made.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    observer = ObserverProcess(
-        folder,
-        listen=f"127.0.0.1:{port}",
-        tls_certificate=str(certificate),
-        tls_key=str(key),
-        tls_client_ca=str(certificate),
-    )
-    observer.start()
-    try:
-        observer.graph()
-        root = certificate.read_bytes()
-        name = [("grpc.ssl_target_name_override", "localhost")]
-        own = grpc.ssl_channel_credentials(root, key.read_bytes(), root)
-        with grpc.secure_channel(f"127.0.0.1:{port}", own, name) as channel:
-            assert call(channel, "GetGraph", pb.GetGraphRequest(), pb.Graph).status.provider == "replay"
-        stranger = grpc.ssl_channel_credentials(root)
-        with grpc.secure_channel(f"127.0.0.1:{port}", stranger, name) as channel:
-            ask = channel.unary_unary("/cri_resmgr.affinity.v1.Affinity/GetGraph")
-            with pytest.raises(grpc.RpcError):
-                ask(b"", timeout=5)
-    finally:
-        observer.close()
 
 
 def test_on_this_host_the_best_provider_that_works_is_used(folder: Path) -> None:
