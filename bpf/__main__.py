@@ -78,7 +78,7 @@ def _run(options: Options, argument: str) -> int:
         log("warning", "capabilities not dropped", reason=error.strerror)
 
     async def serve() -> None:
-        await Observer(options, argument, ladder, attribution, owners).run(listener)
+        await Observer(options, argument, ladder, owners).run(listener)
 
     asyncio.run(serve())
     return 0

@@ -20,7 +20,7 @@ BPF_NUMBER, _PERF_EVENT_OPEN_NUMBER = {"x86_64": (321, 298), "ppc64le": (361, 31
 
 _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY = 1, 2, 3, 4
 _PROG_DETACH, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 13, 15, 16
-_RAW_TRACEPOINT_OPEN, _LOOKUP_AND_DELETE_BATCH, _LINK_CREATE = 17, 25, 28
+_RAW_TRACEPOINT_OPEN, _LOOKUP_AND_DELETE_BATCH, _UPDATE_BATCH, _LINK_CREATE = 17, 25, 26, 28
 CGROUP_INGRESS, CGROUP_EGRESS, CGROUP_UDP4_RECVMSG, CGROUP_UDP6_RECVMSG = 0, 1, 19, 20
 
 #: The kernel takes a shorter union bpf_attr than its own, and a longer one if the rest is zero.
@@ -161,6 +161,22 @@ def delete(fd: int, key: bytes) -> None:
     """
     key_buffer = ctypes.create_string_buffer(key, len(key))
     _bpf(_MAP_DELETE, "BPF_MAP_DELETE_ELEM", _attributes("IIQ", fd, 0, ctypes.addressof(key_buffer)))
+
+
+def clear_array(fd: int, value_bytes: int, indexes: range) -> None:
+    """Set these entries of an array to zero, in one call, or one by one where the kernel has none for it."""
+    raw = struct.pack(f"={len(indexes)}I", *indexes)
+    keys_buffer = ctypes.create_string_buffer(raw, len(raw))
+    values = ctypes.create_string_buffer(value_bytes * len(indexes))
+    attributes = _attributes("QQQQIIQQ", 0, 0, ctypes.addressof(keys_buffer), ctypes.addressof(values), len(indexes),
+                             fd, 0, 0)  # fmt: skip
+    try:
+        _bpf(_UPDATE_BATCH, "BPF_MAP_UPDATE_BATCH", attributes)
+    except OSError as error:
+        if error.errno not in _NO_BATCH:
+            raise
+        for index in indexes:
+            update(fd, struct.pack("=I", index), bytes(value_bytes))
 
 
 def most_entries(fd: int) -> int:

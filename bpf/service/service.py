@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Optional
 
-from bpf.identity.attribution import Attribution
 from bpf.identity.identities import Identities
 from bpf.kernel.clock import boot_time_s
 from bpf.kernel.notify import notify, watchdog_period_s
@@ -26,11 +25,9 @@ from bpf.service.log import log
 from bpf.service.options import BadOptions, Options, parse_options, read_options
 from bpf.service.server import AffinityService, ServiceSockets
 from bpf.sources.fallback import ProviderFallback
-from bpf.sources.peer_search import PeerSearch
 from bpf.sources.providers import Owners
 from bpf.sources.replay import ReplayProvider, identity_of_name
 from bpf.sources.samples import Flow, ProviderLost, Sample
-from bpf.sources.wakeups import Peers, with_presence
 from cri_api import affinity_pb2 as pb
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemoteRates
@@ -43,22 +40,19 @@ _PAGE_BYTES = 4096
 
 
 class Observer:
-    """One observer. ``ladder`` is open; ``attribution`` None: cgroups are not looked at (replay, declared)."""
+    """One observer. ``ladder`` is open; ``owners`` None: cgroups are not looked at (replay, declared)."""
 
     def __init__(
         self,
         options: Options,
         argument: str,
         ladder: ProviderFallback,
-        attribution: Optional[Attribution],
         owners: Optional[Owners],
     ) -> None:
         self._options = options
         self._argument = argument
         self._ladder = ladder
-        self._attribution = attribution
         self._owners = owners
-        self._search = PeerSearch(self._find_peers)
         self._identities = Identities(options.runtime_sockets)
         self._graph = Graph(options.graph)
         self._file = GraphFile(options.state_file, options.proc)
@@ -150,26 +144,9 @@ class Observer:
             self._save(at_s)
 
     def _look(self, at_s: float) -> tuple[Sample, frozenset[str]]:
-        """In a thread: a sample whose wakes are explained, and the containers that have ended."""
+        """In a thread: a sample, and the containers that have ended."""
         ended = self._owners.refresh() if self._owners is not None else frozenset()
-        sample = self._ladder.sample(at_s)
-        return replace(sample, flows=with_presence(sample.flows, self._search.peers_of)), ended
-
-    def _find_peers(self, among: frozenset[str]) -> Peers:
-        """Which of these share a socket or memory."""
-        if self._attribution is None:
-            return Peers()
-        from bpf.sources.shared_memory import find_memory_peers
-        from bpf.sources.unix_peers import find_unix_peers
-
-        found = []
-        for what, find in (("unix sockets", find_unix_peers), ("shared memory", find_memory_peers)):
-            try:
-                found.append(find(self._attribution, among))
-            except OSError as error:
-                log("warning", f"{what} not seen", reason=error)
-                found.append(frozenset())
-        return Peers(*found)
+        return self._ladder.sample(at_s), ended
 
     def _named(self, flows: Sequence[Flow]) -> Sequence[Flow]:
         """The flows with names of containers, which only replays have, turned into ids."""

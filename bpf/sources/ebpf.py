@@ -22,6 +22,7 @@ from bpf.service.log import log
 from bpf.service.options import SYSTEM_PYTHON
 from bpf.sources.ingress import IngressPace
 from bpf.sources.samples import Flow, ProviderLost, RemoteFlow, Sample
+from bpf.sources.wakeups import Peers, with_presence
 from policies.machine.cpus import parse_cpus
 
 SOURCE = Path(__file__).with_name("traffic.c")
@@ -39,7 +40,16 @@ _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
 _REMOTE_KEY, _REMOTE = struct.Struct("=Q16s"), struct.Struct("=Q")
 _INGRESS = "crm_aff_ingress"
+#: struct owner of traffic_owners.h, and where in that table tasks begin and end.
+_OWNER = struct.Struct("=QQQ")
+_TASKS = range(2 * 16384, 2 * (16384 + 8192))
 _KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
+
+#: Attached only while containers share a unix socket or memory: they cost a short TCP connection twice its counting.
+WAKES = (
+    Attachment("raw_tracepoint", "crm_aff_freed", "sched_process_free", at_once=False),
+    Attachment("raw_tracepoint", "crm_aff_waking", "sched_waking", at_once=False),
+)
 
 Resolve = Callable[[int], Optional[str]]
 
@@ -88,12 +98,14 @@ class EbpfProvider:
         edges: int = EDGES,
         networks: Sequence[str] = (),
         remotes: int = REMOTES,
+        peers: Callable[[], Peers] = Peers,
     ) -> None:
         """Load, attach and try it out; 0.3 to 0.8 s.
 
         ``resolve``: the container of a cgroup id, "" = the host's own, None = not known. ``cgroup_root``: "" =
         where cgroup v2 is mounted. ``python``: one that has bcc. ``networks``: traffic with addresses of other
-        nodes counts if they are in one of these.
+        nodes counts if they are in one of these. ``peers``: which containers share sockets or memory, asked once a
+        sample; only while there are some are wakes counted.
 
         :raises ProviderLost: it does not work here; the sentence says why.
         """
@@ -106,6 +118,7 @@ class EbpfProvider:
         for name in detach_leftovers(self._root):
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
         self._ingress, self._ingress_link = IngressPace(), -1
+        self._peers, self._wake_links = peers, list[int]()
         defines: dict[str, object] = {"EDGES": edges, "REMOTES": remotes}
         if networks:
             defines["IN_NETWORKS"] = expression(networks)
@@ -138,7 +151,9 @@ class EbpfProvider:
         remotes = self._remotes()
         counters = self.counters()
         self._follow_ingress(now_s, counters)
-        return Sample(now_s, max(seconds, 0.0), seen.flows(), counters, remotes)
+        peers = self._peers()
+        self._follow_peers(peers)
+        return Sample(now_s, max(seconds, 0.0), with_presence(seen.flows(), peers), counters, remotes)
 
     def drain(self) -> list[CgroupFlow]:
         """Take what the kernel has counted, between cgroups."""
@@ -185,6 +200,7 @@ class EbpfProvider:
     def close(self) -> None:
         """Detach and unload; a second time does nothing."""
         self._detach_ingress()
+        self._detach_wakes()
         self._loaded.close()
 
     def _follow_ingress(self, now_s: float, counters: Mapping[str, int]) -> None:
@@ -201,6 +217,24 @@ class EbpfProvider:
         if self._ingress_link >= 0:
             os.close(self._ingress_link)
             self._ingress_link = -1
+
+    def _follow_peers(self, peers: Peers) -> None:
+        if not peers:
+            self._detach_wakes()
+        elif not self._wake_links:
+            try:
+                # Of tasks that have ended since the programs were attached last the table does not know.
+                syscalls.clear_array(self._loaded.maps["owners"], _OWNER.size, _TASKS)
+                for wanted in WAKES:
+                    self._wake_links.append(attach(self._loaded.programs[wanted.program], wanted))
+            except (OSError, ProviderLost) as error:
+                self._detach_wakes()
+                log("warning", "unix sockets and shared memory are not seen", reason=error)
+
+    def _detach_wakes(self) -> None:
+        for link in self._wake_links:
+            os.close(link)
+        self._wake_links = []
 
     def _add(self, seen: _Seen, flows: Iterable[CgroupFlow], is_last_try: bool) -> None:
         for flow in flows:
@@ -232,8 +266,7 @@ def attachments_at(root: str) -> list[Attachment]:
         ingress_at(root),
         Attachment("cgroup_udp4", "crm_aff_udp4", root),
         Attachment("cgroup_udp6", "crm_aff_udp6", root),
-        Attachment("raw_tracepoint", "crm_aff_waking", "sched_waking"),
-        Attachment("raw_tracepoint", "crm_aff_freed", "sched_process_free"),
+        *WAKES,
     ]
 
 

@@ -58,8 +58,14 @@ def _open_ebpf(options: Options, attribution: Attribution, owners: Owners) -> Pr
     if not attribution.has_v2_ids:
         raise ProviderLost(_NO_V2)
     from bpf.sources.ebpf import EbpfProvider
+    from bpf.sources.peer_search import PeerSearch, find_peers
 
-    return EbpfProvider(owners.container_of_cgroup, python=options.python, networks=options.remote_networks)
+    return EbpfProvider(
+        owners.container_of_cgroup,
+        python=options.python,
+        networks=options.remote_networks,
+        peers=PeerSearch(lambda: find_peers(attribution)).peers,
+    )
 
 
 def _open_sock_diag(options: Options, attribution: Attribution) -> Provider:

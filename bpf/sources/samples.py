@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: What a flow was seen on. ``wake``: one end woke the other, on what is not known.
-KINDS = ("tcp", "udp", "unix", "shm", "wake")
+#: What a flow was seen on. Inside a provider also ``wake``: one end woke the other, on what is not known (wakeups.py).
+KINDS = ("tcp", "udp", "unix", "shm")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Callable
 
 from bpf.sources.samples import Flow
 
@@ -32,17 +31,17 @@ class Peers:
     unix: Collection[Pair] = frozenset()
     shared_memory: Collection[Pair] = frozenset()
 
+    def __bool__(self) -> bool:
+        return bool(self.unix or self.shared_memory)
+
 
 def pair(a: str, b: str) -> Pair:
     """Two endpoints in order, so that a pair has one spelling."""
     return (a, b) if a <= b else (b, a)
 
 
-def with_presence(flows: Collection[Flow], peers_of: Callable[[frozenset[str]], Peers]) -> tuple[Flow, ...]:
-    """The flows with wakes turned into messages of unix sockets or shared memory, or dropped: the rule above.
-
-    ``peers_of``: which of these endpoints shares what; asked once, for those whose wakes no bytes explain.
-    """
+def with_presence(flows: Collection[Flow], peers: Peers) -> tuple[Flow, ...]:
+    """The flows with wakes turned into messages of unix sockets or shared memory, or dropped: the rule above."""
     with_bytes = {pair(flow.a, flow.b) for flow in flows if flow.kind in _WITH_BYTES}
     found = [flow for flow in flows if flow.kind != "wake"]
     wakes = [
@@ -50,7 +49,6 @@ def with_presence(flows: Collection[Flow], peers_of: Callable[[frozenset[str]], 
         for flow in flows
         if flow.kind == "wake" and flow.a != flow.b and (ends := pair(flow.a, flow.b)) not in with_bytes
     ]
-    peers = peers_of(frozenset(end for ends, _ in wakes for end in ends))
     for ends, flow in wakes:
         kind = _kind_of(ends, peers)
         if kind:

@@ -24,7 +24,7 @@ Weights = Mapping[str, Mapping[str, float]]
 class Edge:
     """One undirected edge, for tables: rates in bytes and messages a second, ``weight`` in lines a second.
 
-    ``kinds``: what it was seen on (tcp, udp, unix, shm, wake). ``is_pod_level``: an end is a pod, not a container.
+    ``kinds``: what it was seen on (tcp, udp, unix, shm). ``is_pod_level``: an end is a pod, not a container.
     """
 
     a: str

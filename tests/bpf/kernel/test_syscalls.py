@@ -16,6 +16,7 @@ pytestmark = needs_bcc
 
 SOURCE = """
 BPF_HASH(numbers, u64, u64, 4096);
+BPF_ARRAY(places, u64, 4096);
 int crm_aff_t_free(struct bpf_raw_tracepoint_args *context) { return 0; }
 """
 
@@ -56,6 +57,15 @@ def test_a_batch_smaller_than_a_bucket_grows(loaded: LoadedPrograms) -> None:
     fd = loaded.maps["numbers"]
     entries = fill(fd, 500)
     assert dict(syscalls._drain_batches(fd, 8, 8, size=1)) == entries
+
+
+def test_a_part_of_an_array_is_set_to_zero(loaded: LoadedPrograms) -> None:
+    fd = loaded.maps["places"]
+    for index in range(4096):
+        syscalls.update(fd, struct.pack("=I", index), struct.pack("=Q", 7))
+    syscalls.clear_array(fd, 8, range(1000, 3000))
+    left = [index for index in range(4096) if any(syscalls.lookup(fd, struct.pack("=I", index), 8))]
+    assert left == [*range(1000), *range(3000, 4096)]
 
 
 def test_programs_are_told_by_name_and_maps_by_their_room(loaded: LoadedPrograms) -> None:

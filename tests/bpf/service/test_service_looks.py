@@ -62,8 +62,7 @@ async def observing(options: Options, eyes: Eyes) -> AsyncIterator[None]:
     """An observer in this process, which looks through ``eyes`` and at the cgroups of the options."""
     ladder = ProviderFallback([Rung("ebpf", eyes.open)])
     ladder.open(0.0)
-    attribution = Attribution(options.cgroup_root, options.proc)
-    observer = Observer(options, "", ladder, attribution, Owners(attribution))
+    observer = Observer(options, "", ladder, Owners(Attribution(options.cgroup_root, options.proc)))
     running = asyncio.create_task(observer.run(ServiceSockets(options)))
     try:
         yield

@@ -15,23 +15,47 @@ from bpf.kernel import syscalls
 from bpf.kernel.loader import load
 from bpf.sources.ebpf import EbpfProvider, attachments_at, cgroup_v2_root
 from bpf.sources.samples import ProviderLost
+from bpf.sources.wakeups import Peers
 from tests.bpf.pods import Host, pod_uid
 from tests.bpf.talkers import Stage, between, needs_bcc
 
 ROOT = Path(__file__).parents[3]
+CONNECTED = Peers(unix={("client", "server")})
 
 
 @needs_bcc
 def test_two_containers_on_a_unix_socket_wake_each_other(stage: Stage, tmp_path: Path) -> None:
     client, server = stage.start("client"), stage.start("server")
     server.do(f"serve_unix('{tmp_path}/s')")
-    provider = stage.provider()
+    provider = stage.provider(peers=lambda: CONNECTED)
+    provider.sample(0.0)
     client.do(f"call_unix('{tmp_path}/s', 1000)")
-    sample = provider.sample(0.0)
-    wakes = sum(flow.messages for flow in sample.flows if flow.kind == "wake")
+    sample = provider.sample(10.0)
+    wakes = sum(flow.messages for flow in sample.flows if flow.kind == "unix")
     # Two for each round trip; fewer where the other end was not asleep yet.
     assert 300 <= wakes <= 4000
     assert between(sample.flows, "tcp") == (0, 0)
+
+
+@needs_bcc
+def test_wakes_are_counted_only_while_containers_share_something(stage: Stage, tmp_path: Path) -> None:
+    client, server = stage.start("client"), stage.start("server")
+    shared = [Peers(), CONNECTED, Peers(), CONNECTED]
+    provider = stage.provider(peers=lambda: shared.pop(0))
+    messages, counted = [], []
+    for number in range(4):
+        server.do(f"serve_unix('{tmp_path}/s{number}')")
+        sample = provider.sample(10.0 * number)
+        client.do(f"call_unix('{tmp_path}/s{number}', 1000)")
+        messages.append(sum(flow.messages for flow in sample.flows if flow.kind == "unix"))
+        counters = provider.counters()
+        counted.append(counters["wakes"] + counters["wakes_unknown"])
+    # A sample tells of what was before it: the attachment follows it.
+    assert counted[0] == 0
+    assert counted[1] >= 300
+    assert counted[3] > counted[2]
+    assert counted[2] - counted[1] < 100
+    assert messages[:2] == [0, 0]
 
 
 @needs_bcc

@@ -51,14 +51,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_wakes_count_only_between_known_peers_without_bytes(name: str) -> None:
     flows, peers, expected = CASES[name]
-    assert with_presence(flows, lambda _: peers) == expected
-
-
-def test_only_those_whose_wakes_are_unexplained_need_a_look() -> None:
-    flows = (TCP, WAKE, Flow("c", "d", "wake", messages=1), Flow("a", "e", "udp", 1))
-    asked: list[frozenset[str]] = []
-    with_presence(flows, lambda among: asked.append(among) or Peers())
-    assert asked == [{"c", "d"}]
+    assert with_presence(flows, peers) == expected
 
 
 def test_a_pair_has_one_spelling() -> None:
