@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.model import Container, Placement
@@ -130,6 +131,8 @@ class Node:
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         #: Index of the leaf of each CPU.
         self.leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
+        #: Those that could make room for others, by home and request.
+        self.homes = Homes(self.leaf_of)
         #: Charges that are not entered yet, by set of CPUs: nano-CPUs a CPU, and those for ordering. Many containers
         #: share one set, and when it changes they all move from one to another at once.
         self._unentered: dict[frozenset[int], list[int]] = {}
@@ -171,6 +174,7 @@ class Node:
         elif resident.exclusive:
             self.owners[key] = resident
         self.sharers += resident.shares
+        self.homes.add(key, resident.placement, resident.milli_request)
         self._book(resident, +1)
 
     def remove(self, key: str) -> Resident:
@@ -183,6 +187,7 @@ class Node:
                 del self.groups[resident.group]
         self.owners.pop(key, None)
         self.sharers -= resident.shares
+        self.homes.remove(key, resident.placement, resident.milli_request)
         of_pod = self._of_pod[resident.pod_uid]
         del of_pod[key]
         if not of_pod:

@@ -175,10 +175,8 @@ def _decide_anew(
     resized = {ticket.target for ticket in ledger.tickets.values()}
     held = [
         g
-        for g in ledger.grants.values()
-        if g.life is Life.HELD
-        and (g.container.resources.milli_request or g.exclusive)
-        and g.key not in resized
+        for g in [ledger.grants[key] for key in ledger.held]
+        if (g.container.resources.milli_request or g.exclusive) and g.key not in resized
     ]
     held.sort(key=lambda g: (g.since_s, g.key))
     # Oldest first, and no more of them than needed: the smallest number with which it fits, by bisection.

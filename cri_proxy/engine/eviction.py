@@ -7,8 +7,9 @@ Containers that share CPUs may be moved; those that own some only where the conf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger
@@ -42,7 +43,7 @@ def make_room(ledger: Ledger, container: Container, fence: CpusetConstraint) -> 
     if not most or not ledger.policy.moves_others:
         return None
     for domain, missing in _targets(ledger, container)[:DOMAINS_TRIED]:
-        movers = _enough(_movable(ledger, domain.cpus), max(missing, 1), most)
+        movers = _enough(ledger, domain.cpus, max(missing, 1), most)
         if movers:
             found = _with_moves(ledger, container, fence, domain, movers)
             if found is not None:
@@ -64,7 +65,7 @@ def relieved(ledger: Ledger, container: Container, decision: Decision) -> Decisi
     movers: list[Grant] = []
     for leaf, excess in tight:
         if excess > 0 and len(movers) < most:
-            movers += _enough(_movable(ledger, leaf), excess, most - len(movers))
+            movers += _enough(ledger, leaf, excess, most - len(movers))
     if not movers:
         return decision
     newcomer = _resident(ledger, container, place)
@@ -76,10 +77,11 @@ def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
     """The domains of the container's rung, with the milli-CPUs that are missing there, least first."""
     wanted = wanted_milli(container)
     node, survey = ledger.node, ledger.node.survey()
+    ours = node.usable - node.reserved
     for level in ("l3", "numa", "socket"):
         found = []
         for domain in node.topology.at(level):
-            if len(domain.cpus & node.usable - node.reserved) * 1000 < max(wanted, 1):
+            if len(domain.cpus & ours) * 1000 < max(wanted, 1):
                 continue
             room = survey.room_nano(domain.leaves) // NANO_PER_MILLI
             found.append((domain, container.resources.milli_request - room))
@@ -88,33 +90,32 @@ def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
     return []
 
 
-def _movable(ledger: Ledger, cpus: frozenset[int]) -> list[Grant]:
-    """Containers that live inside these CPUs and may be moved, the largest first."""
+def _movable(ledger: Ledger, keys: Iterable[str]) -> Iterator[Grant]:
+    """Those that may be moved, in the order of the keys."""
     resized = being_resized(ledger)  # the request under way says where it is
-    found = [
-        grant
-        for grant in ledger.grants.values()
-        if grant.stance is Stance.PLACED
-        and grant.key not in resized
-        and grant.key in ledger.node.residents
-        and grant.life in (Life.CREATED, Life.RUNNING)
-        and grant.container.resources.milli_request
-        and not grant.placement.group
-        and grant.placement.level != "reserved"
-        and grant.placement.home <= cpus
-        and (not grant.placement.exclusive or ledger.options.move_exclusive)
-        and ledger.pin_of(grant.container) is None
-    ]
-    return sorted(found, key=lambda g: (-g.container.resources.milli_request, g.key))
+    for key in keys:
+        grant = ledger.grants.get(key)
+        if (
+            grant is not None
+            and grant.stance is Stance.PLACED
+            and key not in resized
+            and grant.life in (Life.CREATED, Life.RUNNING)
+            and (not grant.placement.exclusive or ledger.options.move_exclusive)
+            and ledger.pin_of(grant.container) is None
+        ):
+            yield grant
 
 
-def _enough(movable: Sequence[Grant], missing: int, most: int) -> list[Grant]:
-    """As few as can be whose requests make up for what is missing: the smallest one that does, else the largest ones."""
-    alone = [g for g in movable if g.container.resources.milli_request >= missing]
-    if alone:
-        return alone[-1:]
+def _enough(ledger: Ledger, cpus: frozenset[int], missing: int, most: int) -> list[Grant]:
+    """As few containers as can be that live inside these CPUs and whose requests make up for what is missing.
+
+    The smallest one that does, else the largest ones; none where ``most`` of them are not enough.
+    """
+    homes = ledger.node.homes
+    for grant in _movable(ledger, homes.at_least(cpus, missing)):
+        return [grant]
     chosen: list[Grant] = []
-    for grant in movable[:most]:
+    for grant in islice(_movable(ledger, homes.largest(cpus)), most):
         chosen.append(grant)
         missing -= grant.container.resources.milli_request
         if missing <= 0:

@@ -78,6 +78,8 @@ class Ledger:
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
+        #: Keys of grants whose containers have ended, and whose places are kept.
+        self.held: set[str] = set()
         #: Keys of grants whose placements take the CPU quota away.
         self.lifting: set[str] = set()
         #: Keys of grants by the workload their containers are replicas of.
@@ -180,6 +182,10 @@ class Ledger:
         if grant.lifted and not grant.quota_taken:
             grant = altered(grant, quota_taken=True)
         self.change("grant", self.grants, grant.key, grant)
+        if grant.life is Life.HELD:
+            self.held.add(grant.key)
+        elif self.held:
+            self.held.discard(grant.key)
         if grant.placement.lift_quota:
             self.lifting.add(grant.key)
         elif self.lifting:
@@ -243,6 +249,7 @@ class Ledger:
         container = self.grants[key].container
         self.change("grant", self.grants, key, None)
         self._unbook(key)
+        self.held.discard(key)
         self.lifting.discard(key)
         self.unpinned.pop(key, None)
         discard(self.names, (container.pod.uid, container.name), key)

@@ -526,6 +526,27 @@ class Node_(RuleBasedStateMachine):
         assert self.shadow.differs_from(self.engine) == []
 
     @invariant()
+    def the_indexes_find_what_a_look_at_all_grants_does(self) -> None:
+        ledger = self.engine.ledger
+        assert ledger.held == {key for key, grant in self.engine.grants.items() if grant.life is Life.HELD}
+        tree = self.engine.host.topology
+        for domain in (*tree.leaves, *tree.at("numa"), *tree.at("socket")):
+            movable = [
+                (grant.container.resources.milli_request, key)
+                for key, grant in self.engine.grants.items()
+                if grant.stance is Stance.PLACED
+                and grant.container.resources.milli_request
+                and not grant.placement.group
+                and grant.placement.level != "reserved"
+                and grant.placement.home <= domain.cpus
+            ]
+            movable.sort(key=lambda pair: (-pair[0], pair[1]))
+            homes = self.engine.node.homes
+            assert list(homes.largest(domain.cpus)) == [key for _, key in movable]
+            enough = [key for milli, key in movable if milli >= 1000]
+            assert list(homes.at_least(domain.cpus, 1000)) == enough[::-1]
+
+    @invariant()
     def the_runtime_has_what_we_say(self) -> None:
         waiting = {u.id for c in self.calls for u in c.admission.after} | {c.target for c in self.calls}
         for key, there in self.runtime.items():
