@@ -15,7 +15,7 @@ from stage import REPOSITORY, Target, clamp_times
 
 SPEC = REPOSITORY / "packaging" / "rpm" / "cri-resmgr.spec"
 #: What ``stage.py`` reads.
-SOURCES = ("packaging", "systemd", "docs", "README.md", "CHANGELOG.md", "LICENSE")
+SOURCES = ("packaging", "systemd", "docs", "cri_api/affinity.proto", "README.md", "CHANGELOG.md", "LICENSE")
 
 
 def build(work: Path, target: Target, dist: Path) -> Path:

@@ -19,6 +19,8 @@ PROGRAMS = ("cri-resmgr", "kubectl-cri_resmgr")
 #: What a container runtime launches, below it.
 NRI_PLUGIN = "nri/10-cri-resmgr"
 DOCS = "usr/share/doc/cri-resmgr"
+#: For clients of the affinity service; its place is the one that docs/affinity.md names.
+PROTO = "usr/share/cri-resmgr/affinity.proto"
 UNITS = (
     "cri-resource-manager.service",
     "cri-resource-manager.socket",
@@ -57,6 +59,7 @@ def stage(prepared: Path, python: str, kind: str, root: Path) -> None:
         root / "usr/share/bash-completion/completions/cri-resmgr", (prepared / "completion/bash").read_bytes()
     )
     _put(root / ZSH[kind] / "_cri-resmgr", (prepared / "completion/zsh").read_bytes())
+    _put(root / PROTO, (REPOSITORY / "cri_api/affinity.proto").read_bytes())
     _documents(prepared, kind, root)
     state = root / "var/lib/cri-resmgr"
     state.mkdir(parents=True)

@@ -131,7 +131,9 @@ def test_the_completion_asks_the_program(shell: str) -> None:
     assert f"_CRI_RESMGR_COMPLETE={shell}_complete" in manuals.completion(shell)
 
 
-def test_the_pages_lie_on_a_node_as_they_do_here_so_that_links_and_hints_lead_to_them(tmp_path: Path) -> None:
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    """A deb's files, without the program's."""
     prepared, root = tmp_path / "prepared", tmp_path / "root"
     for name in (
         "site/x.py",
@@ -144,14 +146,23 @@ def test_the_pages_lie_on_a_node_as_they_do_here_so_that_links_and_hints_lead_to
         (prepared / name).parent.mkdir(parents=True, exist_ok=True)
         (prepared / name).write_text(sample_config() if name == "config.yaml" else "")
     stage.stage(prepared, "3.11", "deb", root)
+    return root
+
+
+def test_clients_in_other_languages_have_the_proto_of_this_version(staged: Path) -> None:
+    proto = staged / "usr/share/cri-resmgr/affinity.proto"
+    assert proto.read_bytes() == (REPOSITORY / "cri_api/affinity.proto").read_bytes()
+
+
+def test_the_pages_lie_on_a_node_as_they_do_here_so_that_links_and_hints_lead_to_them(staged: Path) -> None:
     pages = ["README.md", *(f"docs/{page.name}" for page in (REPOSITORY / "docs").glob("*.md"))]
-    packed = root / "usr/share/doc/cri-resmgr"
+    packed = staged / "usr/share/doc/cri-resmgr"
     assert {name: (packed / name).read_bytes() for name in pages} == {
         name: (REPOSITORY / name).read_bytes() for name in pages
     }
-    assert root / DOCUMENTS.lstrip("/") == packed / "docs"
-    named = re.findall(r"/\S+\.md", (root / "etc/cri-resmgr/config.yaml").read_text())
-    assert [(root / page.lstrip("/")).exists() for page in named] == [True]
+    assert staged / DOCUMENTS.lstrip("/") == packed / "docs"
+    named = re.findall(r"/\S+\.md", (staged / "etc/cri-resmgr/config.yaml").read_text())
+    assert [(staged / page.lstrip("/")).exists() for page in named] == [True]
 
 
 def test_the_maintainer_scripts_are_shell(tmp_path: Path) -> None:

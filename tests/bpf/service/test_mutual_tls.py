@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from cri_api import affinity_pb2 as pb
-from tests.bpf.observer import RECONNECT, WAIT_S, ObserverProcess, call, watch
-from tests.bpf.service.tls import NAME, make_certificates, observer_over_tcp
+from tests.bpf.observer import WAIT_S, ObserverProcess, call, watch
+from tests.bpf.service.tls import NAME, channel, make_certificates, observer_over_tcp
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +43,6 @@ def served(
         call(connected, "GetGraph", pb.GetGraphRequest(), pb.Graph)
     yield observer, port
     observer.close()
-
-
-def channel(port: int, certificates: Path, certificate: str = "", authority: str = "ca") -> grpc.Channel:
-    """A channel with a client's certificate, or "" = without one."""
-    root = (certificates / f"{authority}.pem").read_bytes()
-    own = (
-        [(certificates / f"{certificate}{end}").read_bytes() for end in (".key", ".pem")]
-        if certificate
-        else []
-    )
-    return grpc.secure_channel(f"{NAME}:{port}", grpc.ssl_channel_credentials(root, *own), RECONNECT)
 
 
 def test_a_client_with_a_certificate_is_answered(

@@ -8,10 +8,11 @@ import socket
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
 
-from tests.bpf.observer import ObserverProcess
+from tests.bpf.observer import RECONNECT, ObserverProcess
 from tests.bpf.service.page import examples
 
 #: In the observer's certificate.
@@ -45,3 +46,14 @@ def observer_over_tcp(folder: Path, certificates: Path) -> tuple[ObserverProcess
     del files["listen"]
     options = {name: str(certificates / Path(path).name) for name, path in files.items()}
     return ObserverProcess(folder, listen=f"127.0.0.1:{port}", **options), port
+
+
+def channel(port: int, certificates: Path, certificate: str = "", authority: str = "ca") -> grpc.Channel:
+    """A channel with a client's certificate, or "" = without one."""
+    root = (certificates / f"{authority}.pem").read_bytes()
+    own = (
+        [(certificates / f"{certificate}{end}").read_bytes() for end in (".key", ".pem")]
+        if certificate
+        else []
+    )
+    return grpc.secure_channel(f"{NAME}:{port}", grpc.ssl_channel_credentials(root, *own), RECONNECT)
