@@ -21,12 +21,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     make_certificates(folder)
     make_certificates(folder / "stranger")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=lent"
-    signed = "-CA client.pem -CAkey client.key -keyout lent.key -out lent.pem"
-    made = subprocess.run(
-        [*command.split(), *signed.split()], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
+    new = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=lent -keyout lent.key -out lent.csr"
+    sign = "openssl x509 -req -in lent.csr -CA client.pem -CAkey client.key -CAcreateserial -out lent.pem"
+    for command in (new, sign):
+        made = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
     with (folder / "lent.pem").open("a") as chain:
         chain.write((folder / "client.pem").read_text())
     return folder
