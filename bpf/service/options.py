@@ -46,6 +46,7 @@ class Options:
     most_weight: float = GraphSettings.most_weight
     within: str = GraphSettings.within
     remote_networks: tuple[str, ...] = REMOTE_NETWORKS
+    openers: float = 0.0
     runtime_sockets: tuple[str, ...] = ()
     cgroup_root: str = "/sys/fs/cgroup"
     proc: str = "/proc"

@@ -31,6 +31,7 @@ from bpf.sources.samples import Flow, ProviderLost, Sample
 from cri_api import affinity_pb2 as pb
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemoteRates
+from policies.affinity.graph.trust import SeenParts
 
 SAVE_EVERY_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
@@ -57,6 +58,7 @@ class Observer:
         self._graph = Graph(options.graph)
         self._file = GraphFile(options.state_file, options.proc)
         self._remote = RemoteRates()
+        self._parts = SeenParts()
         self._service = AffinityService(self._graph, self._status, options.sysfs, self._remote)
         self._last = Sample(boot_time_s(), 0.0)
         self._saved_s = boot_time_s()
@@ -125,16 +127,19 @@ class Observer:
         flows = self._named(sample.flows)
         remotes = [replace(flow, a=self._identities.resolve(flow.a)) for flow in sample.remotes]
         self._remote.observe(sample.seconds, remotes, self._options.half_life_s)
+        lost = {self._identities.resolve(end): count for end, count in sample.lost.items()}
+        self._parts.observe(sample.seconds, flows, lost, self._options.half_life_s)
         self._graph.observe(sample.seconds, flows, self._known(flows))
         # Only now: the last that containers have sent belongs to their owners. Whose cgroup is not found, but runs by
         # the runtime's word, has not ended: the scan may have missed it.
         ended = gone | (ended - self._identities.by_id.keys())
         self._graph.forget(ended)
         self._remote.forget(ended)
+        self._parts.forget(ended)
         # Nothing was looked at (the last rung, or the first sample after a step): the graph is as old as it was.
         is_seen = sample.seconds > 0
         self._last = (
-            replace(sample, flows=(), remotes=())
+            replace(sample, flows=(), remotes=(), lost={})
             if is_seen
             else replace(self._last, counters=sample.counters)
         )
@@ -189,6 +194,7 @@ class Observer:
             resident_bytes=_resident_bytes(),
             observed_s=self._graph.observed_s,
             half_life_s=self._graph.settings.half_life_s,
+            trust=self._parts.trust,
         )
 
     def _sentence(self) -> str:

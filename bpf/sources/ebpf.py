@@ -26,23 +26,29 @@ from bpf.sources.wakeups import Peers, with_presence
 from policies.machine.cpus import parse_cpus
 
 SOURCE = Path(__file__).with_name("traffic.c")
-#: Pairs of cgroups between two samples: at 8,192 the two maps take 1 MB.
-EDGES = 8192
+#: Cgroups with one that they talk to, between two samples: 32,768 pairs that talk both ways. Takes 100 bytes for each that
+#: is there, besides 1 MB.
+EDGES = 65_536
+#: Places of a bucket of traffic_openers.h, and the bytes of a place.
+_PLACES, OPENER_BYTES = 4, 32
+#: By memory: one TCP connection open at a time for each 64 KiB, so that they take 1/2,048 of it.
+_OPENERS = (32_768, 524_288)
+_BYTES_OF_MEMORY_PER_OPENER = 65_536
 #: Pairs of a cgroup and a remote address between two samples; takes 1 MB.
 REMOTES = 8192
 #: In the order of traffic.c's enum. unmatched: connections whose other end is not in a cgroup here.
 COUNTERS = (
     "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
     "udp_claimed", "udp_by_ingress", "udp_given_up",
-    "remotes_full", "remote_elsewhere",
+    "remotes_full", "remote_elsewhere", "openers_evicted",
 )  # fmt: skip
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
+_LOST_KEY, _LOST = struct.Struct("=Q"), struct.Struct("=Q")
 _REMOTE_KEY, _REMOTE = struct.Struct("=Q16s"), struct.Struct("=Q")
 _INGRESS = "crm_aff_ingress"
-#: struct owner of traffic_owners.h, and where in that table tasks begin and end.
-_OWNER = struct.Struct("=QQQ")
-_TASKS = range(2 * 16384, 2 * (16384 + 8192))
+#: struct task_owner of traffic_wakes.h, and how many there are.
+_TASK, _TASKS = struct.Struct("=QQQ"), range(2 * 8192)
 _KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
 
 #: Attached only while containers share a unix socket or memory: they cost a short TCP connection twice its counting.
@@ -98,13 +104,15 @@ class EbpfProvider:
         edges: int = EDGES,
         networks: Sequence[str] = (),
         remotes: int = REMOTES,
+        openers: int = 0,
         peers: Callable[[], Peers] = Peers,
     ) -> None:
         """Load, attach and try it out; 0.3 to 0.8 s.
 
         ``resolve``: the container of a cgroup id, "" = the host's own, None = not known. ``cgroup_root``: "" =
         where cgroup v2 is mounted. ``python``: one that has bcc. ``networks``: traffic with addresses of other
-        nodes counts if they are in one of these. ``peers``: which containers share sockets or memory, asked once a
+        nodes counts if they are in one of these. ``openers``: TCP connections open at a time that are known, rounded up
+        to a power of two; 0 = by the machine's memory. ``peers``: which containers share sockets or memory, asked once a
         sample; only while there are some are wakes counted.
 
         :raises ProviderLost: it does not work here; the sentence says why.
@@ -119,7 +127,11 @@ class EbpfProvider:
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
         self._ingress, self._ingress_link = IngressPace(), -1
         self._peers, self._wake_links = peers, list[int]()
-        defines: dict[str, object] = {"EDGES": edges, "REMOTES": remotes}
+        defines: dict[str, object] = {
+            "EDGES": edges,
+            "REMOTES": remotes,
+            "OPENER_BUCKETS": opener_buckets(openers, memory_bytes()),
+        }
         if networks:
             defines["IN_NETWORKS"] = expression(networks)
         self._loaded = _load(self._root, python, defines)
@@ -153,38 +165,45 @@ class EbpfProvider:
         self._follow_ingress(now_s, counters)
         peers = self._peers()
         self._follow_peers(peers)
-        return Sample(now_s, max(seconds, 0.0), with_presence(seen.flows(), peers), counters, remotes)
+        flows = with_presence(seen.flows(), peers)
+        return Sample(now_s, max(seconds, 0.0), flows, counters, remotes, self._lost())
 
     def drain(self) -> list[CgroupFlow]:
         """Take what the kernel has counted, between cgroups."""
-        maps = self._loaded.maps
-        try:
-            edges = syscalls.drain(maps["edges"], _EDGE_KEY.size, _EDGE.size)
-            wakes = syscalls.drain(maps["wakes"], _WAKE_KEY.size, _WAKE.size)
-        except (OSError, KeyError) as error:
-            raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
         found = []
-        for key, value in edges:
+        for key, value in self._drained("edges", _EDGE_KEY.size, _EDGE.size):
             a, b, protocol = _EDGE_KEY.unpack(key)
             found.append(CgroupFlow(a, b, _KIND_OF_PROTOCOL[protocol], *_EDGE.unpack(value)))
-        for key, value in wakes:
+        for key, value in self._drained("wakes", _WAKE_KEY.size, _WAKE.size):
             a, b = _WAKE_KEY.unpack(key)
             found.append(CgroupFlow(a, b, "wake", messages=_WAKE.unpack(value)[0]))
         return found
 
     def _remotes(self) -> tuple[RemoteFlow, ...]:
         """What containers have exchanged with other nodes. A container that is not known yet has soon sent more."""
-        try:
-            drained = syscalls.drain(self._loaded.maps["remotes"], _REMOTE_KEY.size, _REMOTE.size)
-        except (OSError, KeyError) as error:
-            raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
         found = []
-        for key, value in drained:
+        for key, value in self._drained("remotes", _REMOTE_KEY.size, _REMOTE.size):
             cgroup, address = _REMOTE_KEY.unpack(key)
             container = self._resolve(cgroup)
             if container:
                 found.append(RemoteFlow(container, address_text(address), _REMOTE.unpack(value)[0]))
         return tuple(sorted(found, key=lambda flow: (flow.a, flow.address)))
+
+    def _lost(self) -> dict[str, int]:
+        """How often bytes of containers could not be counted."""
+        found: dict[str, int] = {}
+        for key, value in self._drained("lost", _LOST_KEY.size, _LOST.size):
+            container = self._resolve(_LOST_KEY.unpack(key)[0])
+            if container:
+                found[container] = found.get(container, 0) + _LOST.unpack(value)[0]
+        return found
+
+    def _drained(self, name: str, key_bytes: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
+        """:raises ProviderLost: the map cannot be read."""
+        try:
+            return syscalls.drain(self._loaded.maps[name], key_bytes, value_bytes)
+        except (OSError, KeyError) as error:
+            raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
 
     def counters(self) -> dict[str, int]:
         """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that are not known."""
@@ -194,7 +213,7 @@ class EbpfProvider:
             raw = syscalls.lookup(self._loaded.maps["counters"], struct.pack("=I", index), 8 * cpus)
             totals[name] = sum(struct.unpack(f"={cpus}Q", raw))
         totals["missed"] = self._missed
-        totals["dropped"] = totals["edges_full"] + totals["wakes_full"]
+        totals["dropped"] = totals["edges_full"] + totals["wakes_full"] + totals["openers_evicted"]
         return totals
 
     def close(self) -> None:
@@ -224,7 +243,7 @@ class EbpfProvider:
         elif not self._wake_links:
             try:
                 # Of tasks that have ended since the programs were attached last the table does not know.
-                syscalls.clear_array(self._loaded.maps["owners"], _OWNER.size, _TASKS)
+                syscalls.clear_array(self._loaded.maps["tasks"], _TASK.size, _TASKS)
                 for wanted in WAKES:
                     self._wake_links.append(attach(self._loaded.programs[wanted.program], wanted))
             except (OSError, ProviderLost) as error:
@@ -286,6 +305,18 @@ def cgroup_v2_root(mountinfo: str = "/proc/self/mountinfo") -> str:
             if after.startswith("cgroup2 "):
                 return before.split()[4].replace("\\040", " ")
     raise ProviderLost("cgroup v2 is not mounted: the kernel's ids of cgroups are of its tree only")
+
+
+def opener_buckets(openers: int, memory: int) -> int:
+    """How many buckets hold so many entries, a power of two; ``openers`` 0: as many as go with so much memory."""
+    least, most = _OPENERS
+    wanted = openers or min(max(memory // _BYTES_OF_MEMORY_PER_OPENER, least), most)
+    return max(1 << (-(-wanted // _PLACES) - 1).bit_length(), 1)
+
+
+def memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _possible_cpus() -> int:

@@ -64,6 +64,7 @@ def _open_ebpf(options: Options, attribution: Attribution, owners: Owners) -> Pr
         owners.container_of_cgroup,
         python=options.python,
         networks=options.remote_networks,
+        openers=int(options.openers),
         peers=PeerSearch(lambda: find_peers(attribution)).peers,
     )
 

@@ -43,7 +43,8 @@ class RemoteFlow:
 class Sample:
     """All flows of the ``seconds`` before ``at_s`` (CLOCK_BOOTTIME); of 0 seconds nothing is known.
 
-    ``counters`` only grow: resolved, missed, dropped...
+    ``counters`` only grow: resolved, missed, dropped... ``lost``: by endpoint, how often bytes of it found no room to be
+    counted; its flows are then more than is told here.
     """
 
     at_s: float
@@ -51,6 +52,7 @@ class Sample:
     flows: tuple[Flow, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     remotes: tuple[RemoteFlow, ...] = ()
+    lost: Mapping[str, int] = field(default_factory=dict)
 
 
 class Provider(Protocol):

@@ -8,7 +8,7 @@
 #define WRITE_ONCE(place, value) (*(volatile __typeof__(place) *)&(place) = (value))
 
 #include "traffic_counting.h"
-#include "traffic_owners.h"
+#include "traffic_openers.h"
 #include "traffic_remote.h"
 #include "traffic_tcp.h"
 #include "traffic_udp.h"

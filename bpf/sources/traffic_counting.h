@@ -1,8 +1,10 @@
 /* What all programs count into: edges between cgroups, and what went right and wrong. */
 
 #ifndef EDGES
-#define EDGES 8192
+#define EDGES 65536
 #endif
+/* Cgroups that have lost something between two samples. */
+#define LOSERS 16384
 #define TCP_NUMBER 6
 #define UDP_NUMBER 17
 
@@ -18,7 +20,10 @@ struct edge {
     u64 messages;
 };
 
-BPF_TABLE("hash", struct edge_key, struct edge, edges, EDGES);
+/* Memory for an entry is taken when there is one: few nodes have so many pairs. */
+BPF_F_TABLE("hash", struct edge_key, struct edge, edges, EDGES, BPF_F_NO_PREALLOC);
+/* How often bytes of a cgroup, which has this id, could not be counted. */
+BPF_F_TABLE("hash", u64, u64, lost, LOSERS, BPF_F_NO_PREALLOC);
 
 enum {
     RESOLVED,
@@ -34,6 +39,7 @@ enum {
     UDP_GIVEN_UP,     /* messages whose sender has turned to another before their receiver has shown */
     REMOTES_FULL,
     REMOTE_ELSEWHERE, /* additions for addresses outside the networks that count */
+    OPENERS_EVICTED,  /* entries of openers that gave way though their connections may have gone on */
     COUNTERS
 };
 BPF_TABLE("percpu_array", u32, u64, counters, COUNTERS);
@@ -48,6 +54,16 @@ static __always_inline void count_several(u32 which, u64 number)
 static __always_inline void count(u32 which)
 {
     count_several(which, 1);
+}
+
+static __always_inline void note_lost(u64 cgroup)
+{
+    u64 one = 1, *times = lost.lookup(&cgroup);
+
+    if (times)
+        __sync_fetch_and_add(times, 1);
+    else
+        lost.insert(&cgroup, &one);
 }
 
 static __always_inline void add(u64 from, u64 to, u64 protocol, u64 sent, u64 received, u64 messages)
@@ -66,6 +82,8 @@ static __always_inline void add(u64 from, u64 to, u64 protocol, u64 sent, u64 re
         edge = edges.lookup(&key);
         if (!edge) {
             count(EDGES_FULL);
+            note_lost(from);
+            note_lost(to);
             return;
         }
     }

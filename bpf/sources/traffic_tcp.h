@@ -3,7 +3,8 @@
  *     own_number   = snd_una - bytes_acked        the opener's SYN is counted in bytes_acked, so here it is its ISN;
  *     other_number = rcv_nxt - bytes_received     the acceptor's SYN is not: its ISN + 1.
  * The opener leaves its cgroup under (own + 1, other). That is what the acceptor calls (other, own), so only the
- * acceptor can find anything, and each connection counts once. Bytes come from the socket's own counters.
+ * acceptor can find anything, and each connection counts once. Bytes come from the socket's own counters. The acceptor
+ * leaves its own cgroup there with what it sends first.
  * Connections of at most SHORT_SEGMENTS segments cost one entry, and one lookup at the acceptor's FIN; longer ones
  * get storage at their socket, are looked at every LOOK_EVERY segments and added up every FLUSH_TICKS, FLUSH_LOOKS or
  * FLUSH_BYTES, whichever is first.
@@ -21,29 +22,41 @@
 /* An acceptor's first packets may come before the opener's entry (connections older than the observer). */
 #define TRIES_AT_ONCE 4
 #define TRIES 20
+/* After that it is tried when it speaks, after pauses that double: from FLUSH_TICKS to 1,024 times that. So does a long
+ * connection's opener leave its entry again if it has had to give way. */
+#define LONGEST_PAUSE 10
 
 #define ESTABLISHED 1
+#define CLOSE 7
 #define FIN_WAIT1 4
 #define FIN_WAIT2 5
 #define CLOSE_WAIT 8
 #define LAST_ACK 9
 #define CLOSING 11
-/* Of these the counters can be read. Not of CLOSE: so is the raw socket that the kernel answers for others with. */
+/* Of these the counters can be read. */
 #define HAS_COUNTERS \
     (1 << ESTABLISHED | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT | 1 << LAST_ACK | 1 << CLOSING)
 /* In these a socket sends its FIN; not only that, as they may last. */
 #define SENDS_FIN (1 << FIN_WAIT1 | 1 << LAST_ACK | 1 << CLOSING)
 #define FIN 1
+#define STREAM 1
 
 struct connection {
     u64 peer;     /* 0 = not found (yet) */
     u64 received; /* what has been added up so far: */
     u64 flushed_at;
+    u64 tried_at;
     u32 sent; /* a sequence number */
     u32 messages;
     u32 looks;
     u32 tries;
+    u32 role;
+    u32 zero;
 };
+
+/* Roles: not known, or an acceptor; an opener; one whose acceptor counts, so that there is nothing more to do. */
+#define IS_OPENER 1
+#define IS_DONE 2
 
 BPF_SK_STORAGE(connections, struct connection);
 
@@ -65,16 +78,6 @@ static __always_inline u64 key_as_opener(struct bpf_tcp_sock *tcp)
 static __always_inline u64 key_as_acceptor(struct bpf_tcp_sock *tcp)
 {
     return (u64)other_number(tcp) << 32 | own_number(tcp);
-}
-
-static __always_inline struct owner *find_opener(u64 key)
-{
-    return find_owner(key, bucket_of_opener(key));
-}
-
-static __always_inline void leave_opener(u64 key, u64 cgroup)
-{
-    leave_owner(key, bucket_of_opener(key), cgroup);
 }
 
 struct segment {
@@ -102,18 +105,49 @@ static __always_inline void read_segment(struct __sk_buff *skb, struct segment *
     segment->end = segment->first + skb->len - offset - (tcp[12] >> 4) * 4;
 }
 
+/* What an acceptor sends before anything of it is acknowledged: an opener's SYN is by then. */
+static __always_inline void accept_opener(struct __sk_buff *skb, struct bpf_tcp_sock *tcp)
+{
+    struct opener *opener = find_opener(key_as_acceptor(tcp));
+
+    if (opener && !opener->acceptor)
+        WRITE_ONCE(opener->acceptor, bpf_skb_cgroup_id(skb));
+}
+
+/* The opener sends its FIN. The acceptor, if it is on this machine and has not, still looks for the entry at its own. */
+static __always_inline void close_opener(struct opener *opener, u32 state)
+{
+    if (state == LAST_ACK || opener->phase == FOUND)
+        forget_opener(opener);
+    else
+        WRITE_ONCE(opener->phase, CLOSING_DOWN);
+}
+
+/* An end sends a reset, and is closed by it. */
+static __always_inline void reset_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp)
+{
+    struct opener *opener = find_opener(key_as_acceptor(tcp));
+
+    if (!opener)
+        opener = find_opener(key_as_opener(tcp));
+    if (opener)
+        forget_opener(opener);
+}
+
 /* Connections of few segments: the opener leaves its entry, the acceptor adds all up when it sends its FIN. */
 static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp, u32 state, u32 before)
 {
     struct segment segment;
     struct remote_key remote = {};
-    struct owner *opener;
+    struct opener *opener;
     u64 me, received, cgroup, sent;
 
     if (state == ESTABLISHED) {
         /* Only its SYN is acknowledged: this is an opener's ACK of the handshake, or its first data in its stead. */
         if (tcp->bytes_acked == 1 && (tcp->data_segs_out == 0 || before == 1))
             leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
+        else if (tcp->bytes_acked == 0)
+            accept_opener(skb, tcp);
         return;
     }
     if (!(1 << state & SENDS_FIN))
@@ -128,12 +162,15 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     sent = segment.end - own_number(tcp);
     opener = find_opener(key_as_acceptor(tcp));
     if (!opener) {
-        if (!find_opener(key_as_opener(tcp)) && read_opener(skb, &remote))
+        opener = find_opener(key_as_opener(tcp));
+        if (opener)
+            close_opener(opener, state);
+        else if (read_opener(skb, &remote))
             add_remote(&remote, bpf_skb_cgroup_id(skb), sent + received);
         return;
     }
     cgroup = opener->cgroup;
-    release_owner(opener);
+    forget_opener(opener);
     me = bpf_skb_cgroup_id(skb);
     if (cgroup == me)
         return;
@@ -158,31 +195,80 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
         none.messages = tcp->data_segs_in + tcp->data_segs_out;
     }
     if (find_opener(key))
-        none.tries = TRIES; /* an opener that is known: the other end counts */
-    else
+        none.role = IS_OPENER; /* the other end counts */
+    else if (!find_opener(key_as_acceptor(tcp)))
         leave_opener(key, bpf_skb_cgroup_id(skb));
     return connections.sk_storage_get(sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
 }
 
-/* Find the opener of a connection; at first at once, then once in a while, then never again. */
+static __always_inline u64 pause_of(u32 tries)
+{
+    return (u64)FLUSH_TICKS << (tries < LONGEST_PAUSE ? tries : LONGEST_PAUSE);
+}
+
+/* A long connection's opener: its entry stays until the acceptor has found it. */
+static __always_inline void keep_opener(struct __sk_buff *skb, struct connection *connection, struct bpf_tcp_sock *tcp,
+                                        u32 state, u64 now)
+{
+    struct opener *opener;
+
+    if (state == ESTABLISHED && now - connection->flushed_at < pause_of(connection->tries))
+        return;
+    connection->flushed_at = now;
+    opener = find_opener(key_as_opener(tcp));
+    if (opener) {
+        if (state != ESTABLISHED)
+            close_opener(opener, state);
+        else if (opener->phase == FOUND) {
+            forget_opener(opener);
+            connection->role = IS_DONE;
+        }
+    } else if (state == ESTABLISHED) {
+        connection->tries += 1;
+        leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
+    }
+}
+
+/* Find the opener of a connection; at first at once, then after longer and longer pauses. */
 static __always_inline void resolve(struct __sk_buff *skb, struct connection *connection, struct bpf_tcp_sock *tcp,
                                     u32 state, u64 now)
 {
     struct remote_key remote = {};
-    struct owner *opener;
+    struct opener *opener;
+    u32 tries = connection->tries;
 
-    if (state == ESTABLISHED && connection->tries >= TRIES_AT_ONCE && now - connection->flushed_at < FLUSH_TICKS)
+    if (state == ESTABLISHED && tries >= TRIES_AT_ONCE &&
+        now - connection->tried_at < pause_of(tries < TRIES ? 0 : tries - TRIES))
         return;
-    connection->flushed_at = now;
+    connection->tried_at = now;
     opener = find_opener(key_as_acceptor(tcp));
     if (opener) {
         connection->peer = opener->cgroup;
         connection->flushed_at = 0;
+        WRITE_ONCE(opener->phase, FOUND);
+        /* Left while it was not known to be the acceptor. */
+        opener = find_opener(key_as_opener(tcp));
+        if (opener)
+            forget_opener(opener);
         count(RESOLVED);
         return;
     }
+    connection->tries = tries + 1;
+    opener = find_opener(key_as_opener(tcp));
+    if (opener && opener->phase == FOUND) {
+        /* So it is the opener, of a connection older than the observer. */
+        forget_opener(opener);
+        connection->role = IS_DONE;
+        connection->peer = 0;
+        return;
+    }
+    if (opener && state != ESTABLISHED)
+        close_opener(opener, state);
+    else if (!opener && tries >= TRIES && state == ESTABLISHED)
+        leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
     /* An end that is about to close has waited for long enough. */
-    connection->tries = state == ESTABLISHED ? connection->tries + 1 : TRIES;
+    if (state != ESTABLISHED && tries < TRIES)
+        connection->tries = TRIES;
     if (connection->tries == TRIES) {
         count(UNMATCHED);
         if (read_opener(skb, &remote))
@@ -231,10 +317,14 @@ static __always_inline void long_connection(struct __sk_buff *skb, struct bpf_so
         if (!connection)
             return;
     }
-    if (!connection->peer && connection->tries >= TRIES)
+    if (connection->role == IS_DONE)
         return;
     now = bpf_jiffies64();
-    if (!connection->peer) {
+    if (connection->role == IS_OPENER) {
+        keep_opener(skb, connection, tcp, state, now);
+        return;
+    }
+    if (!connection->peer || connection->peer == ELSEWHERE) {
         resolve(skb, connection, tcp, state, now);
         if (!connection->peer)
             return;
@@ -255,6 +345,16 @@ static __always_inline void tcp_sent(struct __sk_buff *skb)
     if (!sk)
         return;
     state = sk->state;
+    if (state == CLOSE) {
+        /* Not the raw socket that the kernel answers for others with. */
+        sk = bpf_sk_fullsock(sk);
+        if (!sk || sk->type != STREAM)
+            return;
+        tcp = bpf_tcp_sock(sk);
+        if (tcp)
+            reset_connection(skb, tcp);
+        return;
+    }
     if (state > CLOSING || !(1 << state & HAS_COUNTERS))
         return;
     tcp = bpf_tcp_sock(sk);

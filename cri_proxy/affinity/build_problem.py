@@ -21,7 +21,7 @@ from cri_proxy.affinity.sites import CandidateDomains
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.records import Grant, Life
-from policies.affinity.graph.traffic import Traffic
+from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.problem import Problem, Tree, Vertex
 from policies.affinity.pull.declared_edges import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
@@ -152,6 +152,8 @@ def _movable(ground: _Ground) -> Slices[Movable]:
             is_ours = may_move(engine.ledger, grant, settings.move_exclusive, resized)
             is_young = ground.at_s - grant.since_s < settings.minimum_age_s
             if not is_ours or is_young or grant.life is Life.CREATING:
+                continue
+            if engine.traffic.trust.get(key, 1.0) < LEAST_TRUST:
                 continue
             here = ground.sites.of(grant)
             if here is None:

@@ -11,7 +11,7 @@ from typing import Any
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.peer_text import APART, WHERE, bytes_text, where_both
 from cri_proxy.text.terminal import table
-from policies.affinity.graph.traffic import Edge, Traffic
+from policies.affinity.graph.traffic import LEAST_TRUST, Edge, Traffic
 
 #: As many edges are shown unless all are asked for.
 SHOWN = 20
@@ -132,6 +132,11 @@ def observer_lines(observer: Mapping[str, Any]) -> list[str]:
     counters = {name: value for name, value in sorted(observer.get("counters", {}).items()) if value}
     if counters:
         lines.append(f"           {', '.join(f'{name} {value:,}' for name, value in counters.items())}")
+    if trust := observer.get("trust"):
+        told = ", ".join(f"{end[:12]} {part:.0%}" for end, part in sorted(trust.items()))
+        lines.append(
+            f"           partly seen, as tables were full: {told}; below {LEAST_TRUST:.0%} containers are not moved"
+        )
     return lines
 
 

@@ -30,6 +30,7 @@ _OPTIONS = {
     "interval_s": "affinity.interval",
     "cgroup_root": "topology.cgroup_root",
     "remote_networks": "affinity.remote_networks",
+    "openers": "affinity.openers",
 }
 
 

@@ -102,6 +102,19 @@ def test_only_domains_that_hold_what_it_wants_are_offered() -> None:
     assert 0 not in vertices(ask(engine))["a"].sites
 
 
+@pytest.mark.parametrize(("part", "is_movable"), [(0.4, False), (0.5, True)])
+def test_a_container_of_whose_traffic_most_was_lost_stays_and_pulls_from_where_it_is(
+    part: float, is_movable: bool
+) -> None:
+    engine = engine_on(HYGON_7285_2S)
+    put(engine, "a", CCX[3])
+    put(engine, "b", CCX[5])
+    asked = vertices(ask(engine, replace(both_ways(("a", "b", 5000.0)), trust={"a": part})))
+    assert (len(asked["a"].sites) > 1) == is_movable
+    assert asked["a"].at == 3
+    assert len(asked["b"].sites) > 1
+
+
 @pytest.mark.parametrize("name", ["young", "held", "released", "creating", "resized", "off"])
 def test_who_is_not_to_be_moved_is_not_offered_a_place(name: str) -> None:
     engine = engine_on(HYGON_7285_2S)

@@ -12,6 +12,7 @@ from cri_proxy.affinity.report import (
     edge_rows,
     endpoint_name,
     nearness_rows,
+    observer_lines,
     owner_rows,
     rebalance_text,
     status_lines,
@@ -121,6 +122,14 @@ def test_an_observer_that_is_gone_and_a_graph_that_is_old_are_said_first(engine:
     assert lines[0] == "observer   no observer answers at /run/a.sock"
     assert lines[2] == "           old: no observer answers"
     assert lines[-1] == "no traffic between containers is known"
+
+
+def test_containers_that_were_partly_seen_are_told_with_the_counters() -> None:
+    observer = {"provider": "ebpf", "counters": {"openers_evicted": 9}, "trust": {"a" * 64: 0.4}}
+    assert observer_lines(observer)[1:] == [
+        "           openers_evicted 9",
+        "           partly seen, as tables were full: aaaaaaaaaaaa 40%; below 50% containers are not moved",
+    ]
 
 
 def test_groups_are_listed_by_name(engine: Engine) -> None:

@@ -19,7 +19,7 @@ from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
 
 #: Defined in every talker: servers run in threads, callers return when all is answered and closed.
 PROGRAMS = """
-import os, socket, threading
+import contextlib, os, socket, struct, threading
 
 # Datagrams that were received.
 taken = threading.Semaphore(0)
@@ -33,7 +33,7 @@ def read(connection, count):
     return True
 
 def answer(connection, request, response):
-    with connection:
+    with connection, contextlib.suppress(ConnectionResetError):
         while read(connection, request):
             connection.sendall(bytes(response))
 
@@ -54,6 +54,33 @@ def call_tcp(address, port, request, response, count, connections=1):
                 assert read(connection, response)
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
+
+held = []
+
+def hold_tcp(address, port, request, response, connections):
+    # A request on each; they stay open.
+    for _ in range(connections):
+        held.append(socket.create_connection((address, port), timeout=30))
+        held[-1].sendall(bytes(request))
+        assert read(held[-1], response)
+
+def release_tcp():
+    while held:
+        with held.pop() as connection:
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+
+def reset(connection):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+def reset_tcp(address, port, request, response, count, connections=1):
+    for _ in range(connections):
+        connection = socket.create_connection((address, port), timeout=30)
+        for _ in range(count):
+            connection.sendall(bytes(request))
+            assert read(connection, response)
+        reset(connection)
 
 def serve_udp(family, address, port, response):
     server = socket.socket(family, socket.SOCK_DGRAM)

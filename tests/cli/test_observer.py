@@ -35,7 +35,7 @@ OTHER = {
     "affinity.tls_certificate": "/x.pem", "affinity.tls_key": "/x.pem", "affinity.tls_client_ca": "/x.pem",
     "affinity.interval": "7s", "affinity.half_life": "7s", "affinity.message_lines": "7",
     "affinity.least_weight": "7", "affinity.least_share": "0.7", "affinity.most_weight": "7", "affinity.within": "owner",
-    "affinity.remote_networks": "[10.244.0.0/16]",
+    "affinity.remote_networks": "[10.244.0.0/16]", "affinity.openers": "7",
 }  # fmt: skip
 
 

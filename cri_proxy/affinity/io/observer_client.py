@@ -77,6 +77,7 @@ class AffinityClient:
             "detail": told.detail,
             "refused": list(told.refused),
             "counters": dict(told.counters),
+            "trust": dict(told.trust),
             "sample_s": told.sample_s,
             "observed_s": told.observed_s,
             "resident_bytes": told.resident_bytes,
@@ -216,6 +217,7 @@ def read_delta(delta: pb.GraphDelta) -> News:
         gone_owners=tuple((key.a, key.b) for key in delta.gone_owner_edges),
         is_whole=delta.is_whole,
         half_lives=delta.status.observed_s / half_life_s if half_life_s > 0 else 1.0,
+        trust=dict(delta.status.trust),
     )
 
 

@@ -227,6 +227,10 @@ OPTIONS: tuple[Option, ...] = (
            "The networks that pods of other nodes have addresses in: what containers exchange with these is told "
            "to the cluster (AffinityAdvice). Best the cluster's pod networks; [] sees nothing beyond the node.",
            observer="restart"),
+    Option("affinity.openers", whole(0, 16_777_216, "connections"), 0,
+           "TCP connections open at a time whose openers the observer knows, rounded up to a power of two; 32 bytes of "
+           "kernel memory each. 0: one for each 64 KiB of the machine's memory, 32,768 to 524,288.",
+           observer="restart"),
     Option("affinity.declared_weight", decimal(0, 1e12, "cache lines a second"), 10_000.0,
            "What a weight of 1 in an affinity annotation counts beside traffic that was seen.", cluster=True),
     Option("affinity.rebalance", one_of("auto", "manual"), "auto",

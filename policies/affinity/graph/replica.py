@@ -26,6 +26,8 @@ class News:
     is_whole: bool = False
     #: For how long its graph has been observed, in half-lives.
     half_lives: float = 1.0
+    #: Of endpoints of whose traffic some was lost, the part that was seen; all of them, each time.
+    trust: Mapping[str, float] = field(default_factory=dict)
 
 
 class GraphReplica:
@@ -37,6 +39,7 @@ class GraphReplica:
         #: Of the time before an observer's start, while that is new.
         self._old_edges: dict[Key, Edge] = {}
         self._old_owners: dict[Key, float] = {}
+        self._trust: Mapping[str, float] = {}
         self._traffic = Traffic()
 
     @property
@@ -61,8 +64,9 @@ class GraphReplica:
         for key in news.gone_owners:
             self._owners.pop(key, None)
         told = (news.edges, news.owners, news.gone_edges, news.gone_owners)
-        if not (any(told) or news.is_whole or was_waiting != self.is_waiting):
+        if not (any(told) or news.is_whole or was_waiting != self.is_waiting or news.trust != self._trust):
             return False
+        self._trust = news.trust
         self._rebuild()
         return True
 
@@ -77,7 +81,7 @@ class GraphReplica:
     def _rebuild(self) -> None:
         edges, owners = self._both()
         known = self._traffic
-        self._traffic = traffic_of(known.version + 1, edges.values(), owners, known.frozen)
+        self._traffic = traffic_of(known.version + 1, edges.values(), owners, known.frozen, self._trust)
 
     def _both(self) -> tuple[dict[Key, Edge], dict[Key, float]]:
         """What counts: the new, and of the old what is heavier or not known to the new."""

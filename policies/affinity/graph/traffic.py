@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 #: What endpoints are called of which only the pod is known.
 POD_PREFIX = "pod:"
 LINE_BYTES = 64
+#: A container of whose traffic a smaller part was seen is not moved: what pulls it most may be what was not seen.
+LEAST_TRUST = 0.5
 
 #: The two ends of an edge.
 Key = tuple[str, str]
@@ -42,7 +44,8 @@ class Traffic:
 
     ``edges``: by container id, then by peer's container id; symmetric. ``owners``: the same between owners, all
     replicas of both together; it remembers owners whose containers are gone. ``version`` grows with every change.
-    ``frozen``: why the picture is old ("" = it is fresh).
+    ``frozen``: why the picture is old ("" = it is fresh). ``trust``: of endpoints of whose traffic some was lost, the part
+    that was seen.
     """
 
     version: int = 0
@@ -50,9 +53,16 @@ class Traffic:
     owners: Weights = field(default_factory=dict)
     listed: tuple[Edge, ...] = ()
     frozen: str = ""
+    trust: Mapping[str, float] = field(default_factory=dict)
 
 
-def traffic_of(version: int, edges: Iterable[Edge], owners: Mapping[Key, float], frozen: str = "") -> Traffic:
+def traffic_of(
+    version: int,
+    edges: Iterable[Edge],
+    owners: Mapping[Key, float],
+    frozen: str = "",
+    trust: Optional[Mapping[str, float]] = None,
+) -> Traffic:
     """The picture that these edges, between containers and between owners, make."""
     listed = sorted(edges, key=lambda edge: (-edge.weight, edge.a, edge.b))
     return Traffic(
@@ -61,6 +71,7 @@ def traffic_of(version: int, edges: Iterable[Edge], owners: Mapping[Key, float],
         _symmetric((a, b, weight) for (a, b), weight in sorted(owners.items())),
         tuple(listed),
         frozen,
+        trust or {},
     )
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bpf.identity.attribution import Attribution
@@ -22,8 +23,9 @@ from bpf.service.service import Observer
 from bpf.sources.fallback import ProviderFallback, Rung
 from bpf.sources.providers import Owners
 from bpf.sources.samples import Flow, Provider, Sample
+from cri_api import affinity_pb2 as pb
 from cri_api import runtime_v1_pb2 as cri
-from tests.bpf.observer import WAIT_S, ObserverProcess, watch
+from tests.bpf.observer import SERVICE, WAIT_S, ObserverProcess, watch
 from tests.fake_runtime import FakeRuntime
 
 SAMPLE_S = 0.02
@@ -36,6 +38,7 @@ class Eyes:
 
     def __init__(self, a: str = "a", b: str = "b") -> None:
         self.flows = (Flow(a, b, "tcp", 10**9, 10**9, 100),)
+        self.lost: dict[str, int] = {}
         self.looks: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.may_end = threading.Event()
         self.may_end.set()
@@ -46,7 +49,7 @@ class Eyes:
     def sample(self, now_s: float) -> Sample:
         self.looks.put(now_s)
         self.may_end.wait()
-        return Sample(now_s, SAMPLE_S, self.flows)
+        return Sample(now_s, SAMPLE_S, self.flows, lost=self.lost)
 
     async def look(self, times: int) -> None:
         """Returns when it has looked so often, and what it saw was taken in."""
@@ -121,6 +124,24 @@ async def test_of_a_container_without_cgroup_the_runtime_says_whether_it_has_end
         await eyes.look(5)
     edges = json.loads((folder / "graph.json").read_text())["graph"]["edges"]
     assert bool(edges) == is_listed
+
+
+async def test_of_whom_a_provider_has_lost_more_than_seen_is_in_the_status(folder: Path) -> None:
+    options = Options(
+        socket=str(folder / "o.sock"), state_file="", interval_s=SAMPLE_S, cgroup_root=str(folder)
+    )
+    eyes = Eyes()
+    eyes.lost = {"a": 150}
+    async with observing(options, eyes):
+        await eyes.look(2)
+        async with grpc.aio.insecure_channel(f"unix:{options.socket}") as channel:
+            ask = channel.unary_unary(
+                f"{SERVICE}/GetGraph",
+                request_serializer=pb.GetGraphRequest.SerializeToString,
+                response_deserializer=pb.Graph.FromString,
+            )
+            graph = await ask(pb.GetGraphRequest(), timeout=WAIT_S, wait_for_ready=True)
+    assert dict(graph.status.trust) == {"a": pytest.approx(0.2, abs=0.1)}
 
 
 async def is_fed(manager: socket.socket) -> bool:

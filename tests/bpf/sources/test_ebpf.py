@@ -117,6 +117,7 @@ def test_edges_that_found_no_room_are_counted(stage: Stage) -> None:
     sample = provider.sample(0.0)
     assert sample.counters["edges_full"] >= 2
     assert sample.counters["dropped"] >= sample.counters["edges_full"]
+    assert sample.lost.keys() >= {"a2", "b2"}
 
 
 @needs_bcc

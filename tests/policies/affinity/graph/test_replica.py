@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,14 @@ def test_no_news_are_no_new_version() -> None:
     before = picture.traffic("")
     assert not picture.take(News())
     assert picture.traffic("") is before
+
+
+def test_what_was_lost_is_of_the_last_sample() -> None:
+    picture = GraphReplica()
+    picture.take(replace(OLD, trust={"a": 0.4}))
+    assert picture.traffic("").trust == {"a": 0.4}
+    assert picture.take(News())
+    assert picture.traffic("").trust == {}
 
 
 def test_a_new_observer_takes_nothing_away_before_it_has_looked_for_a_half_life() -> None:

@@ -1,0 +1,114 @@
+/* Which cgroup has opened a TCP connection, under a number that the other end knows (traffic_tcp.h), and which has
+ * accepted it, as soon as that end has sent something.
+ *
+ * An array of buckets, as no helper is called for it; a hash of the kernel's costs three to ten times as much. Each
+ * number has two buckets: with one, a table that is half full would already lose one entry in 25. An entry goes when
+ * its connection ends. Where both buckets are full the entry that is needed least gives way, and if its connection may
+ * have had bytes to come that is counted, and told of both ends.
+ */
+
+/* A power of two. Where it is not given: 65,536 entries, 2 MB. */
+#ifndef OPENER_BUCKETS
+#define OPENER_BUCKETS 16384
+#endif
+#define PLACES 4
+
+/* Not needed any more: the acceptor has found it, and counts by its own storage; the opener frees the place. */
+#define FOUND 1
+/* The opener has closed its end; the acceptor may yet send. */
+#define CLOSING_DOWN 2
+#define OPEN 3
+
+struct opener {
+    u64 key; /* 0 = free */
+    u64 cgroup;
+    u64 acceptor; /* 0 = has not sent anything yet, or is not on this machine */
+    u32 since;    /* ticks, the low half */
+    u32 phase;
+};
+
+struct opener_bucket {
+    struct opener places[PLACES];
+};
+
+BPF_TABLE("array", u32, struct opener_bucket, openers, OPENER_BUCKETS);
+
+static __always_inline struct opener_bucket *bucket_of(u64 key, u32 shift)
+{
+    u32 index = (key * 0x9E3779B97F4A7C15) >> shift & (OPENER_BUCKETS - 1);
+    return openers.lookup(&index);
+}
+
+#define FIRST_BUCKET 40
+#define SECOND_BUCKET 20
+
+static __always_inline struct opener *find_in(struct opener_bucket *bucket, u64 key)
+{
+#pragma unroll
+    for (int place = 0; place < PLACES; place++)
+        if (bucket->places[place].key == key)
+            return &bucket->places[place];
+    return 0;
+}
+
+static __always_inline struct opener *find_opener(u64 key)
+{
+    struct opener_bucket *bucket = bucket_of(key, FIRST_BUCKET);
+    struct opener *found = bucket ? find_in(bucket, key) : 0;
+
+    if (found)
+        return found;
+    bucket = bucket_of(key, SECOND_BUCKET);
+    return bucket ? find_in(bucket, key) : 0;
+}
+
+/* How much an entry is needed; of two that are needed alike the older one less. */
+static __always_inline u64 need_of(struct opener *opener, u32 now)
+{
+    return opener->key ? (u64)opener->phase << 32 | (opener->since - now + 0x80000000) : 0;
+}
+
+static __always_inline struct opener *least_needed(struct opener_bucket *bucket, u32 now)
+{
+    struct opener *least = &bucket->places[0];
+
+#pragma unroll
+    for (int place = 1; place < PLACES; place++)
+        if (need_of(&bucket->places[place], now) < need_of(least, now))
+            least = &bucket->places[place];
+    return least;
+}
+
+/* Two CPUs that meet at one place in the same nanoseconds may mix up their entries. */
+static __always_inline void leave_opener(u64 key, u64 cgroup)
+{
+    struct opener_bucket *first = bucket_of(key, FIRST_BUCKET), *second = bucket_of(key, SECOND_BUCKET);
+    u32 now = bpf_jiffies64();
+    struct opener *place, *other;
+
+    if (!first || !second || find_in(first, key) || find_in(second, key))
+        return;
+    place = least_needed(first, now);
+    if (place->key) {
+        other = least_needed(second, now);
+        if (need_of(other, now) < need_of(place, now))
+            place = other;
+        if (place->key && (place->phase == OPEN || (place->phase == CLOSING_DOWN && place->acceptor))) {
+            count(OPENERS_EVICTED);
+            note_lost(place->cgroup);
+            if (place->acceptor && place->acceptor != place->cgroup)
+                note_lost(place->acceptor);
+        }
+    }
+    WRITE_ONCE(place->key, 0);
+    WRITE_ONCE(place->cgroup, cgroup);
+    WRITE_ONCE(place->acceptor, 0);
+    WRITE_ONCE(place->since, now);
+    WRITE_ONCE(place->phase, OPEN);
+    WRITE_ONCE(place->key, key);
+}
+
+static __always_inline void forget_opener(struct opener *opener)
+{
+    WRITE_ONCE(opener->key, 0);
+}
