@@ -1,8 +1,9 @@
-"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY...]``.
+"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY|full]...``.
 
 512 CPUs (two sockets of four NUMA nodes of four CCXs of eight cores, two threads) with 1,000 containers.
 Every kind of container is admitted many times, and bound or cancelled; reading its request is timed as well.
-Everything in one process, without the state file and the wire. CPU time, so that what else the machine does
+``full``: on a node whose requests exceed its CPUs, under ``hygon``: no container finds room, and every one asks whether
+moving others would help. Everything in one process, without the state file and the wire. CPU time, so that what else the machine does
 does not count.
 """
 
@@ -43,6 +44,15 @@ FILLING = {"qos": "guaranteed", "cpu_request": 1000, "cpu_limit": 1000, "memory_
 #: Of the containers that are there, these many are Guaranteed ones of one CPU.
 GUARANTEED = 100
 
+#: Case ``full``: how many containers there are, and what they request together, in percent of the CPUs.
+FULL = (500, 5000)
+FULL_PERCENT = 110
+#: What each of them requests, in percent of an even share.
+SHARES = (25, 50, 75, 100, 125, 225)
+FULL_ROUNDS = 100
+#: What the newcomers to it request; their limit is 2 CPUs.
+REQUESTS = (100, 500, 2000)
+
 
 def topology() -> Topology:
     cpus = [
@@ -54,7 +64,10 @@ def topology() -> Topology:
 
 
 def request(number: int, kind: str) -> bytes:
-    fields = FILLING if kind == "Guaranteed 1" else KINDS[kind]
+    return request_of(number, FILLING if kind == "Guaranteed 1" else KINDS[kind])
+
+
+def request_of(number: int, fields: dict[str, Any]) -> bytes:
     qos = fields.get("qos", "burstable")
     uid = f"uid-{number}"
     config = pod_config(f"web-{number}", uid=uid, cgroup_parent=cgroup_parent(qos, uid))
@@ -82,11 +95,33 @@ def filled(policy: str) -> Engine:
     return engine
 
 
-def measure(engine: Engine, message: bytes) -> tuple[list[float], list[float], list[float]]:
+def overcommitted(containers: int) -> Engine:
+    """An engine whose containers request more CPUs than there are."""
+    tree = topology()
+    host = Host(topology=tree, usable=tree.online, mems=tree.memory_nodes)
+    engine = Engine(host, POLICIES["hygon"](tree, PlacementSettings()), EngineOptions())
+    random = Random(1)
+    even = len(tree.online) * 1000 * FULL_PERCENT / 100 / containers
+    for number in range(containers):
+        message = request_of(number, burstable(round(even * random.choice(SHARES) / 100)))
+        read = read_create(message, engine.pods)
+        admission = engine.admit(read.container, read.fence, float(number))
+        engine.bind(admission.ticket, f"c{number}", float(number))
+        engine.drain()
+    return engine
+
+
+def burstable(milli_request: int) -> dict[str, Any]:
+    return {"cpu_request": milli_request, "cpu_limit": max(2000, milli_request), "memory_limit": GIB // 16}
+
+
+def measure(
+    engine: Engine, message: bytes, rounds: int = ROUNDS
+) -> tuple[list[float], list[float], list[float]]:
     """Seconds to read, to admit (with the delta written), and to bind."""
     reads, admits, binds = [], [], []
     clock = time.thread_time
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         started = clock()
         read = read_create(message, engine.pods)
         reads.append(clock() - started)
@@ -117,10 +152,26 @@ def report(policy: str) -> None:
         print(f"{kind:<14}" + "".join(f"{a:10.0f}{b:8.0f}" for a, b in zip(cells[::2], cells[1::2])))
 
 
+def report_full() -> None:
+    print(
+        f"a full node, hygon policy, {FULL_PERCENT} % of 512 CPUs requested; microseconds of CPU time to admit"
+    )
+    print(f"{'containers':<14}{'request':>10}{'median':>10}{'p99':>8}")
+    for containers in FULL:
+        engine = overcommitted(containers)
+        for milli in REQUESTS:
+            _, admits, _ = measure(engine, request_of(containers, burstable(milli)), FULL_ROUNDS)
+            median, worst = (percentile(admits, p) * 1e6 for p in (50, 99))
+            print(f"{containers:<14,}{f'{milli}m':>10}{median:10.0f}{worst:8.0f}", flush=True)
+
+
 def main() -> None:
     print(machine_line())
-    for policy in sys.argv[1:] or ("hygon", "topology-aware", "balloons"):
-        report(policy)
+    for case in sys.argv[1:] or ("hygon", "topology-aware", "balloons", "full"):
+        if case == "full":
+            report_full()
+        else:
+            report(case)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,9 @@ def make_room(ledger: Ledger, container: Container, fence: CpusetConstraint) -> 
     most = ledger.max_moves
     if not most or not ledger.policy.moves_others:
         return None
+    resized = being_resized(ledger)
     for domain, missing in _targets(ledger, container)[:DOMAINS_TRIED]:
-        movers = _enough(ledger, domain.cpus, max(missing, 1), most)
+        movers = _enough(ledger, domain.cpus, max(missing, 1), most, resized)
         if movers:
             found = _with_moves(ledger, container, fence, domain, movers)
             if found is not None:
@@ -62,10 +63,11 @@ def relieved(ledger: Ledger, container: Container, decision: Decision) -> Decisi
         for leaf, cap, charge in zip(survey.cpus, survey.caps, survey.charge_nano)
         if charge and leaf & place.exclusive and leaf - place.exclusive
     ]
+    resized = being_resized(ledger)
     movers: list[Grant] = []
     for leaf, excess in tight:
         if excess > 0 and len(movers) < most:
-            movers += _enough(ledger, leaf, excess, most - len(movers))
+            movers += _enough(ledger, leaf, excess, most - len(movers), resized)
     if not movers:
         return decision
     newcomer = _resident(ledger, container, place)
@@ -90,15 +92,14 @@ def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
     return []
 
 
-def _movable(ledger: Ledger, keys: Iterable[str]) -> Iterator[Grant]:
+def _movable(ledger: Ledger, keys: Iterable[str], resized: frozenset[str]) -> Iterator[Grant]:
     """Those that may be moved, in the order of the keys."""
-    resized = being_resized(ledger)  # the request under way says where it is
     for key in keys:
         grant = ledger.grants.get(key)
         if (
             grant is not None
             and grant.stance is Stance.PLACED
-            and key not in resized
+            and key not in resized  # the request under way says where it is
             and grant.life in (Life.CREATED, Life.RUNNING)
             and (not grant.placement.exclusive or ledger.options.move_exclusive)
             and ledger.pin_of(grant.container) is None
@@ -106,18 +107,25 @@ def _movable(ledger: Ledger, keys: Iterable[str]) -> Iterator[Grant]:
             yield grant
 
 
-def _enough(ledger: Ledger, cpus: frozenset[int], missing: int, most: int) -> list[Grant]:
+def _enough(
+    ledger: Ledger, cpus: frozenset[int], missing: int, most: int, resized: frozenset[str]
+) -> list[Grant]:
     """As few containers as can be that live inside these CPUs and whose requests make up for what is missing.
 
-    The smallest one that does, else the largest ones; none where ``most`` of them are not enough.
+    The smallest one that does, else the largest ones; none where ``most`` of them are not enough. ``resized``: those
+    with a resize on its way.
     """
     homes = ledger.node.homes
-    for grant in _movable(ledger, homes.at_least(cpus, missing)):
-        return [grant]
     chosen: list[Grant] = []
-    for grant in islice(_movable(ledger, homes.largest(cpus)), most):
+    for grant in islice(_movable(ledger, homes.largest(cpus), resized), most):
+        request = grant.container.resources.milli_request
+        if request >= missing and not chosen:
+            return [next(_movable(ledger, homes.at_least(cpus, missing), resized))]
+        # Those that follow request no more than this one.
+        if request * (most - len(chosen)) < missing:
+            return []
         chosen.append(grant)
-        missing -= grant.container.resources.milli_request
+        missing -= request
         if missing <= 0:
             return chosen
     return []
@@ -137,15 +145,20 @@ def _with_moves(
         if not decision.fits or not decision.placement.cpus or decision.others:
             return None
     newcomer = _resident(ledger, container, decision.placement)
-    others = _placed_around(ledger, newcomer, movers)
+    others = _placed_around(ledger, newcomer, movers, needs_all=True)
     if len(others) < len(movers):
         return None
     names = ", ".join(g.container.path for g in movers)
     return replace(decision, why=f"{decision.why}; {names} moved to make room", others=others)
 
 
-def _placed_around(ledger: Ledger, newcomer: Resident, movers: Iterable[Grant]) -> dict[str, Placement]:
-    """Where the movers go once the newcomer is there; a mover that would be worse off than now is left out."""
+def _placed_around(
+    ledger: Ledger, newcomer: Resident, movers: Iterable[Grant], needs_all: bool = False
+) -> dict[str, Placement]:
+    """Where the movers go once the newcomer is there; a mover that would be worse off than now is left out.
+
+    ``needs_all``: those that come after one that is left out are not looked at.
+    """
     others: dict[str, Placement] = {}
     movers = list(movers)
     with ledger.without([g.key for g in movers]):
@@ -153,16 +166,10 @@ def _placed_around(ledger: Ledger, newcomer: Resident, movers: Iterable[Grant]) 
         ledger.node.add(NEWCOMER, newcomer)
         try:
             for grant in movers:
-                try:
-                    anew = ledger.policy.place(
-                        ledger.node, grant.container, grant.fence, ledger.pull(grant.container, grant.key)
-                    )
-                except (PlacementRefused, BudgetSpent):
-                    continue
-                place = anew.placement
-                if not anew.fits or not place.cpus or anew.others or _is_worse(place, grant.placement):
-                    continue
-                if not place.exclusive.isdisjoint(newcomer.cpus):  # it has not made room
+                place = _new_place(ledger, newcomer, grant)
+                if place is None:
+                    if needs_all:
+                        break
                     continue
                 others[grant.key] = keep_memory(ledger, grant.placement, place, grant.fence)
                 moved = replace(grant, key=f"{NEWCOMER} {grant.key}", placement=others[grant.key])
@@ -172,6 +179,21 @@ def _placed_around(ledger: Ledger, newcomer: Resident, movers: Iterable[Grant]) 
             for key in added:
                 ledger.node.remove(key)
     return others
+
+
+def _new_place(ledger: Ledger, newcomer: Resident, grant: Grant) -> Optional[Placement]:
+    """Where a mover fits and is no worse off than now, without CPUs of the newcomer; None if that is nowhere."""
+    try:
+        anew = ledger.policy.place(
+            ledger.node, grant.container, grant.fence, ledger.pull(grant.container, grant.key)
+        )
+    except (PlacementRefused, BudgetSpent):
+        return None
+    place = anew.placement
+    if not anew.fits or not place.cpus or anew.others or _is_worse(place, grant.placement):
+        return None
+    # A mover that takes CPUs of the newcomer for itself has not made room.
+    return place if place.exclusive.isdisjoint(newcomer.cpus) else None
 
 
 def _is_worse(place: Placement, than: Placement) -> bool:
