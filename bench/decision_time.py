@@ -3,7 +3,8 @@
 512 CPUs (two sockets of four NUMA nodes of four CCXs of eight cores, two threads) with 1,000 containers.
 Every kind of container is admitted many times, and bound or cancelled; reading its request is timed as well.
 ``full``: on a node whose requests exceed its CPUs, under ``hygon``: no container finds room, and every one asks whether
-moving others would help. Everything in one process, without the state file and the wire. CPU time, so that what else the machine does
+moving others would help.
+Everything in one process, without the state file and the wire. CPU time, so that what else the machine does
 does not count.
 """
 
