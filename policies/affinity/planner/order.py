@@ -3,20 +3,38 @@
 A move whose place is still taken waits until another leaves it. If all that are left wait for each other (a swap,
 a ring), one that is in the way goes to a third place first and on, or back, later: one whose leaving lets another in
 at once, rather one that moves anyway, the smallest; where its memory need not follow, then where it costs least
-meanwhile. Each container does so at most once. If none finds a third place, those moves are left out: two
-containers are never squeezed into a place of one, not even for a moment.
+meanwhile. Each container does so at most once.
+
+If none finds a third place, containers change places: the fewest found that, moved at once, leave no leaf fuller than
+it may be. Only containers that share their CPUs do so, since two of them are in one place meanwhile, and in an order
+in which no leaf is above its capacity by more than ``exchange_overcommit`` and no NUMA node needs more memory than it
+has free. What is left then is blocked, and is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Optional
 
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.problem import BlockedMove
 
-#: (vertex, source, target, gain in CPU-seconds a second)
-Step = tuple[int, int, int, float]
+#: Containers of one exchange, at most: as many updates follow each other at the runtime, and stand or fall together.
+LONGEST_EXCHANGE = 8
+#: Containers in the way that a blocked move names.
+_NAMED = 3
+
+
+class Step(NamedTuple):
+    """One move. ``gain``: CPU-seconds a second; ``exchange``: the number of the exchange it is part of, 0 = of none."""
+
+    vertex: int
+    source: int
+    target: int
+    gain: float
+    exchange: int = 0
 
 
 class _Order:
@@ -32,6 +50,8 @@ class _Order:
         #: Those that wait, by the leaves they wait for.
         self.waiting: dict[int, list[int]] = {}
         self.bounced: set[int] = set()
+        self.exchanges = 0
+        self.free = dict(instance.problem.tree.free_bytes)
 
     def run(self) -> None:
         while True:
@@ -45,13 +65,14 @@ class _Order:
                 else:
                     for leaf in self.instance.leaves[self.wanted[vertex]]:
                         self.waiting.setdefault(leaf, []).append(vertex)
-            if not self.gains or not self._bounce():
+            if not self.gains or not (self._bounce() or self._exchange()):
                 return
 
-    def _make(self, vertex: int, site: int) -> None:
+    def _make(self, vertex: int, site: int, exchange: int = 0) -> None:
         instance, arrangement, gains = self.instance, self.arrangement, self.gains
         source, rows = arrangement.at[vertex], instance.rows
-        self.steps.append((vertex, source, site, self._gain(vertex, site)))
+        self.steps.append(Step(vertex, source, site, self._gain(vertex, site), exchange))
+        _follow(instance, self.free, vertex, source, site)
         arrangement.move(vertex, site)
         if site == self.wanted[vertex]:
             gains.pop(vertex, None)
@@ -106,6 +127,123 @@ class _Order:
                     return True
         return False
 
+    # ------------------------------------------------------------------ exchanges
+
+    def _exchange(self) -> bool:
+        """Let a few containers change places, the one that gains most by it first. Whether some did."""
+        vertices = self.instance.problem.vertices
+        for first in sorted(self.gains, key=lambda u: (-self.gains[u], u)):
+            chain = self._chain(first) if vertices[first].may_overlap else None
+            in_turn = chain and self._in_turn(chain)
+            if in_turn:
+                self.exchanges += 1
+                for vertex in in_turn:
+                    self._make(vertex, self.wanted[vertex], self.exchanges)
+                return True
+        return False
+
+    def _chain(self, first: int) -> Optional[list[int]]:
+        """Containers that can go where they are to go if they all do, this one among them; None if none were found.
+
+        As long as one of the leaves they come to is too full, one that is to leave it joins: rather one for whose own
+        place there is room, then the smallest that leaves enough, or the largest.
+        """
+        instance, arrangement = self.instance, self.arrangement
+        load, limits = list(arrangement.load), arrangement.limits
+        chain: list[int] = []
+        joins: Optional[int] = first
+        while joins is not None and len(chain) < LONGEST_EXCHANGE:
+            chain.append(joins)
+            self._shift(load, joins)
+            full = [leaf for leaf in range(len(load)) if load[leaf] > limits[leaf]]
+            # A leaf that is as full as before is none of theirs.
+            full = [leaf for leaf in full if load[leaf] > arrangement.load[leaf]]
+            if not full:
+                return chain
+            lacking = load[full[0]] - limits[full[0]]
+            leaving = [
+                (not self._has_room(load, vertex), size < lacking, size if size >= lacking else -size, vertex)
+                for site, leaves in enumerate(instance.leaves)
+                if full[0] in leaves
+                for vertex in arrangement.members[site]
+                if vertex in self.gains
+                and vertex not in chain
+                and instance.problem.vertices[vertex].may_overlap
+                for size in (dict(instance.parts(instance.sizes[vertex], site))[full[0]],)
+                if size
+            ]
+            joins = min(leaving)[3] if leaving else None
+        return None
+
+    def _shift(self, load: list[int], vertex: int) -> None:
+        size = self.instance.sizes[vertex]
+        for leaf, part in self.instance.parts(size, self.arrangement.at[vertex]):
+            load[leaf] -= part
+        for leaf, part in self.instance.parts(size, self.wanted[vertex]):
+            load[leaf] += part
+
+    def _has_room(self, load: Sequence[int], vertex: int) -> bool:
+        parts = self.instance.parts(self.instance.sizes[vertex], self.wanted[vertex])
+        return all(load[leaf] + part <= self.arrangement.limits[leaf] for leaf, part in parts)
+
+    def _in_turn(self, chain: Sequence[int]) -> list[int]:
+        """The same in an order that keeps every leaf and NUMA node within what an exchange may take; [] = there is none."""
+        instance, most = self.instance, self.instance.problem.settings.exchange_overcommit
+        load, free = list(self.arrangement.load), dict(self.free)
+        left, in_turn = list(chain), []
+        while left:
+            above = []
+            for vertex in left:
+                over = [
+                    (load[leaf] + part - self.arrangement.limits[leaf]) / max(1, instance.capacities[leaf])
+                    for leaf, part in instance.parts(instance.sizes[vertex], self.wanted[vertex])
+                ]
+                above.append((max(over), vertex))
+            fitting = [
+                (over, vertex)
+                for over, vertex in sorted(above)
+                if over <= most
+                and _has_memory(instance, free, vertex, self._source(vertex), self.wanted[vertex])
+            ]
+            if not fitting:
+                return []
+            vertex = fitting[0][1]
+            self._shift(load, vertex)
+            _follow(instance, free, vertex, self._source(vertex), self.wanted[vertex])
+            left.remove(vertex)
+            in_turn.append(vertex)
+        return in_turn
+
+    def _source(self, vertex: int) -> int:
+        return self.arrangement.at[vertex]
+
+    def blocked(self) -> list[BlockedMove]:
+        """The moves that could not be made, the best first."""
+        instance, arrangement, vertices = self.instance, self.arrangement, self.instance.problem.vertices
+        found = []
+        for vertex in sorted(self.gains, key=lambda u: (-self.gains[u], u)):
+            target = self.wanted[vertex]
+            leaves = set(instance.leaves[target])
+            there = [
+                other
+                for site, members in enumerate(arrangement.members)
+                if leaves.intersection(instance.leaves[site])
+                for other in members
+                if instance.sizes[other]
+            ]
+            there.sort(key=lambda other: (other not in self.gains, -instance.sizes[other], other))
+            owning = [u for u in (vertex, *there) if not vertices[u].may_overlap and u in self.gains]
+            overcommit = instance.problem.settings.exchange_overcommit
+            why = (
+                "containers with CPUs of their own never overlap"
+                if owning
+                else "no exchange stays within the memory that is free and "
+                f"{overcommit:.0%} above the CPUs of a place, of at most {LONGEST_EXCHANGE} containers"
+            )
+            behind = tuple(vertices[other].key for other in there[:_NAMED])
+            found.append(BlockedMove(vertices[vertex].key, arrangement.at[vertex], target, behind, why))
+        return found
+
     def _gain(self, vertex: int, site: int) -> float:
         at, rows = self.arrangement.at, self.instance.rows
         here, there = rows[at[vertex]], rows[site]
@@ -114,8 +252,26 @@ class _Order:
         )
 
 
-def ordered(instance: Instance, present: Sequence[int], wanted: Sequence[int]) -> list[Step]:
-    """The moves that lead from one placement to another, as far as they can be made. None is nowhere."""
+def _has_memory(instance: Instance, free: dict[int, int], vertex: int, source: int, target: int) -> bool:
+    nodes = instance.nodes[target]
+    new, memory = nodes - instance.nodes[source], instance.problem.vertices[vertex].memory_bytes
+    return not memory or all(memory / len(nodes) <= free.get(node, memory) for node in new)
+
+
+def _follow(instance: Instance, free: dict[int, int], vertex: int, source: int, target: int) -> None:
+    """What is free of each NUMA node once the memory of a vertex has followed it."""
+    memory = instance.problem.vertices[vertex].memory_bytes
+    here, there = instance.nodes[source], instance.nodes[target]
+    for nodes, gone, sign in ((here, here - there, 1), (there, there - here, -1)):
+        for node in gone:
+            if node in free:
+                free[node] += sign * memory // len(nodes)
+
+
+def ordered(
+    instance: Instance, present: Sequence[int], wanted: Sequence[int]
+) -> tuple[list[Step], list[BlockedMove]]:
+    """The moves that lead from one placement to another, as far as they can be made, and the others. None is nowhere."""
     order = _Order(instance, present, wanted)
     order.run()
-    return order.steps
+    return order.steps, order.blocked()

@@ -25,7 +25,7 @@ from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.assign import best_site, least_overfull
 from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.order import Step, ordered
-from policies.affinity.planner.problem import Problem, Proposal, ProposedMove
+from policies.affinity.planner.problem import BlockedMove, Problem, Proposal, ProposedMove
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.repair import repair_or_pack
 from policies.affinity.planner.search import Search
@@ -46,21 +46,22 @@ def plan(problem: Problem) -> Proposal:
     search = Search(instance, present, bias, before)
     search.run()
     # 1. All of it, if it pays; 2. else, and if it is not enough, what repairs overfull leaves, whatever it costs.
-    paying, after, why = _accepted(instance, present, search, before)
+    paying, blocked, why = _accepted(instance, present, search, before)
     steps, why = _with_repairs(instance, present, bias, paying, why)
-    if len(steps) > len(paying):
-        after = instance.cost(_reached(present, steps))
+    after = instance.cost(_reached(present, steps))
     vertices = instance.problem.vertices
     made = [*placed, *steps]
     return Proposal(
         accepted=bool(made),
-        moves=tuple([ProposedMove(vertices[u].key, source, site, gain) for u, source, site, gain in made]),
+        moves=tuple([ProposedMove(vertices[step.vertex].key, *step[1:]) for step in made]),
         cost_before=before,
         cost_after=after,
         move_cost=_price(instance, steps),
         overfull_before=len(Arrangement(instance, present).overfull()),
         overfull_after=len(Arrangement(instance, _reached(present, steps)).overfull()),
         why=f"{len(placed)} containers that were nowhere get a place; {why}" if placed else why,
+        out_of_reach=max(0.0, after - instance.cost(search.best)) if blocked else 0.0,
+        blocked=blocked,
     )
 
 
@@ -74,7 +75,7 @@ def _settled(instance: Instance) -> tuple[list[int], list[Step]]:
         if site < 0:
             site = least_overfull(arrangement, vertex)
         arrangement.move(vertex, site)
-        steps.append((vertex, -1, site, 0.0))
+        steps.append(Step(vertex, -1, site, 0.0))
     return arrangement.at, steps
 
 
@@ -99,16 +100,22 @@ def _prices(instance: Instance, present: Sequence[int]) -> list[list[float]]:
 
 def _accepted(
     instance: Instance, present: list[int], search: Search, before: float
-) -> tuple[list[Step], float, str]:
-    """The moves to what was found, the cost then, and why; none if they do not pay."""
+) -> tuple[list[Step], tuple[BlockedMove, ...], str]:
+    """The moves to what was found, what blocks the rest, and why; no moves if they do not pay.
+
+    What is blocked counts only if it would pay: then a better placement is out of reach.
+    """
     settings = instance.problem.settings
     if search.best == present:
-        return [], before, f"no better placement than the present one was found; it costs {before:.3g} CPUs"
-    steps = ordered(instance, present, search.best)
+        return [], (), f"no better placement than the present one was found; it costs {before:.3g} CPUs"
+    steps, missing = ordered(instance, present, search.best)
     reached = _reached(present, steps)
     after = instance.cost(reached)
     saved, price = before - after, _price(instance, steps) / settings.horizon_s
     share = saved / before if before else 0.0
+    more = after - instance.cost(search.best)
+    blocked = tuple(missing) if saved + more > settings.hysteresis * before and more > 0 else ()
+    beyond = f"; {more:.3g} CPUs more are out of reach: {_blocked_text(blocked)}" if blocked else ""
     what = f"{len(steps)} moves save {saved:.3g} of {before:.3g} CPUs ({share:.1%})"
     excess, excess_after = Arrangement(instance, present).excess(), Arrangement(instance, reached).excess()
     if excess_after > excess:
@@ -118,13 +125,16 @@ def _accepted(
     elif saved <= price:
         fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
     else:
-        missing = sum([a != b for a, b in zip(reached, search.best)])
-        left_out = (
-            f"; {missing} more wait for each other's places, and there is no third one" if missing else ""
-        )
         paid = f"and cost {price:.3g} over {settings.horizon_s:.0f} s"
-        return steps, after, f"{what} {paid}; found from {search.start}{left_out}"
-    return [], before, f"{what}, but {fault}"
+        return steps, blocked, f"{what} {paid}; found from {search.start}{beyond}"
+    return [], blocked, f"{what}, but {fault}{beyond}"
+
+
+def _blocked_text(blocked: Sequence[BlockedMove]) -> str:
+    count = len(blocked)
+    return (
+        f"{count} container{'s wait' if count > 1 else ' waits'} for places of others, and {blocked[0].why}"
+    )
 
 
 def _with_repairs(
@@ -138,7 +148,11 @@ def _with_repairs(
         more, why = _repaired(instance, reached, bias, why)
         if not more:
             break
-        steps = [*steps, *more]
+        known = max([step.exchange for step in steps], default=0)
+        steps = [
+            *steps,
+            *[step._replace(exchange=step.exchange + known) if step.exchange else step for step in more],
+        ]
     return steps, why
 
 
@@ -149,7 +163,7 @@ def _repaired(
     before = refinement.arrangement.excess()
     repair_or_pack(refinement)
     refinement.run([vertex for vertex, _ in refinement.journal], instance.problem.settings.work)
-    steps = ordered(instance, present, refinement.arrangement.at)
+    steps, _ = ordered(instance, present, refinement.arrangement.at)
     after = Arrangement(instance, _reached(present, steps)).excess()
     if after >= before:
         return [], f"{before / 1e6:.3g} CPUs are above capacity and no move makes it less; {why}"
@@ -159,11 +173,11 @@ def _repaired(
 
 def _reached(present: Sequence[int], steps: Sequence[Step]) -> list[int]:
     at = list(present)
-    for vertex, _, target, _ in steps:
-        at[vertex] = target
+    for step in steps:
+        at[step.vertex] = step.target
     return at
 
 
 def _price(instance: Instance, steps: Sequence[Step]) -> float:
     """CPU-seconds of the moves as they are made, third places included."""
-    return sum([instance.move_cost(vertex, source, target) for vertex, source, target, _ in steps])
+    return sum([instance.move_cost(step.vertex, step.source, step.target) for step in steps])

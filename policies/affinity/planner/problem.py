@@ -7,6 +7,7 @@ Its CPU demand is spread evenly over the CPUs of its site.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -32,24 +33,28 @@ class CandidateDomain:
 @dataclass(frozen=True)
 class Tree:
     """The machine. ``distance_ns[i][j]``: what one cache line between leaf i and leaf j costs more than inside one
-    leaf; 0 on the diagonal, symmetric."""
+    leaf; 0 on the diagonal, symmetric. ``free_bytes``: memory by NUMA node, as ``Leaf.node`` names it; a node that is
+    not in it bounds no exchange."""
 
     leaves: tuple[Leaf, ...]
     sites: tuple[CandidateDomain, ...]
     distance_ns: tuple[tuple[float, ...], ...]
+    free_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Vertex:
     """One container. ``at``: index of the site it is in now, -1 = nowhere yet. ``sites``: those it may have, at
     least the present one; exactly one = it is fixed. ``milli``: its CPU demand; ``memory_bytes``: what would
-    have to follow it to another NUMA node."""
+    have to follow it to another NUMA node. ``may_overlap``: it shares its CPUs, so that it can stand in one place with
+    another container for the milliseconds of an exchange."""
 
     key: str
     milli: int
     at: int
     sites: tuple[int, ...]
     memory_bytes: int = 0
+    may_overlap: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class PlanSettings:
 
     ``hysteresis``: the least part of the cost a plan must save. ``kappa``: the CPU seconds that a moved container
     must be worth, in units of the mean cost of a container over ``horizon_s``. ``refill_bytes``: cache that is
-    read again after a move. ``fill``: how full leaves are packed while clustering.
+    read again after a move. ``fill``: how full leaves are packed while clustering. ``exchange_overcommit``: how far
+    above its capacity, as a part of it, a leaf may be while containers that share CPUs change places; 0 = never.
     """
 
     starts: int = 6
@@ -69,6 +75,7 @@ class PlanSettings:
     refill_bytes: int = 32 << 20
     migration_bytes_per_s: float = 1e9
     max_migrated_bytes: int = 8 << 30
+    exchange_overcommit: float = 0.5
     seed: int = 0
     #: How much the search may look at; a unit takes about 1.5 microseconds.
     work: int = 40_000
@@ -86,18 +93,34 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProposedMove:
-    """``gain``: CPU-seconds a second that this move saves once all before it are made."""
+    """``gain``: CPU-seconds a second that this move saves once all before it are made. ``exchange``: moves of one
+    number above 0 are an exchange: they are made one right after another, all of them or none."""
 
     key: str
     source: int
     target: int
     gain: float
+    exchange: int = 0
+
+
+@dataclass(frozen=True)
+class BlockedMove:
+    """A move that a better placement needs and that cannot be made. ``behind``: the containers in its way, the largest
+    first; ``why``: what keeps them from changing places."""
+
+    key: str
+    source: int
+    target: int
+    behind: tuple[str, ...]
+    why: str
 
 
 @dataclass(frozen=True)
 class Proposal:
     """The planner's answer. Costs in CPU-seconds a second. ``moves`` are in the order in which to make them: after
-    each of them no leaf is fuller than it may be, or than it was. Empty if not accepted; ``why`` says it in words."""
+    each of them, and inside an exchange after its last, no leaf is fuller than it may be, or than it was. Empty if not
+    accepted; ``why`` says it in words. ``out_of_reach``: what a placement that was found would save more, if the
+    ``blocked`` moves could be made."""
 
     accepted: bool
     moves: tuple[ProposedMove, ...]
@@ -107,3 +130,5 @@ class Proposal:
     overfull_before: int
     overfull_after: int
     why: str
+    out_of_reach: float = 0.0
+    blocked: tuple[BlockedMove, ...] = ()

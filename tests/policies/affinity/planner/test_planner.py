@@ -111,15 +111,77 @@ def test_a_swap_goes_through_a_third_place_and_breaks_no_capacity() -> None:
         assert max(loads(asked, after(asked, answer, count))) <= 8_000_000
 
 
-def test_a_swap_without_a_third_place_is_left_out() -> None:
+def crossed(
+    cpus: float = 3.5,
+    overcommit: float = 0.5,
+    *,
+    may_overlap: bool = True,
+    memory_gib: float = 0,
+    free_gib: float = 9,
+) -> Problem:
+    """Two pairs of containers on two L3s of 8 CPUs, each with its ends in both, and no third L3."""
+    tree = machine(sockets=2, nodes=1, l3s=1) if memory_gib else ONE_NODE
+    free = {node: int(free_gib * (1 << 30)) for node in (0, 1)}
+    ends = [("x", 0), ("y", 1), ("wants-y", 0), ("wants-x", 1)]
     vertices = [
-        vertex(ONE_NODE, "x", 0, 3, fixed=True),
-        vertex(ONE_NODE, "y", 1, 3, fixed=True),
-        vertex(ONE_NODE, "wants-y", 0, 5),
-        vertex(ONE_NODE, "wants-x", 1, 5),
+        replace(
+            vertex(tree, key, at, cpus, fixed=key in "xy", memory_gib=memory_gib),
+            may_overlap=may_overlap or key in "xy",
+        )
+        for key, at in ends
     ]
-    answer = plan(problem(ONE_NODE, vertices, {("x", "wants-x"): 1, ("y", "wants-y"): 1}))
+    settings = replace(SHIPPED, exchange_overcommit=overcommit)
+    edges = {("x", "wants-x"): 1, ("y", "wants-y"): 1}
+    return problem(replace(tree, free_bytes=free), vertices, edges, settings)
+
+
+def test_containers_change_places_where_there_is_no_third_one() -> None:
+    asked = crossed()
+    answer = plan(asked)
+    assert after(asked, answer) == {"x": 0, "y": 1, "wants-x": 0, "wants-y": 1}
+    assert [move.exchange for move in answer.moves] == [1, 1]
+    assert (answer.out_of_reach, answer.blocked) == (0, ())
+    meanwhile = loads(asked, after(asked, answer, 1))
+    assert max(meanwhile) == 10_500_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (crossed(may_overlap=False), "containers with CPUs of their own never overlap"),
+        (crossed(overcommit=0.3), "30% above the CPUs of a place"),
+        (crossed(cpus=4, overcommit=0.0), "0% above the CPUs of a place"),
+        (crossed(memory_gib=2, free_gib=1), "within the memory that is free"),
+    ],
+    ids=["CPUs of their own", "too large", "not at all", "memory"],
+)
+def test_an_exchange_that_may_not_be_is_left_out_and_said(asked: Problem, why: str) -> None:
+    answer = plan(asked)
     assert not answer.accepted
+    assert {(move.key, move.target) for move in answer.blocked} == {("wants-x", 0), ("wants-y", 1)}
+    assert {move.behind[0] for move in answer.blocked} == {"wants-x", "wants-y"}
+    assert all(why in move.why for move in answer.blocked)
+    assert answer.out_of_reach == pytest.approx(answer.cost_before)
+    assert (
+        f"{answer.out_of_reach:.3g} CPUs more are out of reach: 2 containers wait for places of others"
+        in answer.why
+    )
+    assert why in answer.why
+
+
+def test_memory_that_fits_beside_the_others_is_no_hindrance() -> None:
+    assert plan(crossed(memory_gib=2, free_gib=2)).accepted
+
+
+def test_three_that_wait_for_each_other_change_places_in_a_ring() -> None:
+    tree = machine(sockets=1, nodes=1, l3s=3)
+    fixed = [vertex(tree, f"x{l3}", l3, 4, fixed=True) for l3 in range(3)]
+    movers = [vertex(tree, f"c{l3}", l3, 4) for l3 in range(3)]
+    asked = problem(tree, [*fixed, *movers], {(f"x{(l3 + 1) % 3}", f"c{l3}"): 1 for l3 in range(3)})
+    answer = plan(asked)
+    at = after(asked, answer)
+    assert [at[f"c{l3}"] for l3 in range(3)] == [1, 2, 0]
+    assert [move.exchange for move in answer.moves] == [1, 1, 1]
 
 
 def test_an_overfull_l3_is_repaired_whatever_it_saves() -> None:

@@ -106,10 +106,10 @@ def test_a_ring_of_moves_is_opened_by_one_detour() -> None:
     tree = machine(sockets=1, nodes=1, l3s=4)
     vertices = [vertex(tree, f"c{index}", index, 8) for index in range(3)]
     instance = Instance(problem(tree, vertices, {("c0", "c1"): 1}))
-    steps = ordered(instance, [0, 1, 2], [1, 2, 0])
+    steps, _ = ordered(instance, [0, 1, 2], [1, 2, 0])
     assert len(steps) == 4
     at = [0, 1, 2]
-    for moved, source, target, _ in steps:
+    for moved, source, target, *_ in steps:
         assert at[moved] == source
         at[moved] = target
         assert len(set(at)) == 3
