@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import process_time
+from typing import Optional
 
+import click
 import networkx
 
 from bench.affinity_baselines import BASELINES, at_random, graph_of, packed
@@ -18,6 +20,7 @@ from bench.affinity_graphs import (
     MACHINES,
     Case,
     applications,
+    full_node,
     heavy_tailed,
     planted,
     small,
@@ -31,6 +34,7 @@ from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import PlanSettings, Problem
 
 SMALL_CASES, SEEDS, REPEATS = 30, 10, 7
+TABLES = ("optimum", "full", "others", "time", "stability")
 
 
 def planned(case: Case) -> list[int]:
@@ -72,6 +76,39 @@ def against_the_optimum() -> None:
     print("| mean gap | largest gap | optimal | overfull L3s |\n|---|---|---|---|")
     exact = sum([gap < 1e-9 for gap in gaps])
     print(f"| {sum(gaps) / len(gaps):.2%} | {max(gaps):.2%} | {exact} of {len(gaps)} | {broken} |")
+
+
+def full_nodes(first: int, count: int) -> None:
+    """What a plan delivers on full nodes, moves in their order, against the exact optimum; damping is off."""
+    print(f"\n## Delivered on full nodes: containers to half an L3, seeds {first} to {first + count - 1}\n")
+    print(
+        "| full | cases | mean gap | largest | without exchanges | largest | moves, of them in exchanges | overfull L3s |"
+    )
+    print("|---" * 8 + "|")
+    for filled in (0.5, 0.75, 0.9, 0.95):
+        gaps: list[float] = []
+        alone: list[float] = []
+        moves = exchanged = broken = 0
+        for seed in range(first, first + count):
+            case, places = full_node(seed, filled)
+            best = optimum(case)
+            if not best:
+                continue
+            instance = Instance(case.problem)
+            for overcommit, found in ((0.5, gaps), (0.0, alone)):
+                problem = replace(case.at(places), settings=replace(FREE, exchange_overcommit=overcommit))
+                answer = plan(problem)
+                then = reached(problem)
+                found.append((instance.cost(then) - best) / best)
+                if overcommit:
+                    moves += len(answer.moves)
+                    exchanged += sum([move.exchange > 0 for move in answer.moves])
+                    broken += overfull(case, then)
+        print(
+            f"| {filled:.0%} | {len(gaps)} | {sum(gaps) / len(gaps):.1%} | {max(gaps):.0%} | "
+            f"{sum(alone) / len(alone):.1%} | {max(alone):.0%} | {moves}, {exchanged} | {broken} |",
+            flush=True,
+        )
 
 
 def against_others() -> None:
@@ -174,13 +211,19 @@ def stability() -> None:
         )
 
 
-def main() -> None:
-    """All tables."""
+@click.command()
+@click.option(
+    "--seeds", default="1000:40", help="First seed and number of the cases on full nodes.", show_default=True
+)
+@click.option("--only", type=click.Choice(TABLES), help="One table.")
+def main(seeds: str, only: Optional[str]) -> None:
+    """All tables, or one."""
     print(f"{machine_line()}, networkx {networkx.__version__}")
-    against_the_optimum()
-    against_others()
-    timing()
-    stability()
+    first, count = [int(number) for number in seeds.split(":")]
+    tables = (against_the_optimum, lambda: full_nodes(first, count), against_others, timing, stability)
+    for name, table in zip(TABLES, tables):
+        if only in (None, name):
+            table()
 
 
 if __name__ == "__main__":

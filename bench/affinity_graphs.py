@@ -229,6 +229,37 @@ def small(seed: int) -> Case:
     return _case(machine, f"{count} containers, seed {seed}", sizes, edges, list(range(count)))
 
 
+def full_node(seed: int, filled: float) -> tuple[Case, list[int]]:
+    """9 to 15 containers, as large as half an L3, that fill four L3s to a part of them; and a placement in which each
+    has room and that knows nothing of the traffic, which goes through three groups and a little between them."""
+    random = Random(f"full {seed} {filled}")
+    machine = Machine("small 2S·1N·2C·8", 2, 1, 2, 8)
+    leaves, capacity = 4, machine.cpus * 1000
+    while True:
+        sizes: list[int] = []
+        places: list[int] = []
+        for leaf in range(leaves):
+            left = int(filled * capacity)
+            while left > 0:
+                part = min(left, random.randrange(capacity // 8, capacity // 2 + 1))
+                # What is left over is no container of its own if it is tiny.
+                part = left if left - part < capacity // 16 and left <= capacity // 2 else part
+                sizes.append(part)
+                places.append(leaf)
+                left -= part
+        if 9 <= len(sizes) <= 15:
+            break
+    count = len(sizes)
+    group = [random.randrange(3) for _ in range(count)]
+    edges: dict[tuple[int, int], float] = {}
+    for u in range(count):
+        for v in range(u + 1, count):
+            if random.random() < (0.6 if group[u] == group[v] else 0.05):
+                edges[u, v] = LINES * random.lognormvariate(0, 1)
+    edges.setdefault((0, 1), LINES)
+    return _case(machine, f"{count} containers, {filled:.0%} full, seed {seed}", sizes, edges, group), places
+
+
 def thousand(seed: int = 0) -> Case:
     """1,000 containers with about 6,000 edges on the largest machine."""
     random = Random(f"thousand {seed}")

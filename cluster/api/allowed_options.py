@@ -559,6 +559,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "description": "The part of all communication cost that a plan must save. Default: 0.1.",
   "expected": "a number from 0 to 1"
  },
+ "affinity.exchange_overcommit": {
+  "type": "number",
+  "minimum": 0,
+  "maximum": 1,
+  "description": "How far above its CPUs, as a part of them, an L3 may be for the milliseconds in which containers that share CPUs change places; 0: they never do. Default: 0.5.",
+  "expected": "a number from 0 to 1"
+ },
  "affinity.moves_per_minute": {
   "type": "integer",
   "minimum": 0,

@@ -11,7 +11,7 @@ rule 13). They all read one state: their caller starts anew when the engine has 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cri_proxy.affinity.moves import describe, plan_of
@@ -93,7 +93,7 @@ def snapshot_slices(
     yield
     # 3. What the others leave of each leaf.
     capacities = yield from _capacities(ground, movable)
-    tree = ground.sites.tree(capacities, settings)
+    tree = replace(ground.sites.tree(capacities, settings), free_bytes=dict(engine.node.free_memory))
     yield
     # 4. All of it as the planner knows it, and what is needed to understand its answer.
     problem = yield from _problem(ground, vertices, weights, tree)
@@ -286,7 +286,10 @@ def _problem(ground: _Ground, vertices: _Vertices, weights: Weights, tree: Tree)
         for key in keys:
             if key in vertices.movable:
                 here, choice = vertices.movable[key]
-                listed.append(Vertex(key, _demand_milli(grants[key]), here, choice, ground.memory[key]))
+                shares = not grants[key].exclusive
+                listed.append(
+                    Vertex(key, _demand_milli(grants[key]), here, choice, ground.memory[key], shares)
+                )
             else:
                 # What it is charged is not there to be filled.
                 here = vertices.fixed[key]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Optional
+from itertools import groupby
+from typing import Any, Optional, TypeVar
 
 from cri_proxy.affinity.pressure_guard import Ban
 from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
@@ -13,7 +14,10 @@ from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
 from cri_proxy.engine.records import Life, Move, Plan
 from policies.affinity.graph.traffic import LINE_BYTES
-from policies.affinity.planner.problem import Proposal
+from policies.affinity.planner.problem import Proposal, ProposedMove
+
+#: A move of a proposal, or of a plan.
+AnyMove = TypeVar("AnyMove", ProposedMove, Move)
 
 
 def plan_of(
@@ -26,24 +30,37 @@ def plan_of(
     """The first ``most_moves`` moves of a proposal that still hold: the container is where the move begins.
 
     Moves that are made already do not hold any more, so that asking again gives the next ones. ``now_s``: for the
-    records; else when the question was asked. A container that goes by way of a third place is one move here.
+    records; else when the question was asked. A container that goes by way of a third place is one move here. An
+    exchange is never cut: it is there whole, though it be more than ``most_moves`` by itself, or not at all.
     """
     words = _Words(question, proposal)
     ledger, resized = engine.ledger, being_resized(engine.ledger)
     at = _positions(engine, question, proposal)
     chosen: dict[str, Move] = {}
-    for move in proposal.moves:
+
+    def holds(move: ProposedMove) -> bool:
         grant = engine.grants.get(move.key)
-        if grant is None or at.get(move.key) != move.source or grant.life is Life.CREATING:
+        return (
+            grant is not None
+            and at.get(move.key) == move.source
+            and grant.life is not Life.CREATING
+            and may_move(ledger, grant, question.move_exclusive, resized)
+        )
+
+    for together in in_exchanges(proposal.moves):
+        if not all(map(holds, together)):
             continue
-        if not may_move(ledger, grant, question.move_exclusive, resized):
-            continue
-        if move.key not in chosen and len(chosen) >= most_moves:
+        more = sum([move.key not in chosen for move in together])
+        # A container that has moved before it changes places, or moves on after it, does so the next time.
+        if any(m.key in chosen and (m.exchange or chosen[m.key].exchange) for m in together):
             break
-        at[move.key] = move.target
-        why = words.of(move.key)
-        level = question.was[move.key].level
-        chosen[move.key] = Move(move.key, question.homes[move.target], level, why, grant.placement)
+        if more and len(chosen) + more > most_moves and (chosen or most_moves < 1):
+            break
+        for move in together:
+            at[move.key] = move.target
+            was = engine.grants[move.key].placement
+            home, exchange = question.homes[move.target], move.exchange
+            chosen[move.key] = Move(move.key, home, was.level, words.of(move.key), was, exchange)
     moves = tuple(chosen.values())
     version = engine.version
     at_s = question.at_s if now_s is None else now_s
@@ -52,8 +69,19 @@ def plan_of(
 
 def without_banned(question: PlanningSnapshot, proposal: Proposal, bans: Collection[Ban]) -> Proposal:
     """The same proposal without the containers that it would bring to where they must not go."""
-    keys = {move.key for move in proposal.moves if (move.key, question.homes[move.target]) in bans}
+    keys = {
+        move.key
+        for together in in_exchanges(proposal.moves)
+        if any((one.key, question.homes[one.target]) in bans for one in together)
+        for move in together
+    }
     return replace(proposal, moves=tuple(move for move in proposal.moves if move.key not in keys))
+
+
+def in_exchanges(moves: Iterable[AnyMove]) -> Iterator[tuple[AnyMove, ...]]:
+    """The moves as they are to be made: those of an exchange together, every other one by itself."""
+    for _, together in groupby(enumerate(moves), lambda each: -each[1].exchange or each[0] + 1):
+        yield tuple([move for _, move in together])
 
 
 def _positions(engine: Engine, question: PlanningSnapshot, proposal: Proposal) -> dict[str, int]:
@@ -83,6 +111,7 @@ def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, A
             "from": sites[move.source].name if move.source >= 0 else "",
             "to": sites[move.target].name,
             "gain": move.gain,
+            "exchange": move.exchange,
             "why": words.of(move.key),
         }
         for move in proposal.moves
@@ -99,10 +128,19 @@ class _Words:
         self._leaves = [frozenset(site.leaves) for site in sites]
         self._at = [after.get(vertex.key, vertex.at) for vertex in vertices]
         self._index = {vertex.key: index for index, vertex in enumerate(vertices) if vertex.key in after}
+        self._with = {
+            move.key: [question.paths.get(other.key, other.key) for other in together if other is not move]
+            for together in in_exchanges(proposal.moves)
+            for move in together
+        }
 
     def of(self, key: str) -> str:
-        """``to be near default/web-1/nginx (12.3 MB/s)``, for the three strongest of those it is near then."""
-        index = self._index[key]
+        """``to be near default/web-1/nginx (12.3 MB/s)``, for the three strongest of those it is near then; and the
+        containers it changes places with."""
+        partners = f"; it changes places with {', '.join(self._with[key])}" if self._with.get(key) else ""
+        return self._near(self._index[key]) + partners
+
+    def _near(self, index: int) -> str:
         edges, here = self._question.near[index], self._leaves[self._at[index]]
         near = [
             edge for edge in edges if edge[0] > 0 and not here.isdisjoint(self._leaves[self._at[edge[1]]])

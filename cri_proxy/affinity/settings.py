@@ -20,6 +20,7 @@ class AffinitySettings:
     is_automatic: bool = True
     interval_s: float = 60.0
     hysteresis: float = 0.1
+    exchange_overcommit: float = 0.5
     moves_per_minute: int = 10
     minimum_age_s: float = 60.0
     move_exclusive: bool = False
@@ -31,7 +32,11 @@ class AffinitySettings:
     @property
     def plan(self) -> PlanSettings:
         """What the planner reads of it."""
-        return PlanSettings(hysteresis=self.hysteresis, max_migrated_bytes=self.most_memory_bytes)
+        return PlanSettings(
+            hysteresis=self.hysteresis,
+            max_migrated_bytes=self.most_memory_bytes,
+            exchange_overcommit=self.exchange_overcommit,
+        )
 
 
 def affinity_settings(config: Config) -> AffinitySettings:
@@ -42,6 +47,7 @@ def affinity_settings(config: Config) -> AffinitySettings:
         is_automatic=config["affinity.rebalance"] == "auto",
         interval_s=config["affinity.rebalance_interval"],
         hysteresis=config["affinity.hysteresis"],
+        exchange_overcommit=config["affinity.exchange_overcommit"],
         moves_per_minute=config["affinity.moves_per_minute"],
         minimum_age_s=config["affinity.minimum_age"],
         move_exclusive=config["affinity.move_exclusive"],

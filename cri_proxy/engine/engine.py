@@ -10,7 +10,7 @@ what that does to others in ``recompute.py``; requests under way in ``tickets.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
@@ -406,13 +406,14 @@ class Engine:
         return moves.apply(self.ledger, plan)
 
     @_transition
-    def take_back(self, move: Move, why: str = "") -> tuple[CpusetUpdate, ...]:
-        """Undo one move of a plan (the runtime refused it, containers wait for CPUs), if the place before still holds.
+    def take_back(self, made: Sequence[Move], why: str = "") -> tuple[CpusetUpdate, ...]:
+        """Undo a move of a plan, or an exchange (the runtime refused it, containers wait), if the places before hold.
 
-        ``move``: as ``plan_of`` has made it. Returns its update, and those of others whose CPUs come or go; nothing
-        if it is elsewhere by now, or its old place is taken.
+        ``made``: as ``plan_of`` has made them; they go back at once, all of them that are there still, or none. Returns
+        their updates, and those of others whose CPUs come or go; nothing if one is elsewhere by now, or its old place
+        is taken.
         """
-        return moves.take_back(self.ledger, move, why)
+        return moves.take_back(self.ledger, made, why)
 
     # ------------------------------------------------------------------ the node, and what was found out about it
 

@@ -6,7 +6,8 @@ a container that is not where the plan thinks, or finds no room, stays, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Optional
 
@@ -145,28 +146,47 @@ def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     return keep_memory(ledger, grant.placement, place, grant.fence)
 
 
-def take_back(ledger: Ledger, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
+def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> tuple[CpusetUpdate, ...]:
     """``Engine.take_back``."""
-    grant, old = ledger.grants.get(move.id), move.was
-    if old is None or grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
-        return ()
-    if (
-        not may_move(ledger, grant, True, being_resized(ledger), is_order=True)
-        or not grant.placement.home <= move.home
-    ):
-        return ()
-    # 1. What it had must be there still, with room for it, and no other container's own.
-    with ledger.without([grant.key]):
-        cpus = effective(ledger, old, grant.fence)
-        is_free = old.exclusive.isdisjoint(ledger.node.exclusive | barred_from_owning(ledger))
-        home = _room_milli(ledger, cpus) >= grant.container.resources.milli_request or old.exclusive
-        if not is_free or not home or not cpus >= old.cpus:
+    # 1. Those that are there still, none of which is anywhere else by now.
+    back = {move.id: move for move in made if move.was is not None and _is_there(ledger, move.id)}
+    was = {key: ledger.grants[key] for key in back}
+    resized = being_resized(ledger)
+    for key, move in back.items():
+        grant = was[key]
+        if not may_move(ledger, grant, True, resized, is_order=True) or not grant.placement.home <= move.home:
             return ()
-    # 2. Back, with its memory where it was.
-    mems = old.mems & ledger.node.mems
-    mems = mems if grant.fence.mems is None else mems & grant.fence.mems
-    place = replace(old, cpus=cpus, mems=mems or grant.placement.mems)
+    # 2. Their old places, with all of them out of the way.
+    places = _old_places(ledger, back)
+    if len(places) < len(back):
+        return ()
+    # 3. Back, with their memory where it was.
     reason = f"back at its place before the plan: {why}" if why else "back at its place before the plan"
-    ledger.put(replace(grant, placement=place, displaced=None, why=reason))
-    ledger.outcome(grant.key, f"taken back{': ' + why if why else ''}")
-    return refreshed(ledger, {grant.key: grant})
+    for key, place in places.items():
+        ledger.put(replace(was[key], placement=place, displaced=None, why=reason))
+        ledger.outcome(key, f"taken back{': ' + why if why else ''}")
+    return refreshed(ledger, was) if was else ()
+
+
+def _is_there(ledger: Ledger, key: str) -> bool:
+    return key in ledger.grants and ledger.grants[key].life in (Life.CREATED, Life.RUNNING)
+
+
+def _old_places(ledger: Ledger, back: Mapping[str, Move]) -> dict[str, Placement]:
+    """The placements of before of those that have room there still, and whose CPUs no other container owns."""
+    places: dict[str, Placement] = {}
+    with ledger.without(back), ExitStack() as arrived:
+        for key, move in back.items():
+            grant, old = ledger.grants[key], move.was
+            assert old is not None
+            cpus = effective(ledger, old, grant.fence)
+            is_free = old.exclusive.isdisjoint(ledger.node.exclusive | barred_from_owning(ledger))
+            has_room = _room_milli(ledger, cpus) >= grant.container.resources.milli_request or old.exclusive
+            if not is_free or not has_room or not cpus >= old.cpus:
+                continue
+            mems = old.mems & ledger.node.mems
+            mems = mems if grant.fence.mems is None else mems & grant.fence.mems
+            places[key] = replace(old, cpus=cpus, mems=mems or grant.placement.mems)
+            ledger.node.add(ARRIVED + key, resident_of(replace(grant, placement=places[key])))
+            arrived.callback(ledger.node.remove, ARRIVED + key)
+    return places

@@ -269,13 +269,17 @@ class ListedContainer:
 
 @dataclass(frozen=True)
 class Move:
-    """One step of a plan: the container's new home and level. ``was``: the placement it had when the plan was made."""
+    """One step of a plan: the container's new home and level. ``was``: the placement it had when the plan was made.
+
+    ``exchange``: moves of one number above 0 change places: they are sent one after another, and stand or fall together.
+    """
 
     id: str
     home: frozenset[int]
     level: str
     why: str = ""
     was: Optional[Placement] = None
+    exchange: int = 0
 
 
 @dataclass(frozen=True)

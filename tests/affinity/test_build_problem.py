@@ -16,6 +16,7 @@ from cri_proxy.affinity.build_problem import (
     plan_of,
     snapshot_of,
 )
+from cri_proxy.affinity.moves import without_banned
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -335,8 +336,33 @@ def test_a_description_has_a_row_for_each_move(apart: Engine) -> None:
         "from": "L3 0",
         "to": topology(HYGON_7285_2S).leaves[5].name,
         "gain": 0.5,
+        "exchange": 0,
         "why": "to be nearer to its peers",
     }
+
+
+def exchanged(*steps: ProposedMove) -> Proposal:
+    return Proposal(True, steps, 1, 0, 0, 0, 0, "it pays")
+
+
+def test_an_exchange_is_whole_or_not_at_all_and_says_with_whom(apart: Engine) -> None:
+    question = ask(apart, TALK)
+    both = exchanged(ProposedMove("a", 0, 3, 1.0, 1), ProposedMove("b", 3, 0, 0.0, 1))
+    moves = plan_of(apart, question, both, 1).moves
+    assert [(move.id, move.home, move.exchange) for move in moves] == [("a", CCX[3], 1), ("b", CCX[0], 1)]
+    assert "it changes places with default/pod-of-b/b" in moves[0].why
+    assert plan_of(apart, question, both, 0).moves == ()
+    assert without_banned(question, both, [("b", CCX[0])]).moves == ()
+    apart.release("b")
+    assert plan_of(apart, question, both, 10).moves == ()
+
+
+def test_a_container_that_moves_before_it_changes_places_changes_them_the_next_time(apart: Engine) -> None:
+    question = ask(apart, TALK)
+    steps = exchanged(
+        ProposedMove("a", 0, 5, 0.0), ProposedMove("a", 5, 3, 1.0, 1), ProposedMove("b", 3, 5, 0.0, 1)
+    )
+    assert [(move.id, move.home) for move in plan_of(apart, question, steps, 10).moves] == [("a", CCX[5])]
 
 
 def test_a_container_that_goes_by_way_of_a_third_place_is_one_move(apart: Engine) -> None:

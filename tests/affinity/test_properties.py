@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from cri_proxy.affinity.build_problem import AffinitySettings, plan_of, snapshot_of
+from cri_proxy.affinity.moves import in_exchanges
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.pull.observed import owner_of_container
@@ -38,10 +39,11 @@ class Talking(Node_):
         chosen = plan_of(self.engine, question, plan(question.problem), most, self.now_s)
         owned = {key: grant.exclusive for key, grant in self.engine.grants.items()}
         self._send(self.engine.apply(chosen))
-        for move in chosen.moves:
-            assert exclusive or self.engine.grants[move.id].exclusive == owned[move.id]
+        for together in in_exchanges(chosen.moves):
+            for move in together:
+                assert exclusive or self.engine.grants[move.id].exclusive == owned[move.id]
             if taken_back:
-                self._send(self.engine.take_back(move, "tried"))
+                self._send(self.engine.take_back(together, "tried"))
 
     def teardown(self) -> None:
         super().teardown()

@@ -189,7 +189,7 @@ def test_nobody_comes_to_own_what_sharers_have_asked_for() -> None:
 def taken_back(
     engine: Engine, planned: Move, why: str = "the runtime refused it"
 ) -> tuple[CpusetUpdate, ...]:
-    updates = engine.take_back(planned, why)
+    updates = engine.take_back([planned], why)
     assert broken_invariants(engine) == []
     return updates
 

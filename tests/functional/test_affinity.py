@@ -5,6 +5,7 @@ What is asserted is the cpuset that a container has at the runtime.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cri_api.control import ControlError
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -244,6 +246,39 @@ async def test_a_move_that_the_runtime_refuses_is_taken_back_and_the_command_fai
         rows = {row["id"]: row for row in await ask(agent, "placements")}
         assert {len(rows[key]["cpus"]) > 0 for key in (web, db)} == {True}
         assert (await ask(agent, "status"))["updates_waiting"] == 0
+
+
+async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(
+    start_agent: StartAgent, runtime: FakeRuntime
+) -> None:
+    agent = await start_agent(affinity=MANUAL)
+    async with CriClient(agent.socket) as client:
+        in_leaf: dict[frozenset[int], list[str]] = {}
+        ids: dict[str, str] = {}
+        while sum(len(names) == 2 for names in in_leaf.values()) < len(in_leaf) or len(in_leaf) < 2:
+            name = f"c{len(ids)}"
+            sandbox = await client.run_pod(name)
+            ids[name] = await client.create(sandbox, "app", cpu_request=3500, cpu_limit=3500)
+            await client.start(ids[name])
+            in_leaf.setdefault(cpus_of(runtime, ids[name]), []).append(name)
+        (a, b), (c, d) = [names for names in in_leaf.values() if len(names) == 2][:2]
+        async with ObserverProcess(agent, [flow(a, c), flow(b, d)]):
+            await edges(agent, 2)
+            runtime.script(UPDATE, times=1)
+            script = runtime.script(UPDATE, hold=asyncio.Event(), times=1)
+            rebalance = asyncio.ensure_future(agent.cli("rebalance"))
+            await runtime.wait_until(lambda: script.used == 1)
+            assert len(runtime.calls_of(UPDATE)) == 2
+            await agent.kill()
+            await rebalance
+    await agent.start()
+    async with CriClient(agent.socket):
+        await runtime.wait_until(lambda: cpus_of(runtime, ids[a]) == cpus_of(runtime, ids[c]))
+        rows = {row["id"]: row for row in await ask(agent, "placements")}
+        assert {key: parse_cpus(rows[key]["cpus"]) for key in ids.values()} == {
+            key: cpus_of(runtime, key) for key in ids.values()
+        }
+        assert cpus_of(runtime, ids[a]) == cpus_of(runtime, ids[c]) != cpus_of(runtime, ids[b])
 
 
 async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_agent: StartAgent) -> None:

@@ -1,19 +1,22 @@
 """Makes the moves of a plan: in the engine, in the state, at the runtime; and undoes those that were a mistake.
 
 Two can be: a container whose update the runtime refuses goes back at once, and those that came into a place whose
-containers then wait for CPUs (affinity/pressure_guard.py) go back after a look.
+containers then wait for CPUs (affinity/pressure_guard.py) go back after a look. Containers that change places go back
+together.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.affinity.io.memory_use import memory_in_use
 from cri_proxy.affinity.io.pressure import NOTHING, PressureReader, PressureSample
+from cri_proxy.affinity.moves import in_exchanges
 from cri_proxy.affinity.pressure_guard import SHORTEST_S, PressureReading, shares, worse_places
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import MOVED
@@ -86,17 +89,11 @@ class Mover:
         updates = engine.apply(plan)
         node_state.save()
         made = [move for move in plan.moves if _is_made(engine, move)]
-        await node_state.updates.send_and_wait(updates, WAIT_S)
+        kept = await self._send(updates, made)
         failed = []
-        for move in made:
-            error = node_state.updates.refusal(move.id)
-            if error:
-                back = self._take_back(engine, move, f"the runtime refused it: {error}")
-                if back:
-                    # It has never left its old place, so it need not be told; others may have made room for it.
-                    node_state.updates.forget(move.id)
-                    node_state.send(update for update in back if update.id != move.id)
-                    failed.append(FailedMove(move.id, path_of(engine, move.id), error))
+        for together in in_exchanges(made):
+            failed += self._undo_refused(engine, together, kept)
+        node_state.send(kept.values())
         node_state.save()
         refused = {failure.id for failure in failed}
         for move in [] if plan.is_order else made:
@@ -106,6 +103,51 @@ class Mover:
         self._services.metrics.moves.labels("refused").inc(len(failed))
         stands = tuple(move for move in made if move.id not in refused)
         return MoveOutcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
+
+    async def _send(self, updates: Sequence[CpusetUpdate], made: Sequence[Move]) -> dict[str, CpusetUpdate]:
+        """Send updates and wait for the runtime. Those of an exchange go one after another, so that no more containers
+        are in one place than the plan has reckoned with; after one that is refused, the rest of it is kept: returned,
+        by id."""
+        sender = self._services.node_state.updates
+        exchange_of = {move.id: move.exchange for move in made if move.exchange}
+        kept: dict[str, CpusetUpdate] = {}
+        refused: set[int] = set()
+        wait_s = WAIT_S
+        for one_id, group in groupby(
+            updates, key=lambda update: update.id if update.id in exchange_of else ""
+        ):
+            listed = list(group)
+            exchange = exchange_of.get(one_id, 0)
+            if exchange in refused:
+                kept[one_id] = listed[0]
+                continue
+            await sender.send_and_wait(listed, wait_s)
+            if any(update.id in sender.pending and not sender.refusal(update.id) for update in listed):
+                wait_s = 0.0  # the runtime does not answer: one wait is enough
+            if exchange and sender.refusal(one_id):
+                refused.add(exchange)
+        return kept
+
+    def _undo_refused(
+        self, engine: Engine, together: Sequence[Move], kept: dict[str, CpusetUpdate]
+    ) -> list[FailedMove]:
+        """Take a move, or an exchange, back if the runtime has refused a part of it; takes those out of ``kept``."""
+        updates = self._services.node_state.updates
+        errors = {move.id: error for move in together if (error := updates.refusal(move.id))}
+        if not errors:
+            return []
+        [error, *_] = errors.values()
+        back = self._take_back(engine, together, f"the runtime refused it: {error}")
+        if not back:
+            return []
+        # Those that have never left their old places need not be told; others may have made room for them.
+        untold = {*errors, *(move.id for move in together if kept.pop(move.id, None))}
+        for key in untold:
+            updates.forget(key)
+        self._services.node_state.send(update for update in back if update.id not in untold)
+        paths = {move.id: path_of(engine, move.id) for move in together}
+        other = f"{paths[next(iter(errors))]}, with which it was to change places, was refused: {error}"
+        return [FailedMove(move.id, paths[move.id], errors.get(move.id, other)) for move in together]
 
     def _stopped(self, engine: Engine) -> str:
         """Why nothing may be moved in this engine (any more); "" = it may."""
@@ -121,11 +163,12 @@ class Mover:
         waiting = [move for move in made if move.id in updates.pending and not updates.refusal(move.id)]
         return "the runtime does not answer" if waiting else ""
 
-    def _take_back(self, engine: Engine, move: Move, why: str) -> tuple[CpusetUpdate, ...]:
-        """What has to be sent for it; nothing = the container has to stay where it is."""
-        back = engine.take_back(move, why) if engine is self._services.node_state.engine else ()
+    def _take_back(self, engine: Engine, together: Sequence[Move], why: str) -> tuple[CpusetUpdate, ...]:
+        """What has to be sent for a move or an exchange; nothing = the containers have to stay where they are."""
+        back = engine.take_back(together, why) if engine is self._services.node_state.engine else ()
         said = "a move was taken back" if back else "a move could not be taken back"
-        self._services.log.warning(said, container=path_of(engine, move.id), why=why)
+        for move in together:
+            self._services.log.warning(said, container=path_of(engine, move.id), why=why)
         return back
 
     # ------------------------------------------------------------------ the guard
@@ -176,12 +219,16 @@ class Mover:
         places = [move.home for move in made]
         failed: list[FailedMove] = []
         updates: list[CpusetUpdate] = []
+        groups = list(in_exchanges(made))
         for worse in worse_places(places, cpus_of, before, shares(start, end)):
-            for move in reversed([m for m in made if m.home == worse.place]):
-                back = self._take_back(engine, move, worse.sentence)
+            for together in reversed(
+                [group for group in groups if any(m.home == worse.place for m in group)]
+            ):
+                back = self._take_back(engine, together, worse.sentence)
                 if back:
+                    groups.remove(together)
                     updates += back
-                    failed.append(FailedMove(move.id, path_of(engine, move.id), worse.sentence))
+                    failed += [FailedMove(m.id, path_of(engine, m.id), worse.sentence) for m in together]
         self._services.node_state.save()
         self._services.metrics.moves.labels("taken_back").inc(len(failed))
         await self._services.node_state.updates.send_and_wait(updates, WAIT_S)

@@ -239,6 +239,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("affinity.rebalance_interval", duration(), 60.0, "How often a plan is made.", cluster=True),
     Option("affinity.hysteresis", decimal(0, 1), 0.1,
            "The part of all communication cost that a plan must save.", cluster=True),
+    Option("affinity.exchange_overcommit", decimal(0, 1), 0.5,
+           "How far above its CPUs, as a part of them, an L3 may be for the milliseconds in which containers that share "
+           "CPUs change places; 0: they never do.", cluster=True),
     Option("affinity.moves_per_minute", whole(0, 1000), 10,
            "Containers moved in a minute at most; 0 freezes all.", cluster=True),
     Option("affinity.minimum_age", duration(), 60.0, "Younger containers are not moved.", cluster=True),

@@ -32,6 +32,8 @@ _WORK_OF_SHAKING_A_VERTEX = 3_000
 _WORK_OF_A_VERTEX = 12
 #: Up to so many vertices times sites, ejections are looked for as well as swaps.
 _DEEP = 3_000
+#: Up to so many, the search may look at more: what it finds then is worth a quarter of a second of the planner.
+_MIDDLE, _MORE = 8_000, 4
 
 #: Rounding errors are below this part of the mean cost.
 _ROUNDING = 1e-9
@@ -55,7 +57,8 @@ class Search:
         # There are no moves yet that would have a price.
         self.value = (Arrangement(instance, present).excess(), cost)
         self.start = "the present placement"
-        self.left = instance.problem.settings.work
+        self.work = instance.problem.settings.work * (_MORE if count * len(instance.rows) <= _MIDDLE else 1)
+        self.left = self.work
 
     def run(self) -> None:
         """Look for the best."""
@@ -65,7 +68,7 @@ class Search:
         number = min(settings.starts, len(_STARTS))
         # 1. New placements, laid over the present one; and, second, the present one improved.
         for start, (fill, exponent) in enumerate(_STARTS[:number]):
-            if start and self.left < to_start + to_refine + _SHAKING * settings.work:
+            if start and self.left < to_start + to_refine + _SHAKING * self.work:
                 break
             self.left -= to_start
             made = self._made_anew(fill * settings.fill, exponent)

@@ -161,6 +161,64 @@ async def test_a_refused_move_is_not_made_again_and_the_plan_goes_on(
         assert node.plans() == 1
 
 
+# ---------------------------------------------------------------------- exchanges
+
+
+async def crossed(node: Node, client: CriClient) -> tuple[str, str, str, str]:
+    """A node whose L3s have one CPU left each; of two pairs that talk, one end each is in one of two L3s."""
+    in_leaf: dict[frozenset[int], list[str]] = {}
+    for number in range(2 * len(node.engine.host.topology.leaves)):
+        name = f"c{number}"
+        await node.create(client, name, 3.5)
+        in_leaf.setdefault(node.leaf(name), []).append(name)
+    assert {len(names) for names in in_leaf.values()} == {2}
+    node.now_s += 100
+    (a, b), (c, d) = list(in_leaf.values())[:2]
+    node.talk((a, c), (b, d))
+    return a, b, c, d
+
+
+async def test_containers_change_places_on_a_full_node_one_after_another(
+    runtime: FakeRuntime, client: CriClient, tmp_path: Path
+) -> None:
+    async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}}) as node:
+        a, b, c, d = await crossed(node, client)
+        seen: list[tuple[str, int]] = []
+        on_update(node, lambda update: seen.append((update.id, len(node.made()))))
+        await node.round()
+        assert (node.together(a, c), node.together(b, d), node.plans()) == (True, True, 1)
+        # Each was sent when the runtime had answered the one before.
+        assert [count for _, count in seen] == [0, 1]
+        assert len(node.made()) == 2
+
+
+@pytest.mark.parametrize("refused", [0, 1], ids=["the first", "the second"])
+async def test_an_exchange_of_which_one_is_refused_is_taken_back_whole(
+    node: Node, client: CriClient, refused: int
+) -> None:
+    names = await crossed(node, client)
+    before = {name: node.leaf(name) for name in names}
+    tried: list[CpusetUpdate] = []
+
+    def refuses(update: CpusetUpdate) -> Optional[Exception]:
+        tried.append(update)
+        return answered(grpc.StatusCode.INTERNAL) if len(tried) == refused + 1 else None
+
+    on_update(node, refuses)
+    answer = await node.affinity.rebalance(dry_run=False)
+    assert (answer["moved"], len(answer["failed"])) == (0, 2)
+    assert (
+        sum("with which it was to change places, was refused: no" in row["error"] for row in answer["failed"])
+        == 1
+    )
+    await node.services.node_state.updates.wait(tried, 5)
+    assert not node.services.node_state.updates.pending
+    assert {name: node.leaf(name) for name in names} == before
+    assert all(node.engine.grants[node.ids[name]].cpus == cpus for name, cpus in before.items())
+    # One that was kept back was never sent; one that was made goes back.
+    assert len(tried) == (1 if refused == 0 else 3)
+
+
 # ---------------------------------------------------------------------- the guard
 
 
