@@ -21,7 +21,7 @@
 
 struct opener {
     u64 key; /* 0 = free */
-    u64 cgroup;
+    u64 cgroup;   /* 0 = has not sent anything since its SYN (TCP fast open) */
     u64 acceptor; /* 0 = has not sent anything yet, or is not on this machine */
     u32 since;    /* ticks, the low half */
     u32 phase;
@@ -95,7 +95,8 @@ static __always_inline void leave_opener(u64 key, u64 cgroup)
             place = other;
         if (place->key && (place->phase == OPEN || (place->phase == CLOSING_DOWN && place->acceptor))) {
             count(OPENERS_EVICTED);
-            note_lost(place->cgroup);
+            if (place->cgroup)
+                note_lost(place->cgroup);
             if (place->acceptor && place->acceptor != place->cgroup)
                 note_lost(place->acceptor);
         }

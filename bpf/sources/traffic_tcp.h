@@ -27,15 +27,16 @@
 #define LONGEST_PAUSE 10
 
 #define ESTABLISHED 1
+#define SYN_RECEIVED 3
 #define CLOSE 7
 #define FIN_WAIT1 4
 #define FIN_WAIT2 5
 #define CLOSE_WAIT 8
 #define LAST_ACK 9
 #define CLOSING 11
-/* Of these the counters can be read. */
+/* Of these the counters can be read. SYN_RECEIVED: with TCP fast open an acceptor may answer before the handshake ends. */
 #define HAS_COUNTERS \
-    (1 << ESTABLISHED | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT | 1 << LAST_ACK | 1 << CLOSING)
+    (1 << ESTABLISHED | 1 << SYN_RECEIVED | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT | 1 << LAST_ACK | 1 << CLOSING)
 /* In these a socket sends its FIN; not only that, as they may last. */
 #define SENDS_FIN (1 << FIN_WAIT1 | 1 << LAST_ACK | 1 << CLOSING)
 #define FIN 1
@@ -105,13 +106,37 @@ static __always_inline void read_segment(struct __sk_buff *skb, struct segment *
     segment->end = segment->first + skb->len - offset - (tcp[12] >> 4) * 4;
 }
 
-/* What an acceptor sends before anything of it is acknowledged: an opener's SYN is by then. */
-static __always_inline void accept_opener(struct __sk_buff *skb, struct bpf_tcp_sock *tcp)
+/* What an acceptor sends before anything of it is acknowledged: an opener's SYN is by then. With fast open the opener may
+ * send nothing before it is answered: then the acceptor makes the entry, and the opener's cgroup is left there later. */
+static __always_inline void accept_opener(struct __sk_buff *skb, struct bpf_tcp_sock *tcp, u32 state)
 {
-    struct opener *opener = find_opener(key_as_acceptor(tcp));
+    u64 key = key_as_acceptor(tcp);
+    struct opener *opener = find_opener(key);
 
+    if (!opener && (state == SYN_RECEIVED || (tcp->segs_in == 1 && tcp->bytes_received))) {
+        leave_opener(key, 0);
+        opener = find_opener(key);
+    }
     if (opener && !opener->acceptor)
         WRITE_ONCE(opener->acceptor, bpf_skb_cgroup_id(skb));
+}
+
+/* Whether it is an opener that sends its first segment after the SYN: an acceptor of which something is acknowledged has
+ * received two segments. */
+static __always_inline bool begins_opened(struct bpf_tcp_sock *tcp, u32 before)
+{
+    if (tcp->bytes_acked == 1)
+        return tcp->data_segs_out == 0 || before == 1;
+    return tcp->bytes_acked && before == 1 && tcp->segs_in == 1;
+}
+
+/* An opener whose data was acknowledged with its SYN. */
+static __always_inline void join_opener(struct __sk_buff *skb, struct bpf_tcp_sock *tcp)
+{
+    struct opener *opener = find_opener(key_as_opener(tcp));
+
+    if (opener && !opener->cgroup)
+        WRITE_ONCE(opener->cgroup, bpf_skb_cgroup_id(skb));
 }
 
 /* The opener sends its FIN. The acceptor, if it is on this machine and has not, still looks for the entry at its own. */
@@ -123,17 +148,6 @@ static __always_inline void close_opener(struct opener *opener, u32 state)
         WRITE_ONCE(opener->phase, CLOSING_DOWN);
 }
 
-/* An end sends a reset, and is closed by it. */
-static __always_inline void reset_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp)
-{
-    struct opener *opener = find_opener(key_as_acceptor(tcp));
-
-    if (!opener)
-        opener = find_opener(key_as_opener(tcp));
-    if (opener)
-        forget_opener(opener);
-}
-
 /* Connections of few segments: the opener leaves its entry, the acceptor adds all up when it sends its FIN. */
 static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp, u32 state, u32 before)
 {
@@ -142,12 +156,14 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     struct opener *opener;
     u64 me, received, cgroup, sent;
 
-    if (state == ESTABLISHED) {
-        /* Only its SYN is acknowledged: this is an opener's ACK of the handshake, or its first data in its stead. */
-        if (tcp->bytes_acked == 1 && (tcp->data_segs_out == 0 || before == 1))
+    if (state == ESTABLISHED || state == SYN_RECEIVED) {
+        /* An opener's ACK of the handshake, or its first data in its stead. */
+        if (begins_opened(tcp, before))
             leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
         else if (tcp->bytes_acked == 0)
-            accept_opener(skb, tcp);
+            accept_opener(skb, tcp, state);
+        else if (before <= 2)
+            join_opener(skb, tcp);
         return;
     }
     if (!(1 << state & SENDS_FIN))
@@ -172,7 +188,7 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     cgroup = opener->cgroup;
     forget_opener(opener);
     me = bpf_skb_cgroup_id(skb);
-    if (cgroup == me)
+    if (!cgroup || cgroup == me)
         return;
     count(RESOLVED);
     add(me, cgroup, TCP_NUMBER, sent, received,
@@ -185,6 +201,7 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
 {
     struct connection none = {};
     u64 key = key_as_opener(tcp);
+    struct opener *opener;
 
     /* The first look at one that was short until now. */
     if (before < SHORT_SEGMENTS + LOOK_EVERY) {
@@ -194,9 +211,11 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
         none.received = tcp->bytes_received;
         none.messages = tcp->data_segs_in + tcp->data_segs_out;
     }
-    if (find_opener(key))
+    opener = find_opener(key);
+    if (opener) {
         none.role = IS_OPENER; /* the other end counts */
-    else if (!find_opener(key_as_acceptor(tcp)))
+        join_opener(skb, tcp);
+    } else if (!find_opener(key_as_acceptor(tcp)))
         leave_opener(key, bpf_skb_cgroup_id(skb));
     return connections.sk_storage_get(sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
 }
@@ -242,7 +261,7 @@ static __always_inline void resolve(struct __sk_buff *skb, struct connection *co
         return;
     connection->tried_at = now;
     opener = find_opener(key_as_acceptor(tcp));
-    if (opener) {
+    if (opener && opener->cgroup) {
         connection->peer = opener->cgroup;
         connection->flushed_at = 0;
         WRITE_ONCE(opener->phase, FOUND);
@@ -336,6 +355,35 @@ static __always_inline void long_connection(struct __sk_buff *skb, struct bpf_so
         flush(skb, connection, tcp, now);
 }
 
+/* An end sends a reset, and is closed by it. What the other has sent and this one has not read counts too. An acceptor
+ * that has sent its FIN has counted: then there is no entry. */
+static __always_inline void reset_connection(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tcp)
+{
+    struct connection *connection = connections.sk_storage_get(sk, 0, 0);
+    u64 messages = (u64)tcp->data_segs_in + tcp->data_segs_out, cgroup, me;
+    u32 sent = tcp->snd_nxt - own_number(tcp);
+    struct opener *opener = find_opener(key_as_acceptor(tcp));
+    bool is_opener = !opener, is_counted;
+
+    if (connection && connection->peer)
+        flush(skb, connection, tcp, bpf_jiffies64());
+    if (is_opener)
+        opener = find_opener(key_as_opener(tcp));
+    if (!opener)
+        return;
+    is_counted = opener->phase == FOUND || !opener->acceptor || (connection && !is_opener);
+    cgroup = is_opener ? opener->acceptor : opener->cgroup;
+    forget_opener(opener);
+    me = bpf_skb_cgroup_id(skb);
+    if (is_counted || !cgroup || cgroup == me)
+        return;
+    count(RESOLVED);
+    if (is_opener)
+        add(cgroup, me, TCP_NUMBER, tcp->bytes_received, sent - 1, messages);
+    else
+        add(me, cgroup, TCP_NUMBER, sent, tcp->bytes_received, messages);
+}
+
 static __always_inline void tcp_sent(struct __sk_buff *skb)
 {
     struct bpf_sock *sk = skb->sk;
@@ -352,7 +400,7 @@ static __always_inline void tcp_sent(struct __sk_buff *skb)
             return;
         tcp = bpf_tcp_sock(sk);
         if (tcp)
-            reset_connection(skb, tcp);
+            reset_connection(skb, sk, tcp);
         return;
     }
     if (state > CLOSING || !(1 << state & HAS_COUNTERS))

@@ -82,6 +82,47 @@ def reset_tcp(address, port, request, response, count, connections=1):
             assert read(connection, response)
         reset(connection)
 
+def serve_resets(address, port, request, response, left_unread):
+    # Ends each connection by a reset: because that is asked for, or because something is left unread.
+    listener = socket.create_server((address, port), backlog=1024)
+    def accept():
+        while True:
+            connection, _ = listener.accept()
+            if read(connection, request - left_unread):
+                connection.sendall(bytes(response))
+            connection.close() if left_unread else reset(connection)
+    threading.Thread(target=accept, daemon=True).start()
+    print(listener.getsockname()[1])
+
+def call_until_reset(address, port, request, response, connections):
+    for _ in range(connections):
+        with socket.create_connection((address, port), timeout=30) as connection:
+            connection.sendall(bytes(request))
+            assert read(connection, response)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+def allow_fast_open():
+    # At clients (1) and servers (2), without cookies (4, 0x200), for all listeners (0x400).
+    with open("/proc/sys/net/ipv4/tcp_fastopen", "w") as file:
+        file.write(str(0x607))
+
+def call_fast(address, port, request, response, count, connections):
+    for _ in range(connections):
+        with socket.socket() as connection:
+            connection.settimeout(30)
+            connection.sendto(bytes(request), socket.MSG_FASTOPEN, (address, port))
+            assert read(connection, response)
+            for _ in range(count - 1):
+                connection.sendall(bytes(request))
+                assert read(connection, response)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+
+def fast_opened():
+    names, values = [line.split() for line in open("/proc/net/netstat") if line.startswith("TcpExt:")]
+    print(dict(zip(names, values))["TCPFastOpenActive"])
+
 def serve_udp(family, address, port, response):
     server = socket.socket(family, socket.SOCK_DGRAM)
     server.bind((address, port))

@@ -103,6 +103,42 @@ def test_traffic_of_a_connection_that_stays_open_is_seen_while_it_does(stage: St
     assert between(flows, "tcp") == (pytest.approx(200_000, rel=ON_TCP), pytest.approx(800_000, rel=ON_TCP))
 
 
+@pytest.mark.parametrize("count", [1, 5, 500])
+@pytest.mark.parametrize("path", ["bridge", "loopback"])
+def test_tcp_fast_open_counts_what_the_programs_sent(stage: Stage, path: str, count: int) -> None:
+    client, server = stage.one_pod() if path == "loopback" else stage.bridged()
+    for talker in (client, server):
+        talker.do("allow_fast_open()")
+    address = "127.0.0.1" if path == "loopback" else f"{stage.net}.3"
+    port = int(server.do(f"serve_tcp(socket.AF_INET, {address!r}, 0, 100, 1000)"))
+    provider = stage.provider()
+    client.do(f"call_fast({address!r}, {port}, 100, 1000, {count}, 20)")
+    assert int(client.do("fast_opened()")) >= 20
+    assert between(provider.sample(0.0).flows, "tcp") == (
+        pytest.approx(20 * count * 100, rel=ON_TCP),
+        pytest.approx(20 * count * 1000, rel=ON_TCP),
+    )
+
+
+@pytest.mark.parametrize("path", ["bridge", "loopback"])
+@pytest.mark.parametrize("by", ["client", "server", "server that has not read all"])
+def test_short_connections_that_end_by_a_reset_count(stage: Stage, path: str, by: str) -> None:
+    client, server = stage.one_pod() if path == "loopback" else stage.bridged()
+    address = "127.0.0.1" if path == "loopback" else f"{stage.net}.3"
+    serve, call = {
+        "client": ("serve_tcp(socket.AF_INET, {!r}, 0, 100, 1000)", "reset_tcp({!r}, {}, 100, 1000, 2, 50)"),
+        "server": ("serve_resets({!r}, 0, 200, 2000, 0)", "call_until_reset({!r}, {}, 200, 2000, 50)"),
+        "server that has not read all": (
+            "serve_resets({!r}, 0, 200, 2000, 10)",
+            "call_until_reset({!r}, {}, 200, 2000, 50)",
+        ),
+    }[by]
+    port = int(server.do(serve.format(address)))
+    provider = stage.provider()
+    client.do(call.format(address, port))
+    assert between(provider.sample(0.0).flows, "tcp") == (10_000, 100_000)
+
+
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
 @pytest.mark.parametrize("count", [1, 5, 300])
 @pytest.mark.parametrize("path", ["bridge", "IPv6", "loopback", "DNAT"])
