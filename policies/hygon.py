@@ -126,6 +126,11 @@ class Hygon:
         place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
         return with_memory(node, container, self.settings, fence, place, choice.why, choice.has_room)
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        """Whether it is placed by the ladder: it is to own no CPUs, and not to share the reserved ones."""
+        ask = ask_of(container, self.settings, bool(node.reserved))
+        return not ask.full and not ask.is_reserved
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         """Nothing: no container is moved because another left."""
         return {}

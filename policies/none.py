@@ -41,5 +41,8 @@ class NoPolicy:
     ) -> Decision:
         return Decision(UNTOUCHED, "policy none: requests go through as they are")
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        return False
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         return {}

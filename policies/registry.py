@@ -46,6 +46,10 @@ class Policy(Protocol):
         """
         ...
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        """Whether a container owns no CPUs and fits only where the shared CPUs of a domain have room for its request."""
+        ...
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         """After a container has gone or changed: the placements that others should have now, where they differ."""
         ...

@@ -36,5 +36,8 @@ class TopologyAware:
         """As ``Hygon.place``; what is owned by default is the settings' ``ownership``."""
         return self._ladder.place(node, container, fence, affinity, near, keep)
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        return self._ladder.fits_by_room(node, container)
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         return self._ladder.tidy(node)

@@ -227,6 +227,9 @@ class Owning:
         placement = Placement(cpus=leaf if mixed else own, exclusive=own, home=home, level="ccx")
         return Decision(placement, f"{whole} CPUs of its own")
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        return False
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         return {}
 

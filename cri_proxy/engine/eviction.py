@@ -43,9 +43,10 @@ def make_room(ledger: Ledger, container: Container, fence: CpusetConstraint) -> 
     if not most or not ledger.policy.moves_others:
         return None
     resized = being_resized(ledger)
+    room = Room(ledger, container)
     for domain, missing in _targets(ledger, container)[:DOMAINS_TRIED]:
         movers = _enough(ledger, domain.cpus, max(missing, 1), most, resized)
-        if movers:
+        if movers and room.may_hold(domain, movers):
             found = _with_moves(ledger, container, fence, domain, movers)
             if found is not None:
                 return found
@@ -129,6 +130,40 @@ def _enough(
         if missing <= 0:
             return chosen
     return []
+
+
+class Room:
+    """The room of every leaf before a container is placed: it tells trials that are for nothing without making them."""
+
+    def __init__(self, ledger: Ledger, container: Container) -> None:
+        self._ledger = ledger
+        survey, tree = ledger.node.survey(), ledger.node.topology
+        self._nano = [survey.room_nano([index]) for index in range(len(survey.caps))]
+        self._request = container.resources.milli_request * NANO_PER_MILLI
+        is_by_leaf = all(len(domain.leaves) == 1 for domain in tree.at("l3"))
+        self._tells = is_by_leaf and ledger.policy.fits_by_room(ledger.node, container)
+
+    def may_hold(self, domain: Domain, movers: Sequence[Grant]) -> bool:
+        """Whether the largest mover may find another L3, or what is left of its own, with room once the container is there.
+
+        It tells that only where an L3 is all the mover may get (``_is_worse``), and the shared CPUs stay as they are.
+        """
+        largest = movers[0]
+        if (
+            not self._tells
+            or len(domain.leaves) != 1
+            or largest.placement.level != "ccx"
+            or largest.fence.cpus is not None
+            or any(g.placement.exclusive or not g.placement.cpus <= domain.cpus for g in movers)
+            or not self._ledger.policy.fits_by_room(self._ledger.node, largest.container)
+        ):
+            return True
+        needed = largest.container.resources.milli_request * NANO_PER_MILLI
+        own = domain.leaves[0]
+        # Charges are rounded down on every CPU, so the container may take a little less than it requests.
+        left = self._nano[own] - self._request + len(domain.cpus)
+        left += sum([g.container.resources.milli_request for g in movers]) * NANO_PER_MILLI
+        return left >= needed or any(nano >= needed for leaf, nano in enumerate(self._nano) if leaf != own)
 
 
 def _with_moves(

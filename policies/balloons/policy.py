@@ -116,6 +116,9 @@ class Balloons:
             return replace(joined, fits=False)
         return self._decided(node, found, balloon, own, container, fence, note)
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        return False
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         """The placements of containers whose balloon should have other CPUs now."""
         found = self._books.read(node)

@@ -432,6 +432,9 @@ class Failing:
             raise self._error
         return self._policy.place(node, container, fence, affinity, near, keep)
 
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        return False
+
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         return {}
 

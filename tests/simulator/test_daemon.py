@@ -31,6 +31,9 @@ class Failing:
     def place(self, *_: Any, **__: Any) -> Decision:
         raise self.error
 
+    def fits_by_room(self, *_: Any) -> bool:
+        return False
+
     def tidy(self, node: Node) -> dict[str, Placement]:
         return {}
 
