@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # make deb PYTHON=3.9: a version names the Python of the machines a package is for, not the one used here.
 TARGET := $(filter 3.%,$(PYTHON))
+# make deb ARCH=aarch64: the architecture of the machines a package is for.
+ARCH ?= x86_64
 RELEASE ?= 1
 RUNTIME ?= demo
 # Seconds of make bench-soak.
@@ -18,7 +20,7 @@ VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc lib
 # What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
 CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
-PACKAGING := debootstrap rpm rpmlint lintian e2fsprogs
+PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
 .PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak bench-cluster run docs packages deb rpm image chart clean
 
@@ -129,13 +131,13 @@ docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs and their 
 
 packages: deb rpm ## Both packages, in dist/
 
-deb: setup ## The Debian package; PYTHON=3.9: for machines with that Python
+deb: setup ## The Debian package; PYTHON=3.9, ARCH=aarch64: for machines with these
 	@tools/debian-packages dpkg
-	@$(BIN)/python packaging/build.py deb $(addprefix --python=,$(TARGET)) --release $(RELEASE)
+	@$(BIN)/python packaging/build.py deb $(addprefix --python=,$(TARGET)) --architecture $(ARCH) --release $(RELEASE)
 
-rpm: setup ## The rpm; PYTHON=3.9 as well
+rpm: setup ## The rpm; PYTHON=3.9, ARCH=aarch64 as well
 	@tools/debian-packages rpm
-	@$(BIN)/python packaging/build.py rpm $(addprefix --python=,$(TARGET)) --release $(RELEASE)
+	@$(BIN)/python packaging/build.py rpm $(addprefix --python=,$(TARGET)) --architecture $(ARCH) --release $(RELEASE)
 
 image: setup ## The images, as one OCI layout with its SBOMs, in dist/; CARRIES=deb:3.11: packages for hosts (root)
 	@tools/debian-packages mmdebstrap dpkg rpm

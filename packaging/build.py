@@ -1,4 +1,4 @@
-"""Builds a package: ``build.py deb|rpm [--python 3.11] [--release 1]``; the file is put in dist/.
+"""Builds a package: ``build.py deb|rpm [--python 3.11] [--architecture aarch64] [--release 1]``; it is put in dist/.
 
 The same commit gives the same package: its date is that of the commit (or SOURCE_DATE_EPOCH).
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import debian
 import redhat
+from architectures import ARCHITECTURES, X86_64, named
 from prepare import REPOSITORY, prepare
 from stage import Target
 
@@ -27,19 +28,23 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="build.py", description=__doc__)
     parser.add_argument("kind", choices=["deb", "rpm"])
     parser.add_argument("--python", help="Python of the machines it is for (default: that of this one)")
+    parser.add_argument("--architecture", default=X86_64.name, help="that of the machines it is for")
     parser.add_argument("--release", default="1", help="the package's release of this version")
     parser.add_argument("--dist", type=Path, default=REPOSITORY / "dist", help="the folder it is put in")
     parser.add_argument("--quick", action="store_true", help="packed loosely, in a third of the time")
     options = parser.parse_args(arguments)
     python = options.python or system_python()
+    architecture = named(options.architecture)
     os.environ["SOURCE_DATE_EPOCH"] = str(source_date())
     os.umask(0o022)
     options.dist.mkdir(parents=True, exist_ok=True)
     build = debian.build if options.kind == "deb" else redhat.build
     # Side by side with others that build.
     with tempfile.TemporaryDirectory(prefix="cri-resmgr-package-") as work:
-        prepare(python, Path(work) / "prepared")
-        target = Target(python, VERSION, options.release, options.quick)
+        # An rpm comes with the package to rebuild it from, on whichever architecture.
+        architectures = [architecture] if options.kind == "deb" else ARCHITECTURES
+        prepare(python, architectures, Path(work) / "prepared")
+        target = Target(python, architecture, VERSION, options.release, options.quick)
         print(build(Path(work), target, options.dist.resolve()))
     return 0
 

@@ -23,11 +23,11 @@ def build(work: Path, target: Target, dist: Path) -> Path:
     """The package's file in ``dist``; ``work`` has what was prepared."""
     version = f"{target.version}-{target.release}+py{target.python}"
     root = work / "root"
-    stage(work / "prepared", target.python, "deb", root)
+    stage(work / "prepared", target.python, target.architecture, "deb", root)
     _documents(root, version)
-    _control(root, version, target.python)
+    _control(root, version, target)
     clamp_times(root)
-    package = dist / f"cri-resmgr_{version}_amd64.deb"
+    package = dist / f"cri-resmgr_{version}_{target.architecture.debian}.deb"
     packing = ["-Zgzip", "-z1"] if target.is_quick else ["-Zxz"]
     command = ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(package)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -57,7 +57,7 @@ def _changes() -> Iterator[str]:
         yield textwrap.fill(words, 76, initial_indent="  * ", subsequent_indent="    ") + "\n"
 
 
-def _control(root: Path, version: str, python: str) -> None:
+def _control(root: Path, version: str, target: Target) -> None:
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     kib = sum((path.stat().st_size + 1023) // 1024 for path in files)
     control = root / "DEBIAN"
@@ -65,7 +65,12 @@ def _control(root: Path, version: str, python: str) -> None:
     control.chmod(0o755)
     text = (SOURCES / "control").read_text()
     texts = {
-        "control": text.format(version=version, python=python, installed_kib=kib),
+        "control": text.format(
+            version=version,
+            architecture=target.architecture.debian,
+            python=target.python,
+            installed_kib=kib,
+        ),
         "conffiles": "".join(f"/{p.relative_to(root)}\n" for p in files if p.is_relative_to(root / "etc")),
         "md5sums": "".join(
             f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n"

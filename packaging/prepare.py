@@ -7,14 +7,18 @@ The protobuf modules are made by a pinned protoc, older than every pinned protob
 from __future__ import annotations
 
 import email
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import manuals
 import vendor
+from architectures import Architecture
+from stage import compiled_site
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: What was fetched, for the next build.
@@ -25,22 +29,30 @@ OUR_FILES = ("*.py", "*.c", "*.h")
 PROTOC = "grpcio-tools==1.80.1"
 
 
-def prepare(python: str, target: Path) -> None:
-    """Fill ``target``: ``site/``, ``licences/``, ``man/``, ``completion/``, ``config.yaml``."""
+def prepare(python: str, architectures: Sequence[Architecture], target: Path) -> None:
+    """Fill ``target``: ``site/``, ``site-ARCHITECTURE/``, ``licences/``, ``man/``, ``completion/``, ``config.yaml``."""
     shutil.rmtree(target, ignore_errors=True)
     site = target / "site"
-    _vendored(python, site, target / "licences")
+    CACHE.mkdir(exist_ok=True)
+    # Builds side by side share what is fetched.
+    with (CACHE / "packages.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _vendored(python, architectures, target)
+        _protobufs(site)
     for package in OUR_PACKAGES:
         _our_code(package, site)
-    _protobufs(site)
     manuals.write_all(target)
 
 
-def _vendored(python: str, site: Path, licences: Path) -> None:
-    wheels = vendor.fetch(python, CACHE / f"wheels-{python}")
-    for wheel in wheels:
-        vendor.unpack(wheel, site, licences)
-    licences.joinpath("VENDORED.md").write_text(vendored_list(site, licences))
+def _vendored(python: str, architectures: Sequence[Architecture], target: Path) -> None:
+    licences = target / "licences"
+    for architecture in architectures:
+        compiled = compiled_site(target, architecture)
+        cache = CACHE / f"wheels-{python}-{architecture.name}"
+        for wheel in vendor.fetch(python, architecture, cache):
+            vendor.unpack(wheel, target / "site" if vendor.is_shared(wheel) else compiled, licences)
+    sites = [target / "site", *(compiled_site(target, architecture) for architecture in architectures)]
+    licences.joinpath("VENDORED.md").write_text(vendored_list(sites, licences))
 
 
 def _our_code(package: str, site: Path) -> None:
@@ -53,15 +65,19 @@ def _our_code(package: str, site: Path) -> None:
             shutil.copyfile(source, copy)
 
 
-def vendored_list(site: Path, licences: Path) -> str:
+def vendored_list(sites: Sequence[Path], licences: Path) -> str:
     """A table of what is vendored: name, version, licence, the files with its text.
 
     :raises SystemExit: a wheel brings no licence text.
     """
+    # Of each architecture's wheels one: versions and licences are the same.
+    found = {
+        metadata.parent.name: metadata for site in sites for metadata in site.glob("*.dist-info/METADATA")
+    }
     rows = []
-    for metadata in sorted(site.glob("*.dist-info/METADATA")):
+    for folder_name, metadata in sorted(found.items()):
         fields = email.message_from_string(metadata.read_text(encoding="utf-8"))
-        name, version = metadata.parent.name[: -len(".dist-info")].split("-")
+        name, version = folder_name[: -len(".dist-info")].split("-")
         folder = licences / f"{name}-{version}"
         texts = sorted(found.name for found in folder.glob("*"))
         if not texts:

@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Optional
 
+from architectures import X86_64, Architecture
 from stage import REPOSITORY, Target, clamp_times
 
 SPEC = REPOSITORY / "packaging" / "rpm" / "cri-resmgr.spec"
@@ -35,16 +36,17 @@ def build(work: Path, target: Target, dist: Path) -> Path:
         path.chmod(0o644)
     clamp_times(top)
     # The package to rebuild from keeps the spec with its macros expanded, paths too, and a number of it is in the
-    # other one where both are built at once.
-    _rpmbuild("-bb", top, str(top), target)
-    _rpmbuild("-bs", top, ".", target)
-    (package,) = top.glob("RPMS/x86_64/*.rpm")
+    # other one where both are built at once. It has the modules of every architecture, so one is enough for all:
+    # rpm writes the architecture it was made on into it, which is the same one wherever it is made.
+    _rpmbuild("-bb", top, str(top), target, target.architecture)
+    _rpmbuild("-bs", top, ".", target, X86_64)
+    (package,) = top.glob(f"RPMS/{target.architecture.name}/*.rpm")
     for built in (package, *top.glob("SRPMS/*.rpm")):
         shutil.copyfile(built, dist / built.name)
     return dist / package.name
 
 
-def _rpmbuild(what: str, folder: Path, top: str, target: Target) -> None:
+def _rpmbuild(what: str, folder: Path, top: str, target: Target, architecture: Architecture) -> None:
     defined = {
         "_topdir": top,
         "python": target.python,
@@ -54,7 +56,7 @@ def _rpmbuild(what: str, folder: Path, top: str, target: Target) -> None:
     }
     defines = [word for name, value in defined.items() for word in ("--define", f"{name} {value}")]
     # Debian has what BuildRequires names, but no database of rpms that would say so.
-    command = ["rpmbuild", what, "--nodeps", "--target", "x86_64", *defines, f"SPECS/{SPEC.name}"]
+    command = ["rpmbuild", what, "--nodeps", "--target", architecture.name, *defines, f"SPECS/{SPEC.name}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"packaging: rpmbuild failed\n{done.stdout}{done.stderr}")

@@ -1,6 +1,6 @@
 """Lays out a package's files below a root, from what ``prepare.py`` made. Standard library only: the spec runs it.
 
-stage.py PREPARED PYTHON deb|rpm ROOT
+stage.py PREPARED PYTHON ARCHITECTURE deb|rpm ROOT
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from architectures import Architecture, check_elf_files, named
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "packaging" / "files"
@@ -41,14 +43,24 @@ class Target:
     """What a package is built for; ``python`` as ``3.11``, ``is_quick``: packed loosely."""
 
     python: str
+    architecture: Architecture
     version: str
     release: str
     is_quick: bool = False
 
 
-def stage(prepared: Path, python: str, kind: str, root: Path) -> None:
-    """Every file of the package, with its mode, below ``root``."""
-    _program(prepared, python, root)
+def compiled_site(prepared: Path, architecture: Architecture) -> Path:
+    """Where the modules are that are compiled for one architecture; those of all are in ``site``."""
+    return prepared / f"site-{architecture.name}"
+
+
+def stage(prepared: Path, python: str, architecture: Architecture, kind: str, root: Path) -> None:
+    """Every file of the package, with its mode, below ``root``.
+
+    :raises SystemExit: one of them is compiled for another architecture.
+    """
+    _program(prepared, python, architecture, root)
+    check_elf_files(root, architecture)
     _configuration(prepared, root)
     for unit in UNITS:
         _put(root / "usr/lib/systemd/system" / unit, (REPOSITORY / "systemd" / unit).read_bytes())
@@ -75,9 +87,10 @@ def clamp_times(root: Path) -> None:
         os.utime(path, (seconds, seconds), follow_symlinks=False)
 
 
-def _program(prepared: Path, python: str, root: Path) -> None:
+def _program(prepared: Path, python: str, architecture: Architecture, root: Path) -> None:
     private = root / PRIVATE
-    shutil.copytree(prepared / "site", private / "lib" / f"python{python}" / "site-packages")
+    for site in (prepared / "site", compiled_site(prepared, architecture)):
+        shutil.copytree(site, private / "lib" / f"python{python}" / "site-packages", dirs_exist_ok=True)
     _put(private / "pyvenv.cfg", _PYVENV.format(python=python).encode())
     (private / "bin").mkdir()
     (private / "bin" / "python").symlink_to(f"../../../bin/python{python}")
@@ -127,6 +140,7 @@ def _modes(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != len(("stage.py", "PREPARED", "PYTHON", "KIND", "ROOT")) or sys.argv[3] not in ZSH:
-        sys.exit("usage: stage.py PREPARED PYTHON deb|rpm ROOT")
-    stage(Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    words = ("stage.py", "PREPARED", "PYTHON", "ARCHITECTURE", "KIND", "ROOT")
+    if len(sys.argv) != len(words) or sys.argv[4] not in ZSH:
+        sys.exit("usage: stage.py PREPARED PYTHON ARCHITECTURE deb|rpm ROOT")
+    stage(Path(sys.argv[1]), sys.argv[2], named(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))

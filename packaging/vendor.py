@@ -1,9 +1,11 @@
 """The private dependencies of a package: pinned wheels for one Python, fetched, unpacked and stripped.
 
-    vendor.py lock 3.11      writes requirements-3.11.txt: exact versions and hashes of what setup.cfg asks for
-    vendor.py fetch 3.11 DIR fetches exactly those wheels
+    vendor.py lock 3.11              writes requirements-3.11.txt: exact versions and hashes of what setup.cfg asks for
+    vendor.py fetch 3.11 aarch64 DIR fetches exactly that architecture's wheels
 
 Wheels are those of PyPI for manylinux2014 (glibc 2.17 and later), so any build machine makes any target's package.
+A line of the lock file has the hash of each architecture's wheel, in the order of ``ARCHITECTURES``; or the one of a
+wheel that they all share.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
+
+from architectures import ARCHITECTURES, Architecture, named
 
 HERE = Path(__file__).resolve().parent
 #: What is never imported: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
@@ -42,10 +47,10 @@ def requirements(setup_cfg: Path = HERE.parent / "setup.cfg") -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
-def fetch(python: str, folder: Path) -> list[Path]:
+def fetch(python: str, architecture: Architecture, folder: Path) -> list[Path]:
     """The wheels of the lock file, in ``folder``; nothing is asked of the network if they are there.
 
-    :raises SystemExit: there is no lock file for this Python, or pip cannot get them.
+    :raises SystemExit: there is no lock file for this Python, or pip cannot get just these wheels.
     """
     lock = lock_file(python)
     if not lock.exists():
@@ -53,42 +58,80 @@ def fetch(python: str, folder: Path) -> list[Path]:
             sorted(found.stem.rpartition("-")[2] for found in HERE.glob("requirements-3.*.txt"))
         )
         sys.exit(f"packaging: PYTHON={python}: there is no {lock.name}; there are those for {known}")
-    wanted = set(re.findall("sha256:([0-9a-f]{64})", lock.read_text()))
+    wanted = locked_digests(lock.read_text(), architecture)
     if _digests(folder) != wanted:
         shutil.rmtree(folder, ignore_errors=True)
-        _download(python, folder, ["--require-hashes", "--no-deps", "--requirement", str(lock)])
+        arguments = ["--require-hashes", "--no-deps", "--requirement", str(lock)]
+        _download(python, architecture, folder, arguments)
+        if _digests(folder) != wanted:
+            sys.exit(f"packaging: {folder}: not the wheels that {lock.name} has for {architecture.name}")
     return sorted(folder.glob("*.whl"))
 
 
+def locked_digests(lock: str, architecture: Architecture) -> set[str]:
+    """SHA-256 (hex) of the wheels that a lock file has for this architecture."""
+    place = ARCHITECTURES.index(architecture)
+    lines = (re.findall("sha256:([0-9a-f]{64})", line) for line in lock.splitlines())
+    return {digests[place if len(digests) > 1 else 0] for digests in lines if digests}
+
+
+def is_shared(wheel: Path) -> bool:
+    """Nothing in it is compiled: it is the same for all architectures."""
+    return wheel.name.endswith("-any.whl")
+
+
 def _digests(folder: Path) -> set[str]:
-    return {hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in folder.glob("*.whl")}
+    return {_digest(wheel) for wheel in folder.glob("*.whl")}
+
+
+def _digest(wheel: Path) -> str:
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
 
 
 def lock(python: str) -> None:
-    """Write the lock file anew: the newest versions that setup.cfg allows."""
+    """Write the lock file anew: the newest versions that setup.cfg allows, the same for all architectures."""
     with tempfile.TemporaryDirectory() as scratch:
-        _download(python, Path(scratch), requirements())
-        lines = [f"# Python {python}; written by: packaging/vendor.py lock {python}"]
-        for wheel in sorted(Path(scratch).glob("*.whl"), key=lambda found: found.name.lower()):
-            name, version = wheel.name.split("-")[:2]
-            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-            lines.append(f"{name.lower().replace('_', '-')}=={version} --hash=sha256:{digest}")
-    lock_file(python).write_text("\n".join(lines) + "\n")
+        wheels: list[list[Path]] = []
+        for architecture in ARCHITECTURES:
+            # The first one's versions decide.
+            pins = ["==".join(_name_and_version(wheel)) for wheel in wheels[0]] if wheels else []
+            folder = Path(scratch) / architecture.name
+            _download(python, architecture, folder, ["--no-deps", *pins] if pins else requirements())
+            wheels.append(sorted(folder.glob("*.whl"), key=lambda found: found.name.lower()))
+        lock_file(python).write_text(lock_text(python, wheels))
 
 
-def _download(python: str, folder: Path, arguments: list[str]) -> None:
+def lock_text(python: str, wheels: Sequence[Sequence[Path]]) -> str:
+    """The lock file; ``wheels``: those of each architecture, the same names in the same order."""
+    lines = [f"# Python {python}; written by: packaging/vendor.py lock {python}"]
+    for same in zip(*wheels):
+        name, version = _name_and_version(same[0])
+        # One of each, in order: dictionaries keep it.
+        hashes = dict.fromkeys(f"--hash=sha256:{_digest(wheel)}" for wheel in same)
+        lines.append(f"{name.lower().replace('_', '-')}=={version} {' '.join(hashes)}")
+    return "\n".join(lines) + "\n"
+
+
+def _name_and_version(wheel: Path) -> tuple[str, str]:
+    name, version = wheel.name.split("-")[:2]
+    return name, version
+
+
+def _download(python: str, architecture: Architecture, folder: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-    command += ["--platform", "manylinux2014_x86_64", "--dest", str(folder), *arguments]
+    command += ["--platform", f"manylinux2014_{architecture.name}", "--dest", str(folder), *arguments]
     try:
         subprocess.run(command, check=True)
     except subprocess.CalledProcessError:
-        sys.exit(f"packaging: the wheels for Python {python} cannot be fetched; pip says why above")
+        sys.exit(
+            f"packaging: the wheels for Python {python} on {architecture.name} cannot be fetched; pip says why above"
+        )
 
 
 def unpack(wheel: Path, site: Path, licences: Path) -> None:
     """A wheel's modules into ``site``, without what is never imported; its licence files into ``licences/NAME``."""
-    name, version = wheel.name.split("-")[:2]
+    name, version = _name_and_version(wheel)
     with zipfile.ZipFile(wheel) as archive:
         for entry in sorted(archive.infolist(), key=lambda found: found.filename):
             target = _target(entry.filename, site, licences / f"{name}-{version}")
@@ -120,7 +163,9 @@ def _target(name: str, site: Path, licences: Path) -> Optional[Path]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["lock"] and len(sys.argv) == len(("vendor.py", "lock", "3.11")):
         lock(sys.argv[2])
-    elif sys.argv[1:2] == ["fetch"] and len(sys.argv) == len(("vendor.py", "fetch", "3.11", "DIR")):
-        fetch(sys.argv[2], Path(sys.argv[3]))
+    elif sys.argv[1:2] == ["fetch"] and len(sys.argv) == len(
+        ("vendor.py", "fetch", "3.11", "aarch64", "DIR")
+    ):
+        fetch(sys.argv[2], named(sys.argv[3]), Path(sys.argv[4]))
     else:
-        sys.exit("usage: vendor.py lock PYTHON | fetch PYTHON DIR")
+        sys.exit("usage: vendor.py lock PYTHON | fetch PYTHON ARCHITECTURE DIR")

@@ -26,6 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 import build  # noqa: E402
 import oci  # noqa: E402
 import sbom  # noqa: E402
+from architectures import X86_64  # noqa: E402
 from prepare import prepare  # noqa: E402
 from stage import stage  # noqa: E402
 
@@ -42,8 +43,8 @@ DEBIAN = ("base-files", f"python{PYTHON}", "libstdc++6", "util-linux")
 PACKAGES = "deb:3.9,deb:3.10,deb:3.11,deb:3.12,deb:3.13,rpm:3.9,rpm:3.11,rpm:3.12"
 #: The installer looks there (cluster/installer/io/image.py).
 CARRIED = "usr/share/cri-resmgr/packages"
-#: Wheels are locked for this one (requirements-3.*.txt), and deb and rpm are made for it.
-ARCHITECTURE = "amd64"
+#: Its bytecode is made by the image's own Python, which runs on this one.
+ARCHITECTURE = X86_64.debian
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 #: Of what Debian's packages bring; the first that fits a path decides, and what none fits is left out.
 KEEP = (
@@ -113,8 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.architecture != ARCHITECTURE:
         sys.exit(
-            f"image.py: --architecture={options.architecture}: the wheels of packaging/requirements-{PYTHON}.txt "
-            f"are locked for {ARCHITECTURE}; no other can be built"
+            f"image.py: --architecture={options.architecture}: images are built for {ARCHITECTURE} only; "
+            "packages are for others, too (make deb rpm ARCH=aarch64)"
         )
     if os.geteuid() != 0:
         sys.exit("image.py: not root: files of the image are to be root's")
@@ -134,7 +135,7 @@ def _images(work: Path, packages: Sequence[Path], mirror: str, epoch_s: int, dis
     created = datetime.datetime.fromtimestamp(epoch_s, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     # 1. The layers.
     debian = _debian(work, mirror)
-    prepare(PYTHON, work / "prepared")
+    prepare(PYTHON, [X86_64], work / "prepared")
     _program(work)
     _carried(work / "carried", packages)
     _compile(work)
@@ -152,7 +153,9 @@ def _images(work: Path, packages: Sequence[Path], mirror: str, epoch_s: int, dis
     digests = oci.write_layout(layout, images, created)
     oci.archive(layout, dist / f"{NAME}-{VERSION}-{ARCHITECTURE}.oci.tar", epoch_s)
     # 3. What is in them.
-    python = sbom.python_packages(work / "prepared" / "site")
+    python = sbom.python_packages(
+        work / "program/usr/lib/cri-resmgr/lib" / f"python{PYTHON}" / "site-packages"
+    )
     files = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in packages]
     for name, carries in ((NAME, []), (INSTALLER, files)):
         text = sbom.cyclonedx(name, VERSION, created, SUITE, debian, python, carries)
@@ -207,7 +210,7 @@ def _copy(source: Path, target: Path) -> None:
 def _program(work: Path) -> None:
     """The tree of the deb, without what only a host needs."""
     staged, root = work / "staged", work / "program"
-    stage(work / "prepared", PYTHON, "deb", staged)
+    stage(work / "prepared", PYTHON, X86_64, "deb", staged)
     for part in ("usr/bin", "usr/lib/cri-resmgr", "usr/share/doc/cri-resmgr/licenses"):
         shutil.copytree(staged / part, root / part, symlinks=True)
     for host_only in ("maintain", "nri"):

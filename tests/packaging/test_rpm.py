@@ -35,7 +35,7 @@ def test_it_asks_for_its_python_and_takes_the_place_of_intels(rpm: Path) -> None
     )
     assert ask("rpm", "-qp", "--obsoletes", str(rpm)) == "cri-resource-manager < 1.0\n"
     assert "cri-resource-manager = 1.0" in ask("rpm", "-qp", "--provides", str(rpm)).splitlines()
-    assert "python3-bcc" in ask("rpm", "-qp", "--recommends", str(rpm)).splitlines()
+    assert "(python3-bcc or python3-bpfcc)" in ask("rpm", "-qp", "--recommends", str(rpm)).splitlines()
     assert not [line for line in ask("rpm", "-qp", "--provides", str(rpm)).splitlines() if ".so" in line]
 
 

@@ -20,6 +20,7 @@ from tests.packaging.roots import REPOSITORY
 FOLDER = REPOSITORY / "packaging"
 sys.path.insert(0, str(FOLDER))
 try:
+    import architectures
     import manuals
     import prepare
     import stage
@@ -31,12 +32,23 @@ PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_dependency_is_locked_by_version_and_hash(python: str) -> None:
+def test_every_dependency_is_locked_by_version_and_the_hash_of_each_architectures_wheel(python: str) -> None:
     locked = vendor.lock_file(python).read_text()
-    names = re.findall(r"^([a-z0-9-]+)==[0-9.]+ --hash=sha256:[0-9a-f]{64}$", locked, re.MULTILINE)
+    line = r"^([a-z0-9-]+)==[0-9.]+((?: --hash=sha256:[0-9a-f]{64})+)$"
+    hashes = {name: found.count("--hash") for name, found in re.findall(line, locked, re.MULTILINE)}
     wanted = {re.split(r"[ <>=]", line)[0].lower().replace("_", "-") for line in vendor.requirements()}
-    assert wanted <= set(names)
-    assert len(names) == len(locked.splitlines()) - 1
+    assert wanted <= set(hashes)
+    assert len(hashes) == len(locked.splitlines()) - 1
+    compiled = {name for name, count in hashes.items() if count == len(architectures.ARCHITECTURES)}
+    assert compiled == {"grpcio", "multidict", "protobuf", "pyyaml"}
+    assert {hashes[name] for name in set(hashes) - compiled} == {1}
+
+
+def test_an_architecture_has_its_own_of_a_lines_hashes_or_the_one_that_all_share() -> None:
+    shared, first, second = ("a" * 64, "b" * 64, "c" * 64)
+    lock = f"x==1 --hash=sha256:{shared}\ny==1 --hash=sha256:{first} --hash=sha256:{second}\n"
+    assert vendor.locked_digests(lock, architectures.X86_64) == {shared, first}
+    assert vendor.locked_digests(lock, architectures.AARCH64) == {shared, second}
 
 
 def shown_commands() -> list[str]:
@@ -49,7 +61,7 @@ def test_a_python_without_a_lock_file_is_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(
         SystemExit, match=r"PYTHON=3\.7: there is no requirements-3\.7\.txt; there are those for 3\.10"
     ):
-        vendor.fetch("3.7", tmp_path)
+        vendor.fetch("3.7", architectures.X86_64, tmp_path)
 
 
 WHEEL = {
@@ -81,14 +93,14 @@ def test_what_nobody_imports_is_left_out(unpacked: Path) -> None:
 
 
 def test_each_vendored_module_is_listed_with_its_licence(unpacked: Path) -> None:
-    listed = prepare.vendored_list(unpacked / "site", unpacked / "licences")
+    listed = prepare.vendored_list([unpacked / "site"], unpacked / "licences")
     assert "| thing | 1.0 | MIT | thing-1.0/LICENSE |" in listed
 
 
 def test_a_module_without_a_licence_text_cannot_be_packed(unpacked: Path) -> None:
     (unpacked / "licences/thing-1.0/LICENSE").unlink()
     with pytest.raises(SystemExit, match=r"thing 1\.0: its wheel has no licence text"):
-        prepare.vendored_list(unpacked / "site", unpacked / "licences")
+        prepare.vendored_list([unpacked / "site"], unpacked / "licences")
 
 
 @pytest.mark.parametrize("name", shown_commands())
@@ -137,6 +149,7 @@ def staged(tmp_path: Path) -> Path:
     prepared, root = tmp_path / "prepared", tmp_path / "root"
     for name in (
         "site/x.py",
+        "site-x86_64/x.so",
         "licences/x",
         "man/cri-resmgr.8",
         "completion/bash",
@@ -145,7 +158,7 @@ def staged(tmp_path: Path) -> Path:
     ):
         (prepared / name).parent.mkdir(parents=True, exist_ok=True)
         (prepared / name).write_text(sample_config() if name == "config.yaml" else "")
-    stage.stage(prepared, "3.11", "deb", root)
+    stage.stage(prepared, "3.11", architectures.X86_64, "deb", root)
     return root
 
 
