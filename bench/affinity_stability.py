@@ -23,7 +23,7 @@ INTERVAL_S, MINUTES, HALF_LIFE_S = 10, 20, 66.0
 #: Lognormal noise of a sample; the part of the time an edge is busy; how often that changes, per sample.
 SIGMA, BUSY, CHANGES = 0.8, 0.5, 0.3
 #: Rates that no placement cost is derived from.
-FREE = PlanSettings(hysteresis=0.0, kappa=0.0, horizon_s=1e12)
+FREE = PlanSettings(hysteresis=0.0, kappa=0.0, least_gain=0.0, horizon_s=1e12)
 
 
 @dataclass(frozen=True)

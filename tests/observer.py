@@ -16,7 +16,7 @@ from tests.agent import ROOT, Agent
 #: One line of a recording, in seconds: short, so that every sample of the observer holds some.
 LINE_S = 0.02
 #: What is seen counts at once, nearly.
-QUICK = {"interval": "200ms", "half_life": "400ms", "minimum_age": "1ms"}
+QUICK = {"interval": "200ms", "half_life": "400ms", "minimum_age": "1ms", "cooldown": "1ms"}
 
 
 class ObserverProcess:

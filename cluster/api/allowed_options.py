@@ -559,6 +559,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "description": "The part of all communication cost that a plan must save. Default: 0.1.",
   "expected": "a number from 0 to 1"
  },
+ "affinity.least_gain": {
+  "type": "number",
+  "minimum": 0,
+  "maximum": 1000,
+  "description": "What each moved container must save at least, beside `affinity.hysteresis`. Unit: CPUs. Default: 0.001.",
+  "expected": "a number from 0 to 1000"
+ },
+ "affinity.cooldown": {
+  "anyOf": [
+   {
+    "type": "integer"
+   },
+   {
+    "type": "string"
+   }
+  ],
+  "x-kubernetes-int-or-string": True,
+  "pattern": "^([0-9]{1,9}(\\.[0-9]{0,9})?|([0-9]{1,9}(\\.[0-9]{0,9})?h)?([0-9]{1,9}(\\.[0-9]{0,9})?m)?([0-9]{1,9}(\\.[0-9]{0,9})?s)?([0-9]{1,9}(\\.[0-9]{0,9})?ms)?)$",
+  "minimum": 1,
+  "maximum": 86400,
+  "maxLength": 2048,
+  "minLength": 1,
+  "description": "A container that a plan has moved stays for so long. Unit: seconds. Default: 10m.",
+  "expected": "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
+ },
  "affinity.exchange_overcommit": {
   "type": "number",
   "minimum": 0,

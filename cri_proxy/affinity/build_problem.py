@@ -86,7 +86,7 @@ def snapshot_slices(
     )
     yield
     # 1. Which may be moved, and where to.
-    movable = yield from _movable(ground)
+    movable, cooling = yield from _movable(ground)
     # 2. Which pulls which; those that may not be moved pull from where they are.
     weights = yield from _weights(engine, traffic, settings)
     vertices = _Vertices(movable, _fixed(ground, weights, movable))
@@ -109,6 +109,7 @@ def snapshot_slices(
         rates=rates,
         near=near,
         move_exclusive=settings.move_exclusive,
+        cooling=cooling,
     )
 
 
@@ -140,12 +141,14 @@ def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
 # ---------------------------------------------------------------------- what may be moved
 
 
-def _movable(ground: _Ground) -> Slices[Movable]:
-    """Of those that may be moved the site they are at, and those they may have, of which there are several."""
+def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...]]]:
+    """Of those that may be moved the site they are at, and those they may have, of which there are several; and the
+    others that a plan has moved too lately."""
     engine, settings = ground.engine, ground.settings
     resized = being_resized(engine.ledger)
     survey = engine.node.survey()
     found = {}
+    cooling = []
     for keys in _sliced(sorted(engine.grants)):
         for key in keys:
             grant = engine.grants[key]
@@ -155,6 +158,9 @@ def _movable(ground: _Ground) -> Slices[Movable]:
                 continue
             if engine.traffic.trust.get(key, 1.0) < LEAST_TRUST:
                 continue
+            if grant.moved_s and ground.at_s - grant.moved_s < settings.cooldown_s:
+                cooling.append(key)
+                continue
             here = ground.sites.of(grant)
             if here is None:
                 continue
@@ -163,7 +169,7 @@ def _movable(ground: _Ground) -> Slices[Movable]:
             if len(choice) > 1:
                 found[key] = (here, choice)
         yield
-    return found
+    return found, tuple(cooling)
 
 
 def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:

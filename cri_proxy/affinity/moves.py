@@ -14,6 +14,7 @@ from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
 from cri_proxy.engine.records import Life, Move, Plan
 from policies.affinity.graph.traffic import LINE_BYTES
+from policies.affinity.planner.planner import NOTHING_BETTER
 from policies.affinity.planner.problem import Proposal, ProposedMove
 
 #: A move of a proposal, or of a plan.
@@ -99,6 +100,25 @@ def _positions(engine: Engine, question: PlanningSnapshot, proposal: Proposal) -
         elif home == target or (grant.exclusive and home <= target):
             found[move.key] = move.target
     return found
+
+
+def waits_for(question: PlanningSnapshot, proposal: Optional[Proposal]) -> list[str]:
+    """What a better placement waits for (cooldown, room, that it pays): what follows "waits", of each."""
+    sentences = []
+    if question.cooling:
+        count = len(question.cooling)
+        sentences.append(f"for affinity.cooldown: {count} container{'s' if count > 1 else ''} moved lately")
+    if proposal is not None and proposal.blocked:
+        paths = question.paths
+        first = proposal.blocked[0]
+        behind = ", ".join(paths.get(key, key) for key in first.behind)
+        sentences.append(
+            f"for room: {proposal.out_of_reach * 1000:.1f} mCPU more could be saved if {len(proposal.blocked)} could move; "
+            f"{paths.get(first.key, first.key)} waits for the place of {behind}, and {first.why}"
+        )
+    if proposal is not None and not proposal.accepted and not proposal.why.startswith(NOTHING_BETTER):
+        sentences.append(f"until it pays: {proposal.why}")
+    return sentences
 
 
 def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, Any]]:

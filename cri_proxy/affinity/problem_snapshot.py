@@ -15,7 +15,8 @@ class PlanningSnapshot:
 
     The planner needs ``problem`` alone. ``paths``: namespace/pod/container by the vertices' keys; ``was``: the
     placements of those that may be moved; ``homes``: the CPUs of the sites; ``rates``: bytes a second by pair;
-    ``near``: the edges of each vertex, as weight and index of the other end.
+    ``near``: the edges of each vertex, as weight and index of the other end. ``cooling``: the keys of containers that
+    stay since a plan has moved them.
     """
 
     version: int
@@ -27,3 +28,4 @@ class PlanningSnapshot:
     rates: Mapping[tuple[str, str], float] = field(default_factory=dict)
     move_exclusive: bool = False
     near: Sequence[Sequence[tuple[float, int]]] = ()
+    cooling: tuple[str, ...] = ()

@@ -236,6 +236,7 @@ def status_lines(affinity: Mapping[str, Any]) -> list[str]:
     last = affinity["last_plan"]
     if last is not None:
         lines.append(f"             {_last_plan_text(last)}")
+    lines += [f"             waits {sentence}" for sentence in affinity["waits_for"]]
     return lines
 
 

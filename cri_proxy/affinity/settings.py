@@ -20,6 +20,8 @@ class AffinitySettings:
     is_automatic: bool = True
     interval_s: float = 60.0
     hysteresis: float = 0.1
+    least_gain: float = 0.001
+    cooldown_s: float = 600.0
     exchange_overcommit: float = 0.5
     moves_per_minute: int = 10
     minimum_age_s: float = 60.0
@@ -36,6 +38,7 @@ class AffinitySettings:
             hysteresis=self.hysteresis,
             max_migrated_bytes=self.most_memory_bytes,
             exchange_overcommit=self.exchange_overcommit,
+            least_gain=self.least_gain,
         )
 
 
@@ -47,6 +50,8 @@ def affinity_settings(config: Config) -> AffinitySettings:
         is_automatic=config["affinity.rebalance"] == "auto",
         interval_s=config["affinity.rebalance_interval"],
         hysteresis=config["affinity.hysteresis"],
+        least_gain=config["affinity.least_gain"],
+        cooldown_s=config["affinity.cooldown"],
         exchange_overcommit=config["affinity.exchange_overcommit"],
         moves_per_minute=config["affinity.moves_per_minute"],
         minimum_age_s=config["affinity.minimum_age"],

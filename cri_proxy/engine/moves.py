@@ -66,7 +66,9 @@ def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
     was = {key: ledger.grants[key] for key in wanted}
     for key, placement in places.items():
         why = "; ".join(words for words in (wanted[key].why, plan.why) if words)
-        moved = replace(was[key], placement=placement, displaced=None, why=why or "moved by a plan")
+        moved = replace(
+            was[key], placement=placement, displaced=None, why=why or "moved by a plan", moved_s=plan.at_s
+        )
         ledger.put(moved)
         ledger.record("rebalance", key, moved, plan.at_s)
     return _in_order(refreshed(ledger, was), list(wanted))
@@ -163,7 +165,7 @@ def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> tuple[CpusetUpd
     # 3. Back, with their memory where it was.
     reason = f"back at its place before the plan: {why}" if why else "back at its place before the plan"
     for key, place in places.items():
-        ledger.put(replace(was[key], placement=place, displaced=None, why=reason))
+        ledger.put(replace(was[key], placement=place, displaced=None, why=reason, moved_s=0.0))
         ledger.outcome(key, f"taken back{': ' + why if why else ''}")
     return refreshed(ledger, was) if was else ()
 

@@ -59,7 +59,8 @@ class Grant:
     nothing could be sent; it is placed by them when that can be done. ``quota_taken``: we have taken its CPU quota away
     once, so that the daemon owes it if it is not there. ``runs_on_mems`` is where its memory may come from when that is
     not ``placement.mems``, as far as it was looked at; ``memory_charge``, bytes by NUMA node, is what it is charged when
-    that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold.
+    that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold. ``moved_s``:
+    when a plan has moved it last, 0 = never.
     """
 
     key: str
@@ -80,6 +81,7 @@ class Grant:
     quota_taken: bool = False
     runs_on_mems: frozenset[int] = NO_CPUS
     memory_charge: tuple[tuple[int, int], ...] = ()
+    moved_s: float = 0.0
 
     @property
     def cpus(self) -> frozenset[int]:

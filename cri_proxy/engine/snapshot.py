@@ -77,6 +77,7 @@ class RecordWriter:
             "quota_taken": grant.quota_taken,
             "runs_on_mems": format_cpus(grant.runs_on_mems),
             "memory": grant.memory_charge,
+            "moved_s": grant.moved_s,
         }
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
@@ -334,6 +335,7 @@ def _read_grant(document: Mapping[str, Any]) -> Grant:
         # What earlier versions did not write.
         runs_on_mems=parse_cpus(document.get("runs_on_mems", "")),
         memory_charge=tuple((int(node), int(size)) for node, size, *_ in document.get("memory", ())),
+        moved_s=float(document.get("moved_s", 0.0)),
     )
     return _checked(grant)
 

@@ -16,12 +16,12 @@ from cri_proxy.affinity.build_problem import (
     plan_of,
     snapshot_of,
 )
-from cri_proxy.affinity.moves import without_banned
+from cri_proxy.affinity.moves import waits_for, without_banned
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.planner import plan
-from policies.affinity.planner.problem import Proposal, ProposedMove, Vertex
+from policies.affinity.planner.problem import BlockedMove, Proposal, ProposedMove, Vertex
 from policies.machine.cpus import parse_cpus
 from policies.model import (
     AffinityTerm,
@@ -355,6 +355,28 @@ def test_an_exchange_is_whole_or_not_at_all_and_says_with_whom(apart: Engine) ->
     assert without_banned(question, both, [("b", CCX[0])]).moves == ()
     apart.release("b")
     assert plan_of(apart, question, both, 10).moves == ()
+
+
+def test_a_container_that_was_moved_stays_for_the_cooldown_and_pulls_from_where_it_is(apart: Engine) -> None:
+    question = ask(apart, TALK)
+    apart.apply(plan_of(apart, question, moved_to(question, "a", 3), 10, now_s=200.0))
+    later = {at_s: snapshot_of(apart, AffinitySettings(cooldown_s=60.0), at_s) for at_s in (259.0, 260.0)}
+    sites = {at_s: {v.key: len(v.sites) for v in each.problem.vertices} for at_s, each in later.items()}
+    assert (sites[259.0]["a"], later[259.0].cooling) == (1, ("a",))
+    assert (sites[260.0]["a"] > 1, later[260.0].cooling) == (True, ())
+    assert sites[259.0]["b"] > 1
+    assert waits_for(later[259.0], None) == ["for affinity.cooldown: 1 container moved lately"]
+
+
+def test_what_is_blocked_is_told_by_name_with_what_is_in_its_way(apart: Engine) -> None:
+    question = ask(apart, TALK)
+    blocked = BlockedMove("a", 0, 3, ("b",), "containers with CPUs of their own never overlap")
+    answer = Proposal(False, (), 1, 1, 0, 0, 0, "0 moves save 0", 0.084, (blocked,))
+    assert waits_for(question, answer) == [
+        "for room: 84.0 mCPU more could be saved if 1 could move; default/pod-of-a/a waits for the place of "
+        "default/pod-of-b/b, and containers with CPUs of their own never overlap",
+        "until it pays: 0 moves save 0",
+    ]
 
 
 def test_a_container_that_moves_before_it_changes_places_changes_them_the_next_time(apart: Engine) -> None:

@@ -34,7 +34,7 @@ class Talking(Node_):
 
     @rule(most=st.sampled_from([1, 2, 100]), exclusive=st.booleans(), taken_back=st.booleans())
     def rebalance(self, most: int, exclusive: bool, taken_back: bool) -> None:
-        options = AffinitySettings(minimum_age_s=0.0, move_exclusive=exclusive)
+        options = AffinitySettings(minimum_age_s=0.0, cooldown_s=0.0, move_exclusive=exclusive)
         question = snapshot_of(self.engine, options, self.now_s)
         chosen = plan_of(self.engine, question, plan(question.problem), most, self.now_s)
         owned = {key: grant.exclusive for key, grant in self.engine.grants.items()}

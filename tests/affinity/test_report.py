@@ -193,6 +193,7 @@ STATUS = {
     "frozen": "",
     "rebalance": "a plan every 60 s",
     "guard": "moves are guarded by pressure (PSI)",
+    "waits_for": [],
     "last_plan": None,
 }
 LAST = {"age_s": 61.0, "why": "2 moves save much", "moves": 2, "moved": 1, "taken_back": 1}
@@ -204,6 +205,14 @@ def test_the_status_tells_provider_edges_pace_guard_and_the_last_plan() -> None:
         "             1 edge, a plan every 60 s",
         "             moves are guarded by pressure (PSI)",
         "             last plan 61 s ago: 1 of 2 containers moved; 1 taken back; 2 moves save much",
+    ]
+
+
+def test_the_status_tells_what_a_better_placement_waits_for() -> None:
+    waiting = ["for affinity.cooldown: 2 containers moved lately", "until it pays: 1 move saves little"]
+    assert status_lines({**STATUS, "waits_for": waiting})[-2:] == [
+        "             waits for affinity.cooldown: 2 containers moved lately",
+        "             waits until it pays: 1 move saves little",
     ]
 
 

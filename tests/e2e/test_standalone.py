@@ -93,7 +93,12 @@ async def test_who_talks_comes_together(
     node, pods = stopped_node, traffic_pods
     observer = make_observer(half_life_s=20.0, least_share=0.01, message_lines=30)
     await observer.start()
-    affinity = {"socket": str(observer.socket), "rebalance": "manual", "minimum_age": "1ms"}
+    affinity = {
+        "socket": str(observer.socket),
+        "rebalance": "manual",
+        "minimum_age": "1ms",
+        "cooldown": "1ms",
+    }
     node.agent.write_config({"affinity": affinity})
     node.pretend(ONE_NODE)
     await node.agent.start("--standalone")

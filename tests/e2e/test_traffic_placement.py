@@ -35,7 +35,12 @@ async def live_observer(make_observer: Callable[..., Observer]) -> Observer:
 @pytest.fixture
 def affine_node(stopped_node: Node, traffic_pods: Pods, live_observer: Observer) -> Node:
     """A node whose daemon follows that observer, and is not started yet."""
-    affinity = {"socket": str(live_observer.socket), "rebalance": "manual", "minimum_age": "1ms"}
+    affinity = {
+        "socket": str(live_observer.socket),
+        "rebalance": "manual",
+        "minimum_age": "1ms",
+        "cooldown": "1ms",
+    }
     stopped_node.agent.write_config({"affinity": affinity})
     return stopped_node
 

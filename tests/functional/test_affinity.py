@@ -273,7 +273,11 @@ async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(
             await rebalance
     await agent.start()
     async with CriClient(agent.socket):
-        await runtime.wait_until(lambda: cpus_of(runtime, ids[a]) == cpus_of(runtime, ids[c]))
+        await runtime.wait_until(
+            lambda: all(
+                cpus_of(runtime, ids[one]) == cpus_of(runtime, ids[other]) for one, other in ((a, c), (b, d))
+            )
+        )
         rows = {row["id"]: row for row in await ask(agent, "placements")}
         assert {key: parse_cpus(rows[key]["cpus"]) for key in ids.values()} == {
             key: cpus_of(runtime, key) for key in ids.values()

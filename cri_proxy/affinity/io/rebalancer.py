@@ -26,6 +26,7 @@ from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
 from cri_proxy.affinity.io.pressure import NOTHING
 from cri_proxy.affinity.io.slices import ask_in_slices
+from cri_proxy.affinity.moves import waits_for
 from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.rate_limit import MoveRateLimit
 from cri_proxy.engine.engine import Engine
@@ -61,6 +62,8 @@ class AffinityController:
     planner: PlannerWorker
     mover: Mover
     last: Optional[Last] = None
+    #: What a better placement waits for, as the last plan has found it.
+    waits_for: list[str] = field(default_factory=list)
     _rest: Optional[Accepted] = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Set when the next round may be due earlier.
@@ -202,6 +205,7 @@ class AffinityController:
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
         if not question.problem.edges:
+            self.waits_for = []
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
         began = time.perf_counter()
@@ -209,6 +213,7 @@ class AffinityController:
         self.services.metrics.plan_seconds.observe(time.perf_counter() - began)
         self.services.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
         self.services.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
+        self.waits_for = waits_for(question, proposal)
         return question, proposal
 
     def _accept(self, question: PlanningSnapshot, proposal: Proposal, settings: AffinitySettings) -> Accepted:
@@ -298,7 +303,10 @@ class AffinityController:
             "cost_before": proposal.cost_before if proposal is not None else 0.0,
             "cost_after": proposal.cost_after if proposal is not None else 0.0,
             "moves": [] if proposal is None else list(describe(question, proposal)),
-            "notes": [f"the picture of the traffic is old: {traffic.frozen}"] if traffic.frozen else [],
+            "notes": [
+                *([f"the picture of the traffic is old: {traffic.frozen}"] if traffic.frozen else []),
+                *[f"waits {sentence}" for sentence in self.waits_for if not sentence.endswith(why)],
+            ],
             "moved": 0,
             "failed": [],
         }
@@ -322,6 +330,7 @@ class AffinityController:
             "frozen": traffic.frozen,
             "rebalance": how,
             "guard": self._guard_sentence(settings, bool(still)),
+            "waits_for": self.waits_for,
             "last_plan": None
             if last is None
             else {

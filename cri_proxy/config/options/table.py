@@ -239,6 +239,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("affinity.rebalance_interval", duration(), 60.0, "How often a plan is made.", cluster=True),
     Option("affinity.hysteresis", decimal(0, 1), 0.1,
            "The part of all communication cost that a plan must save.", cluster=True),
+    Option("affinity.least_gain", decimal(0, 1000, "CPUs"), 0.001,
+           "What each moved container must save at least, beside `affinity.hysteresis`.", cluster=True),
+    Option("affinity.cooldown", duration(), 600.0,
+           "A container that a plan has moved stays for so long.", cluster=True),
     Option("affinity.exchange_overcommit", decimal(0, 1), 0.5,
            "How far above its CPUs, as a part of them, an L3 may be for the milliseconds in which containers that share "
            "CPUs change places; 0: they never do.", cluster=True),

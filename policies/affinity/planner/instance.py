@@ -91,13 +91,15 @@ class Instance:
 
     def least_worth(self) -> float:
         """CPU-seconds a second that any moved container must be worth: ``kappa`` of the mean container's traffic, one
-        step away. It does not depend on the placement: what did not pay yesterday does not pay after a better plan."""
+        step away, and ``least_gain`` at least. It does not depend on the placement: what did not pay yesterday does not
+        pay after a better plan."""
         if not self.connected:
             return 0.0
         distances = self.problem.tree.distance_ns
         step = NANOSECOND * min([d for row in distances for d in row if d > 0], default=0.0)
         volume = sum([abs(weight) for _, _, weight in self.problem.edges]) / len(self.connected)
-        return self.problem.settings.kappa * volume * step
+        settings = self.problem.settings
+        return max(settings.least_gain, settings.kappa * volume * step)
 
     def _sites_of(self, vertex: Vertex, most_bytes: int) -> tuple[int, ...]:
         if vertex.at < 0 or vertex.memory_bytes <= most_bytes:

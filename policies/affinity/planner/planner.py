@@ -32,6 +32,8 @@ from policies.affinity.planner.search import Search
 
 #: Repairs one after the other: each makes the next one possible.
 _MOST_REPAIRS = 4
+#: How a proposal's ``why`` begins that has found nothing to move for.
+NOTHING_BETTER = "no better placement than the present one was found"
 
 
 def plan(problem: Problem) -> Proposal:
@@ -107,7 +109,7 @@ def _accepted(
     """
     settings = instance.problem.settings
     if search.best == present:
-        return [], (), f"no better placement than the present one was found; it costs {before:.3g} CPUs"
+        return [], (), f"{NOTHING_BETTER}; it costs {before:.3g} CPUs"
     steps, missing = ordered(instance, present, search.best)
     reached = _reached(present, steps)
     after = instance.cost(reached)

@@ -62,7 +62,8 @@ class PlanSettings:
     """How the planner weighs. Times in seconds, rates per second.
 
     ``hysteresis``: the least part of the cost a plan must save. ``kappa``: the CPU seconds that a moved container
-    must be worth, in units of the mean cost of a container over ``horizon_s``. ``refill_bytes``: cache that is
+    must be worth, in units of the mean cost of a container over ``horizon_s``; ``least_gain``: the same in CPUs, if that
+    is more. ``refill_bytes``: cache that is
     read again after a move. ``fill``: how full leaves are packed while clustering. ``exchange_overcommit``: how far
     above its capacity, as a part of it, a leaf may be while containers that share CPUs change places; 0 = never.
     """
@@ -70,6 +71,7 @@ class PlanSettings:
     starts: int = 6
     hysteresis: float = 0.10
     kappa: float = 0.3
+    least_gain: float = 0.001
     fill: float = 0.9
     horizon_s: float = 600.0
     refill_bytes: int = 32 << 20

@@ -18,7 +18,7 @@ from policies.affinity.planner.problem import (
 )
 
 #: Moves cost nothing, and any gain is enough.
-FREE = PlanSettings(hysteresis=0.0, kappa=0.0, horizon_s=1e12, work=4_000)
+FREE = PlanSettings(hysteresis=0.0, kappa=0.0, least_gain=0.0, horizon_s=1e12, work=4_000)
 #: As shipped, with less work: these problems are small.
 SHIPPED = PlanSettings(work=4_000)
 GIB = 1 << 30

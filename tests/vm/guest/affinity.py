@@ -19,6 +19,7 @@ affinity:
   interval: 1s
   half_life: 20s
   minimum_age: 1s
+  cooldown: 1ms
   least_weight: 10
 """
 TALK = cri.Mount(container_path="/bin/talk", host_path="/run/talk")
