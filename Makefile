@@ -114,7 +114,7 @@ bench-observer: setup ## What seeing traffic costs nginx and wrk, and the observ
 	$(BIN)/python -m bench.observer_cost
 
 bench-affinity: setup ## Plans against the optimum and others, their time, and how much moves
-	$(BIN)/python -c "import scipy" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -c "import kahip, leidenalg, pymetis, scipy" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m bench.affinity
 
 bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real containerd; SOAK=180: seconds (root)

@@ -34,7 +34,7 @@ from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import PlanSettings, Problem
 
 SMALL_CASES, SEEDS, REPEATS = 30, 10, 7
-TABLES = ("optimum", "full", "others", "time", "stability")
+TABLES = ("optimum", "full", "partitioners", "others", "time", "stability")
 
 
 def planned(case: Case) -> list[int]:
@@ -135,6 +135,48 @@ def against_others() -> None:
         )
 
 
+def against_partitioners(first: int, count: int) -> None:
+    """How far each is above the best placement that any of them has found, moves free; and the time of one."""
+    from bench.affinity_partitioners import PARTITIONERS
+
+    ways = {"planner": lambda case, _: planned(case), **PARTITIONERS}
+    gaps: dict[str, list[float]] = {name: [] for name in ways}
+    seconds = dict.fromkeys(ways, 0.0)
+    broken = dict.fromkeys(ways, 0)
+    for seed in range(first, first + count):
+        case = larger(seed)
+        instance, costs = Instance(case.problem), {}
+        for name, make in ways.items():
+            start = process_time()
+            places = make(case, seed)
+            seconds[name] += process_time() - start
+            broken[name] += overfull(case, places) > 0
+            costs[name] = instance.cost(places)
+        best = min(costs.values())
+        for name, cost in costs.items():
+            gaps[name].append(cost / best - 1 if best else float(cost > 0))
+    print(f"\n## Larger cases beside partitioners with refinement (seeds {first} to {first + count - 1})\n")
+    print("| way | above the best found: mean | worst | best in | CPU ms a case | cases with overfull L3s |")
+    print("|---" * 6 + "|")
+    for name, found in gaps.items():
+        wins = sum([gap < 1e-9 for gap in found])
+        spent = seconds[name] / count * 1000
+        print(
+            f"| {name} | {sum(found) / count:.1%} | {max(found):.0%} | {wins} of {count} | {spent:.0f} | {broken[name]} |"
+        )
+
+
+def larger(seed: int) -> Case:
+    """Cases of 64 to 600 containers: the machines and kinds of graph in turn."""
+    machine = MACHINES[seed % len(MACHINES)]
+    kind = seed // len(MACHINES) % 5
+    if kind < 2:
+        return applications(machine, (1, 3)[kind], seed)
+    if kind < 4:
+        return heavy_tailed(machine, (80, 250)[kind - 2], kind, seed)
+    return planted(machine, seed)[0]
+
+
 def cases() -> list[Case]:
     """All graphs."""
     return [
@@ -213,14 +255,24 @@ def stability() -> None:
 
 @click.command()
 @click.option(
-    "--seeds", default="1000:40", help="First seed and number of the cases on full nodes.", show_default=True
+    "--seeds",
+    default="1000:40",
+    help="First seed and number of the cases on full nodes and of the larger ones.",
+    show_default=True,
 )
 @click.option("--only", type=click.Choice(TABLES), help="One table.")
 def main(seeds: str, only: Optional[str]) -> None:
     """All tables, or one."""
     print(f"{machine_line()}, networkx {networkx.__version__}")
     first, count = [int(number) for number in seeds.split(":")]
-    tables = (against_the_optimum, lambda: full_nodes(first, count), against_others, timing, stability)
+    tables = (
+        against_the_optimum,
+        lambda: full_nodes(first, count),
+        lambda: against_partitioners(first, count),
+        against_others,
+        timing,
+        stability,
+    )
     for name, table in zip(TABLES, tables):
         if only in (None, name):
             table()

@@ -82,11 +82,14 @@ def union_find(case: Case, seed: int) -> Places:
 def louvain(case: Case, seed: int) -> Places:
     """Communities by modularity, the largest first, each container to the first leaf that has room."""
     found = networkx.community.louvain_communities(graph_of(case), seed=seed)
+    return packed_in_groups(case, [sorted(group) for group in found])
+
+
+def packed_in_groups(case: Case, groups: Iterable[list[int]]) -> Places:
+    """Groups one after another, the largest first, each container to the first leaf that has room."""
     size = [vertex.milli for vertex in case.problem.vertices]
-    communities = sorted(
-        map(sorted, found), key=lambda community: (-sum([size[u] for u in community]), community)
-    )
-    return _one_by_one(case, [u for community in communities for u in community], _first_fit(case))
+    ordered = sorted(groups, key=lambda group: (-sum([size[u] for u in group]), group))
+    return _one_by_one(case, [u for group in ordered for u in group], _first_fit(case))
 
 
 def louvain_refined(case: Case, seed: int) -> Places:
