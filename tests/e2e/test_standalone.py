@@ -98,6 +98,7 @@ async def test_who_talks_comes_together(
         "rebalance": "manual",
         "minimum_age": "1ms",
         "cooldown": "1ms",
+        "least_gain": 0,
     }
     node.agent.write_config({"affinity": affinity})
     node.pretend(ONE_NODE)

@@ -40,6 +40,7 @@ def affine_node(stopped_node: Node, traffic_pods: Pods, live_observer: Observer)
         "rebalance": "manual",
         "minimum_age": "1ms",
         "cooldown": "1ms",
+        "least_gain": 0,
     }
     stopped_node.agent.write_config({"affinity": affinity})
     return stopped_node
