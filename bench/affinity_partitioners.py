@@ -1,8 +1,9 @@
 """Graph partitioners of the field, for ``bench.affinity``: METIS, KaHIP and Leiden, each with the planner's own repair
 and refinement after it, and a heavy-edge matching with refinement from six starts.
 
-METIS and KaHIP divide into as many parts as there are leaves, by recursive bisection, so that parts of near numbers
-are near each other; KaHIP also maps them onto the machine's distances. None of them keeps capacities by itself.
+METIS and KaHIP divide into as many parts as there are leaves (METIS by recursive bisection, so that parts of near
+numbers are near each other); the parts are then laid onto the machine so that those that talk most are nearest, by
+swaps of two. None of them keeps the capacities by itself.
 """
 
 from __future__ import annotations
@@ -38,17 +39,15 @@ def metis(case: Case, seed: int) -> Places:
         len(case.problem.tree.leaves), xadj=starts, adjncy=ends, vweights=sizes, eweights=weights,
         recursive=True, options=options,
     )  # fmt: skip
-    return refined(case, parts)
+    return refined(case, laid_out(case, parts))
 
 
-def kahip_mapped(case: Case, seed: int) -> Places:
-    """KaHIP's process mapping onto leaves, nodes and sockets."""
+def strong(case: Case, seed: int) -> Places:
+    """KaHIP's strong configuration."""
     starts, ends, weights, sizes = _compressed(case)
-    hierarchy, distances = _hierarchy(case)
-    _, _, parts = kahip.process_mapping(
-        sizes, starts, weights, ends, hierarchy, distances, _IMBALANCE, True, seed, kahip.STRONG, kahip.MAPMODE_MULTISECTION
-    )  # fmt: skip
-    return refined(case, parts)
+    leaves = len(case.problem.tree.leaves)
+    _, parts = kahip.kaffpa(sizes, starts, weights, ends, leaves, _IMBALANCE, True, seed, kahip.STRONG)
+    return refined(case, laid_out(case, parts))
 
 
 def leiden(case: Case, seed: int) -> Places:
@@ -76,10 +75,41 @@ def matching(case: Case, seed: int) -> Places:
 
 PARTITIONERS: dict[str, Callable[[Case, int], Places]] = {
     "METIS": metis,
-    "KaHIP": kahip_mapped,
+    "KaHIP": strong,
     "Leiden": leiden,
     "matching, six starts": matching,
 }
+
+
+def laid_out(case: Case, parts: Sequence[int]) -> Places:
+    """The parts on leaves: pairs of parts are swapped as long as that brings those that talk nearer."""
+    distance = case.problem.tree.distance_ns
+    count = len(distance)
+    between = [[0.0] * count for _ in range(count)]
+    for a, b, weight in case.problem.edges:
+        between[parts[a]][parts[b]] += weight
+        between[parts[b]][parts[a]] += weight
+    leaf_of = list(range(count))
+
+    def cost(part: int, leaf: int, without: int) -> float:
+        row = between[part]
+        return sum(
+            row[other] * distance[leaf][leaf_of[other]]
+            for other in range(count)
+            if other not in (part, without)
+        )
+
+    is_better = True
+    while is_better:
+        is_better = False
+        for one in range(count):
+            for other in range(one):
+                here, there = leaf_of[one], leaf_of[other]
+                before = cost(one, here, other) + cost(other, there, one)
+                if cost(one, there, other) + cost(other, here, one) < before * (1 - 1e-9):
+                    leaf_of[one], leaf_of[other] = there, here
+                    is_better = True
+    return [leaf_of[part] for part in parts]
 
 
 def refined(case: Case, places: Sequence[int]) -> Places:
@@ -107,14 +137,3 @@ def _compressed(case: Case) -> tuple[list[int], list[int], list[int], list[int]]
         starts.append(starts[-1] + len(row))
     ends = [other for row in near for other, _ in row]
     return starts, ends, [whole for row in near for _, whole in row], [v.milli for v in case.problem.vertices]
-
-
-def _hierarchy(case: Case) -> tuple[list[int], list[int]]:
-    """Leaves of a node, nodes of a socket, sockets; and the steps between two of each, as KaHIP takes them."""
-    leaves = case.problem.tree.leaves
-    nodes = len({leaf.node for leaf in leaves})
-    sockets = len({leaf.socket for leaf in leaves})
-    counts = [len(leaves) // nodes, nodes // sockets, sockets]
-    steps = [1, 2, 4]
-    kept = [index for index, count in enumerate(counts) if count > 1]
-    return [counts[index] for index in kept], [steps[index] for index in kept]
