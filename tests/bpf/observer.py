@@ -28,6 +28,18 @@ def write_recording(path: Path, flows: Any = TALK, repeat: bool = True, seconds:
     return path
 
 
+@contextlib.contextmanager
+def serving_observer(folder: Path) -> Iterator[ObserverProcess]:
+    """One that serves a graph, until the end."""
+    observer = ObserverProcess(folder)
+    observer.start()
+    try:
+        observer.graph()
+        yield observer
+    finally:
+        observer.close()
+
+
 class ObserverProcess:
     """``python -m bpf`` in ``folder``. Options that are not given are a quick replay of ``TALK``."""
 

@@ -54,6 +54,16 @@ class Arrangement:
         changes = self._changes(moves)
         return all(change <= 0 or load[leaf] + change <= limits[leaf] for leaf, change in changes.items())
 
+    def on(self, leaves: Iterable[int]) -> list[int]:
+        """The vertices of the sites that have one of these leaves, by site."""
+        touched = frozenset(leaves)
+        return [
+            vertex
+            for site, members in enumerate(self.members)
+            if members and not touched.isdisjoint(self.instance.leaves[site])
+            for vertex in members
+        ]
+
     def pull_of(self, vertices: Iterable[int]) -> dict[int, float]:
         """By site: the weight between these and those that are there."""
         at, near = self.at, self.instance.near

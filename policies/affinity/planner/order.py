@@ -97,9 +97,7 @@ class _Order:
         in_the_way = [
             (not self._enables(vertex), vertex not in self.gains, instance.sizes[vertex], vertex)
             for leaf in sorted(self.waiting)
-            for site, leaves in enumerate(instance.leaves)
-            if leaf in leaves
-            for vertex in arrangement.members[site]
+            for vertex in arrangement.on((leaf,))
             if vertex not in self.bounced and instance.movable[vertex] and instance.sizes[vertex]
         ]
         for useless, bystander, _, vertex in sorted(in_the_way):
@@ -155,21 +153,17 @@ class _Order:
         while joins is not None and len(chain) < LONGEST_EXCHANGE:
             chain.append(joins)
             self._shift(load, joins)
-            full = [leaf for leaf in range(len(load)) if load[leaf] > limits[leaf]]
-            # A leaf that is as full as before is none of theirs.
-            full = [leaf for leaf in full if load[leaf] > arrangement.load[leaf]]
-            if not full:
+            full = next((leaf for leaf in range(len(load)) if load[leaf] > limits[leaf]), None)
+            if full is None:
                 return chain
-            lacking = load[full[0]] - limits[full[0]]
+            lacking = load[full] - limits[full]
             leaving = [
                 (not self._has_room(load, vertex), size < lacking, size if size >= lacking else -size, vertex)
-                for site, leaves in enumerate(instance.leaves)
-                if full[0] in leaves
-                for vertex in arrangement.members[site]
+                for vertex in arrangement.on((full,))
                 if vertex in self.gains
                 and vertex not in chain
                 and instance.problem.vertices[vertex].may_overlap
-                for size in (dict(instance.parts(instance.sizes[vertex], site))[full[0]],)
+                for size in (dict(instance.parts(instance.sizes[vertex], arrangement.at[vertex]))[full],)
                 if size
             ]
             joins = min(leaving)[3] if leaving else None
@@ -189,6 +183,7 @@ class _Order:
     def _in_turn(self, chain: Sequence[int]) -> list[int]:
         """The same in an order that keeps every leaf and NUMA node within what an exchange may take; [] = there is none."""
         instance, most = self.instance, self.instance.problem.settings.exchange_overcommit
+        at, wanted = self.arrangement.at, self.wanted
         load, free = list(self.arrangement.load), dict(self.free)
         left, in_turn = list(chain), []
         while left:
@@ -196,26 +191,22 @@ class _Order:
             for vertex in left:
                 over = [
                     (load[leaf] + part - self.arrangement.limits[leaf]) / max(1, instance.capacities[leaf])
-                    for leaf, part in instance.parts(instance.sizes[vertex], self.wanted[vertex])
+                    for leaf, part in instance.parts(instance.sizes[vertex], wanted[vertex])
                 ]
                 above.append((max(over), vertex))
             fitting = [
                 (over, vertex)
                 for over, vertex in sorted(above)
-                if over <= most
-                and _has_memory(instance, free, vertex, self._source(vertex), self.wanted[vertex])
+                if over <= most and _has_memory(instance, free, vertex, at[vertex], wanted[vertex])
             ]
             if not fitting:
                 return []
             vertex = fitting[0][1]
             self._shift(load, vertex)
-            _follow(instance, free, vertex, self._source(vertex), self.wanted[vertex])
+            _follow(instance, free, vertex, at[vertex], wanted[vertex])
             left.remove(vertex)
             in_turn.append(vertex)
         return in_turn
-
-    def _source(self, vertex: int) -> int:
-        return self.arrangement.at[vertex]
 
     def blocked(self) -> list[BlockedMove]:
         """The moves that could not be made, the best first."""
@@ -223,14 +214,7 @@ class _Order:
         found = []
         for vertex in sorted(self.gains, key=lambda u: (-self.gains[u], u)):
             target = self.wanted[vertex]
-            leaves = set(instance.leaves[target])
-            there = [
-                other
-                for site, members in enumerate(arrangement.members)
-                if leaves.intersection(instance.leaves[site])
-                for other in members
-                if instance.sizes[other]
-            ]
+            there = [other for other in arrangement.on(instance.leaves[target]) if instance.sizes[other]]
             there.sort(key=lambda other: (other not in self.gains, -instance.sizes[other], other))
             owning = [u for u in (vertex, *there) if not vertices[u].may_overlap and u in self.gains]
             overcommit = instance.problem.settings.exchange_overcommit

@@ -50,7 +50,8 @@ def plan(problem: Problem) -> Proposal:
     # 1. All of it, if it pays; 2. else, and if it is not enough, what repairs overfull leaves, whatever it costs.
     paying, blocked, why = _accepted(instance, present, search, before)
     steps, why = _with_repairs(instance, present, bias, paying, why)
-    after = instance.cost(_reached(present, steps))
+    reached = _reached(present, steps)
+    after = instance.cost(reached)
     vertices = instance.problem.vertices
     made = [*placed, *steps]
     return Proposal(
@@ -60,7 +61,7 @@ def plan(problem: Problem) -> Proposal:
         cost_after=after,
         move_cost=_price(instance, steps),
         overfull_before=len(Arrangement(instance, present).overfull()),
-        overfull_after=len(Arrangement(instance, _reached(present, steps)).overfull()),
+        overfull_after=len(Arrangement(instance, reached).overfull()),
         why=f"{len(placed)} containers that were nowhere get a place; {why}" if placed else why,
         out_of_reach=max(0.0, after - instance.cost(search.best)) if blocked else 0.0,
         blocked=blocked,

@@ -63,9 +63,9 @@ class PlanSettings:
 
     ``hysteresis``: the least part of the cost a plan must save. ``kappa``: the CPU seconds that a moved container
     must be worth, in units of the mean cost of a container over ``horizon_s``; ``least_gain``: the same in CPUs, if that
-    is more. ``refill_bytes``: cache that is
-    read again after a move. ``fill``: how full leaves are packed while clustering. ``exchange_overcommit``: how far
-    above its capacity, as a part of it, a leaf may be while containers that share CPUs change places; 0 = never.
+    is more. ``refill_bytes``: cache that is read again after a move. ``fill``: how full leaves are packed while
+    clustering. ``exchange_overcommit``: how far above its capacity, as a part of it, a leaf may be while containers
+    that share CPUs change places; 0 = never.
     """
 
     starts: int = 6

@@ -80,13 +80,8 @@ def _best_step(refinement: Refinement) -> Optional[list[Move]]:
 def _on(arrangement: Arrangement, leaves: list[int]) -> list[int]:
     """The movable vertices on these leaves."""
     instance = arrangement.instance
-    touched = frozenset(leaves)
     return [
-        vertex
-        for site, members in enumerate(arrangement.members)
-        if members and touched.intersection(instance.leaves[site])
-        for vertex in members
-        if instance.movable[vertex] and instance.sizes[vertex]
+        vertex for vertex in arrangement.on(leaves) if instance.movable[vertex] and instance.sizes[vertex]
     ]
 
 

@@ -11,7 +11,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpclib.reflection.v1 import reflection_pb2 as reflection
 
-from tests.bpf.observer import SERVICE, WAIT_S, ObserverProcess, call
+from tests.bpf.observer import SERVICE, WAIT_S, ObserverProcess, call, serving_observer
 
 NAME = SERVICE.strip("/")
 REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
@@ -20,11 +20,8 @@ REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 @pytest.fixture(scope="module")
 def observer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObserverProcess]:
     """One that serves; no test changes it."""
-    observer = ObserverProcess(tmp_path_factory.mktemp("reflection"))
-    observer.start()
-    observer.graph()
-    yield observer
-    observer.close()
+    with serving_observer(tmp_path_factory.mktemp("reflection")) as observer:
+        yield observer
 
 
 def ask(

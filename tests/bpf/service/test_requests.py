@@ -14,7 +14,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
 
 from cri_api import affinity_pb2 as pb
-from tests.bpf.observer import RECONNECT, SERVICE, WAIT_S, ObserverProcess
+from tests.bpf.observer import RECONNECT, SERVICE, WAIT_S, ObserverProcess, serving_observer
 
 GRAPH, GROUPS = f"{SERVICE}/GetGraph", f"{SERVICE}/GetGroups"
 WATCH, TOPOLOGY = f"{SERVICE}/WatchGraph", f"{SERVICE}/GetNodeTopology"
@@ -27,11 +27,8 @@ CUT_FIELD = b"\x09"
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObserverProcess]:
-    observer = ObserverProcess(tmp_path_factory.mktemp("requests"))
-    observer.start()
-    observer.graph()
-    yield observer
-    observer.close()
+    with serving_observer(tmp_path_factory.mktemp("requests")) as observer:
+        yield observer
 
 
 @pytest.fixture
