@@ -86,7 +86,7 @@ def snapshot_slices(
     )
     yield
     # 1. Which may be moved, and where to.
-    movable, cooling = yield from _movable(ground)
+    movable, cooling, distrusted = yield from _movable(ground)
     # 2. Which pulls which; those that may not be moved pull from where they are.
     weights = yield from _weights(engine, traffic, settings)
     vertices = _Vertices(movable, _fixed(ground, weights, movable))
@@ -103,13 +103,17 @@ def snapshot_slices(
         engine.version,
         now_s,
         problem,
-        paths={vertex.key: engine.grants[vertex.key].container.path for vertex in problem.vertices},
+        paths={
+            key: engine.grants[key].container.path
+            for key in (*[vertex.key for vertex in problem.vertices], *distrusted)
+        },
         was={key: engine.grants[key].placement for key in movable},
         homes=tuple(ground.sites.homes),
         rates=rates,
         near=near,
         move_exclusive=settings.move_exclusive,
         cooling=cooling,
+        distrusted=distrusted,
     )
 
 
@@ -141,14 +145,14 @@ def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
 # ---------------------------------------------------------------------- what may be moved
 
 
-def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...]]]:
-    """Of those that may be moved the site they are at, and those they may have, of which there are several; and the
-    others that a plan has moved too lately."""
+def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...], tuple[str, ...]]]:
+    """Of those that may be moved the site they are at, and those they may have, of which there are several; then of the
+    others those that a plan has moved too lately, and those of whose traffic too little was seen."""
     engine, settings = ground.engine, ground.settings
     resized = being_resized(engine.ledger)
     survey = engine.node.survey()
     found = {}
-    cooling = []
+    cooling, distrusted = [], []
     for keys in _sliced(sorted(engine.grants)):
         for key in keys:
             grant = engine.grants[key]
@@ -157,6 +161,7 @@ def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...]]]:
             if not is_ours or is_young or grant.life is Life.CREATING:
                 continue
             if engine.traffic.trust.get(key, 1.0) < LEAST_TRUST:
+                distrusted.append(key)
                 continue
             if grant.moved_s and ground.at_s - grant.moved_s < settings.cooldown_s:
                 cooling.append(key)
@@ -169,7 +174,7 @@ def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...]]]:
             if len(choice) > 1:
                 found[key] = (here, choice)
         yield
-    return found, tuple(cooling)
+    return found, tuple(cooling), tuple(distrusted)
 
 
 def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:

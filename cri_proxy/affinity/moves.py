@@ -13,7 +13,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
 from cri_proxy.engine.records import Life, Move, Plan
-from policies.affinity.graph.traffic import LINE_BYTES
+from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
 from policies.affinity.planner.planner import NOTHING_BETTER
 from policies.affinity.planner.problem import Proposal, ProposedMove
 
@@ -103,11 +103,19 @@ def _positions(engine: Engine, question: PlanningSnapshot, proposal: Proposal) -
 
 
 def waits_for(question: PlanningSnapshot, proposal: Optional[Proposal]) -> list[str]:
-    """What a better placement waits for (cooldown, room, that it pays): what follows "waits", of each."""
+    """What a better placement waits for (cooldown, trust, room, that it pays): what follows "waits", of each."""
     sentences = []
     if question.cooling:
         count = len(question.cooling)
         sentences.append(f"for affinity.cooldown: {count} container{'s' if count > 1 else ''} moved lately")
+    if question.distrusted:
+        count = len(question.distrusted)
+        first_path = question.paths.get(question.distrusted[0], question.distrusted[0])
+        which = f"{count} container{'s' if count > 1 else ''}"
+        sentences.append(
+            f"for trust: less than {LEAST_TRUST:.0%} of the traffic of {which} was seen, "
+            f"as tables were full: {first_path}{' and others' if count > 1 else ''}"
+        )
     if proposal is not None and proposal.blocked:
         paths = question.paths
         first = proposal.blocked[0]

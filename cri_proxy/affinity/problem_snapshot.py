@@ -16,7 +16,7 @@ class PlanningSnapshot:
     The planner needs ``problem`` alone. ``paths``: namespace/pod/container by the vertices' keys; ``was``: the
     placements of those that may be moved; ``homes``: the CPUs of the sites; ``rates``: bytes a second by pair;
     ``near``: the edges of each vertex, as weight and index of the other end. ``cooling``: the keys of containers that
-    stay since a plan has moved them.
+    stay since a plan has moved them; ``distrusted``: of those that stay since too little of their traffic was seen.
     """
 
     version: int
@@ -29,3 +29,4 @@ class PlanningSnapshot:
     move_exclusive: bool = False
     near: Sequence[Sequence[tuple[float, int]]] = ()
     cooling: tuple[str, ...] = ()
+    distrusted: tuple[str, ...] = ()

@@ -368,6 +368,19 @@ def test_a_container_that_was_moved_stays_for_the_cooldown_and_pulls_from_where_
     assert waits_for(later[259.0], None) == ["for affinity.cooldown: 1 container moved lately"]
 
 
+def test_a_container_that_is_kept_as_little_of_its_traffic_was_seen_is_told(apart: Engine) -> None:
+    question = ask(apart, replace(TALK, trust={"a": 0.4, "b": 0.5}))
+    assert question.distrusted == ("a",)
+    assert waits_for(question, None) == [
+        "for trust: less than 50% of the traffic of 1 container was seen, as tables were full: default/pod-of-a/a"
+    ]
+    both = ask(apart, replace(TALK, trust={"a": 0.4, "b": 0.1}))
+    assert waits_for(both, None) == [
+        "for trust: less than 50% of the traffic of 2 containers was seen, as tables were full: default/pod-of-a/a "
+        "and others"
+    ]
+
+
 def test_what_is_blocked_is_told_by_name_with_what_is_in_its_way(apart: Engine) -> None:
     question = ask(apart, TALK)
     blocked = BlockedMove("a", 0, 3, ("b",), "containers with CPUs of their own never overlap")
