@@ -1,0 +1,152 @@
+"""Which events of which CPU count lines that come from another L3 or another NUMA node. Pure: a table.
+
+PMCx043 of AMD's cores counts the data-cache fills that a load or store has waited for (demand fills), by where the line
+came from. The generic cache-miss event is of no use here: on these cores it counts misses of the L2.
+
+Up to Zen 2, and so on Hygon's first generation (family 18h, whose PMU Linux drives as that of 17h), a fill from another L3
+of the same node has the unit mask of a fill from the own L3: only what comes from another node is told apart there.
+
+Sources: Linux, tools/perf/pmu-events/arch/x86/: amdzen2/memory.json, amdzen3/memory.json, amdzen4/cache.json,
+amdzen5/load-store.json for the cores, amdzen1/cache.json to amdzen5/l3-cache.json for the L3s, mapfile.csv for the
+models. Linux has no PMCx043 for Zen 1: there likwid's src/includes/perfmon_zen_events.txt (DATA_CACHE_REFILLS).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+#: ``type`` of ``perf_event_attr`` (include/uapi/linux/perf_event.h).
+TYPE_SOFTWARE, TYPE_RAW = 1, 4
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one counter counts. ``words``: as a figure of it is called; ``type`` and ``config``: of perf_event_attr."""
+
+    name: str
+    words: str
+    config: int
+    source: str
+    type: int = TYPE_RAW
+
+
+@dataclass(frozen=True)
+class EventSet:
+    """The events of one kind of core, counted together.
+
+    ``base``: what all others are counted per, so that load is no effect; ``per``: so many of it (the figures are
+    ``events`` per ``per``), ``per_words`` names that. ``unseen``: what these events do not tell apart, a sentence.
+    ``l3_misses``, ``l3_lookups``: configs of the L3's own PMU (amd_l3); 0 = not known.
+    """
+
+    cpu: str
+    base: Event
+    per: float
+    per_words: str
+    events: tuple[Event, ...]
+    unseen: str = ""
+    l3_misses: int = 0
+    l3_lookups: int = 0
+
+    @property
+    def all(self) -> tuple[Event, ...]:
+        """In the order in which they are opened and read: the base first."""
+        return (self.base, *self.events)
+
+
+def _config(event: int, unit_mask: int) -> int:
+    return event | unit_mask << 8
+
+
+_PERF = "tools/perf/pmu-events/arch/x86"
+_LIKWID = "likwid perfmon_zen_events.txt: DATA_CACHE_REFILLS"
+_FILLS = 0x43
+_INSTRUCTIONS = Event("instructions", "instructions", _config(0xC0, 0), f"{_PERF}: ex_ret_instr")
+_OTHER_L3, _OTHER_NODES_CACHE, _OTHER_NODES_MEMORY = (
+    "fills from another L3",
+    "fills from a cache of another node",
+    "fills from memory of another node",
+)
+_NOT_APART = (
+    "fills from another L3 of the same node are counted with those from the own L3, so they do not show"
+)
+_THOUSAND = "thousand instructions"
+
+
+def _old(cpu: str, source: str) -> EventSet:
+    """Zen 1 and 2: "remote" is by the address's home node."""
+    return EventSet(
+        cpu,
+        _INSTRUCTIONS,
+        1000,
+        _THOUSAND,
+        (
+            Event("other_nodes_cache", _OTHER_NODES_CACHE, _config(_FILLS, 0x10), source),
+            Event("other_nodes_memory", _OTHER_NODES_MEMORY, _config(_FILLS, 0x40), source),
+        ),
+        _NOT_APART,
+        l3_misses=_config(0x06, 0x01),
+        l3_lookups=_config(0x01, 0x80),
+    )
+
+
+def _new(cpu: str, source: str, near: str, far: str, memory: str) -> EventSet:
+    """Zen 3 and later: 0x04 is another L3 of the same node, 0x10 one of another node."""
+    return EventSet(
+        cpu,
+        _INSTRUCTIONS,
+        1000,
+        _THOUSAND,
+        (
+            Event("other_l3", _OTHER_L3, _config(_FILLS, 0x14), f"{_PERF}/{source}: {near}, {far}"),
+            Event("other_nodes_memory", _OTHER_NODES_MEMORY, _config(_FILLS, 0x40), f"{_PERF}/{source}: {memory}"),
+        ),
+        l3_misses=_config(0x04, 0x01),
+        l3_lookups=_config(0x04, 0xFF),
+    )  # fmt: skip
+
+
+ZEN_1 = _old("Zen 1", _LIKWID)
+HYGON_1 = _old("Hygon family 18h", _LIKWID)
+ZEN_2 = _old("Zen 2", f"{_PERF}/amdzen2/memory.json: ls_refills_from_sys")
+ZEN_3 = _new("Zen 3", "amdzen3/memory.json", "ext_cache_local", "ext_cache_remote", "mem_io_remote")
+ZEN_4 = _new("Zen 4", "amdzen4/cache.json", "near_cache", "far_cache", "dram_io_far")
+ZEN_5 = _new("Zen 5", "amdzen5/load-store.json", "near_cache", "far_cache", "dram_io_far")
+
+
+@dataclass(frozen=True)
+class CpuModel:
+    """As /proc/cpuinfo has it."""
+
+    vendor: str = ""
+    family: int = 0
+    model: int = 0
+
+    @property
+    def text(self) -> str:
+        """For a sentence."""
+        if not self.vendor:
+            return "this CPU"
+        return f"{self.vendor} family {self.family:#x} model {self.model:#x}"
+
+
+#: By vendor and family, first match: models (``model >> 4``; None = all others) and the events. From mapfile.csv; Zen 6
+#: (family 26) has no entry. Of Hygon the models below 4, which are Zen 1 (Dhyana); later ones have cores of their own.
+_MODELS: dict[tuple[str, int], tuple[tuple[Optional[frozenset[int]], EventSet], ...]] = {
+    ("AuthenticAMD", 23): ((frozenset({0, 1, 2}), ZEN_1), (None, ZEN_2)),
+    ("AuthenticAMD", 25): ((frozenset({0, 2, 4, 5}), ZEN_3), (None, ZEN_4)),
+    ("AuthenticAMD", 26): ((frozenset({0, 1, 2, 4, 6, 7}), ZEN_5),),
+    ("HygonGenuine", 24): ((frozenset({0}), HYGON_1),),
+}
+_HYGON_MODELS = 4
+
+
+def events_of(cpu: CpuModel) -> Optional[EventSet]:
+    """The events of a CPU; None = it is not in the table."""
+    if cpu.vendor == "HygonGenuine" and cpu.model >= _HYGON_MODELS:
+        return None
+    for models, events in _MODELS.get((cpu.vendor, cpu.family), ()):
+        if models is None or cpu.model >> 4 in models:
+            return events
+    return None
