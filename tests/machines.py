@@ -8,7 +8,8 @@ A machine is a few lines of JSON in ``data/topologies``. The keys, with their de
     dies_per_socket      1
     nodes_per_socket     1; 0 = one NUMA node holds all sockets
     l3_per_socket        1; 0 = the machine shows no caches
-    cores_per_socket     1: core slots, of which dies, nodes and L3s get equal runs
+    clusters_per_socket  0: L2s or L3 tags that several cores share, in cluster_cpus_list; 0 = a kernel before 5.16
+    cores_per_socket     1: core slots, of which dies, nodes, L3s and clusters get equal runs
     threads              1
     fused_cores          []: [socket, slot] of the slots that hold no core
     numbering            "siblings-last": all first threads, then all second ones; or "siblings-adjacent"
@@ -50,6 +51,11 @@ ONE_CPU = "one-cpu"
 BIG_1024 = "big-1024"
 CPULESS_MEMORY_NODE = "cpuless-memory-node"
 NODE_INTERLEAVED = "node-interleaved"
+KUNPENG_48_2S = "kunpeng-920-48-2s"
+KUNPENG_64_2S = "kunpeng-920-64-2s"
+KUNPENG_64_OLD_KERNEL = "kunpeng-920-64-old-kernel"
+ALTRA_1S = "altra-80-1s"
+E_CORES_1S = "e-cores-1s"
 
 ALL_MACHINES = (
     HYGON_7285_2S,
@@ -66,7 +72,14 @@ ALL_MACHINES = (
     BIG_1024,
     CPULESS_MEMORY_NODE,
     NODE_INTERLEAVED,
+    KUNPENG_48_2S,
+    KUNPENG_64_2S,
+    KUNPENG_64_OLD_KERNEL,
+    ALTRA_1S,
+    E_CORES_1S,
 )
+#: Those whose kernel tells clusters.
+CLUSTER_MACHINES = (KUNPENG_48_2S, KUNPENG_64_2S, ALTRA_1S, E_CORES_1S)
 
 _DEFAULTS: dict[str, Any] = {
     "about": "",
@@ -75,6 +88,7 @@ _DEFAULTS: dict[str, Any] = {
     "dies_per_socket": 1,
     "nodes_per_socket": 1,
     "l3_per_socket": 1,
+    "clusters_per_socket": 0,
     "cores_per_socket": 1,
     "threads": 1,
     "fused_cores": [],
@@ -169,24 +183,28 @@ def _cpus(spec: Mapping[str, Any]) -> tuple[Cpu, ...]:
         for thread in range(spec["threads"]):
             adjacent = spec["numbering"] == "siblings-adjacent"
             cpu = core * spec["threads"] + thread if adjacent else thread * len(slots) + core
-            die, node, l3 = (
+            die, node, l3, cluster = (
                 slot * spec[key] // spec["cores_per_socket"]
-                for key in ("dies_per_socket", "nodes_per_socket", "l3_per_socket")
+                for key in ("dies_per_socket", "nodes_per_socket", "l3_per_socket", "clusters_per_socket")
             )
             numa = socket * spec["nodes_per_socket"] + node
-            cpus.append(Cpu(cpu, core, l3 if spec["l3_per_socket"] else None, die, numa, socket))
+            has_l3, has_cluster = spec["l3_per_socket"], spec["clusters_per_socket"]
+            places = (l3 if has_l3 else None, die, numa, socket, cluster if has_cluster else None)
+            cpus.append(Cpu(cpu, core, *places))
     return _named_by_lowest(cpus)
 
 
 def _named_by_lowest(cpus: Iterable[Cpu]) -> tuple[Cpu, ...]:
-    """The CPUs in order, cores and L3s named after their first CPU."""
+    """The CPUs in order, cores, L3s and clusters named after their first CPU."""
     cores: dict[tuple[int, int], int] = {}
     l3s: dict[tuple[int, Optional[int]], int] = {}
+    clusters: dict[tuple[int, Optional[int]], int] = {}
     named = []
     for c in sorted(cpus, key=lambda c: c.cpu):
         core = cores.setdefault((c.socket, c.core), c.cpu)
         l3 = None if c.l3 is None else l3s.setdefault((c.socket, c.l3), c.cpu)
-        named.append(replace(c, core=core, l3=l3))
+        cluster = None if c.cluster is None else clusters.setdefault((c.socket, c.cluster), c.cpu)
+        named.append(replace(c, core=core, l3=l3, cluster=cluster))
     return tuple(named)
 
 
@@ -224,6 +242,7 @@ def _place_files(online: list[Cpu]) -> dict[str, str]:
     files: dict[str, str] = {}
     cores = _lists(online, lambda c: (c.socket, c.core))
     packages = _lists(online, lambda c: c.socket)
+    clusters = _lists(online, lambda c: (c.socket, c.cluster))
     # As on EPYC "Naples" and Hygon, core ids start at 0 again in every die.
     core_ids: dict[tuple[int, int], dict[int, int]] = {}
     for c in online:
@@ -235,6 +254,8 @@ def _place_files(online: list[Cpu]) -> dict[str, str]:
         files[f"{folder}/thread_siblings_list"] = cores[c.socket, c.core]
         files[f"{folder}/core_cpus_list"] = cores[c.socket, c.core]
         files[f"{folder}/package_cpus_list"] = packages[c.socket]
+        if c.cluster is not None:
+            files[f"{folder}/cluster_cpus_list"] = clusters[c.socket, c.cluster]
     return files
 
 

@@ -251,7 +251,7 @@ def _acknowledged_text(document: Mapping[str, str]) -> str:
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
 @json_option
 def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
-    """Draw the machine: sockets, NUMA nodes, L3 slices, CPUs, memory, distances.
+    """Draw the machine: sockets, NUMA nodes, L3 slices, clusters of cores, CPUs, memory, distances.
 
     It is the daemon's view of it, or where no daemon runs that of /sys.
     """
@@ -259,11 +259,12 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
     if as_json:
         print_json(write_topology(data))
     else:
-        drawn = draw_topology(Topology(data), ascii=ascii_only)
+        tree = Topology(data, to_clusters=True)
+        drawn = draw_topology(tree, ascii=ascii_only)
         try:
             drawn.encode(sys.stdout.encoding or "ascii")
         except UnicodeEncodeError:
-            drawn = draw_topology(Topology(data), ascii=True)
+            drawn = draw_topology(tree, ascii=True)
         click.echo(drawn)
 
 

@@ -26,7 +26,14 @@ WIDTHS_TRIED = 8
 
 GIB = 1024**3
 _ASCII = str.maketrans("┌┐└┘─│…", "++++-|~")
-_WORDS = {"machine": "machine", "socket": "socket", "die": "die", "numa": "NUMA node", "l3": "L3"}
+_WORDS = {
+    "machine": "machine",
+    "socket": "socket",
+    "die": "die",
+    "numa": "NUMA node",
+    "l3": "L3",
+    "cluster": "cluster",
+}
 
 
 def draw_topology(
@@ -85,11 +92,12 @@ def _headline(topology: Topology) -> str:
     """``HygonGenuine: 2 sockets, 8 NUMA nodes, 16 L3 slices (CCX), 64 cores, 128 CPUs, 512 GiB``."""
     sockets = len({c.socket for c in topology.cpus.values()})
     l3s, offline = len(topology.at("l3")), len(topology.data.offline)
-    memory = sum(topology.data.memory.values())
+    clusters, memory = len(topology.at("cluster")), sum(topology.data.memory.values())
     counts = [
         _count(sockets, "socket"),
         _count(len(topology.node_ids), "NUMA node"),
         f"{l3s} L3 slices (CCX)" if l3s > sockets else _count(l3s, "L3 cache") if l3s else "L3 not known",
+        *([_count(clusters, "cluster")] if clusters else []),
         _count(len({(c.socket, c.core) for c in topology.cpus.values()}), "core"),
         _count(len(topology.online), "CPU") + (f" ({offline} more offline)" if offline else ""),
         *([_memory(memory)] if memory else []),

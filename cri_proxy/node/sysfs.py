@@ -42,7 +42,7 @@ class SysfsReading:
 def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsReading:
     """Read the CPUs, caches, NUMA nodes, memory and PCI devices of a machine.
 
-    Only online CPUs have a place, the other present ones are in ``offline``. A core or L3 goes by its lowest
+    Only online CPUs have a place, the other present ones are in ``offline``. A core, L3 or cluster goes by its lowest
     online CPU. A watcher takes ``read_signature`` before this: a change in the middle then shows next time.
 
     :raises SysfsError: there is no CPU below ``root``.
@@ -53,16 +53,17 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsRe
     online, offline = _read_cpu_sets(base, holes)
     if not any(os.path.isdir(f"{base}/cpu{cpu}") for cpu in online):
         raise SysfsError(f"no CPU found: {base} should have folders cpu0, cpu1, ... (is {root} a sysfs?)")
-    # 2. Which CPUs share a core and an L3, and which memory is near.
+    # 2. Which CPUs share a core, an L3 and a cluster, and which memory is near.
     cores = _read_cores(base, online, holes)
     l3s = _read_l3s(base, online, holes)
     nodes = _read_nodes(f"{root}/devices/system/node", proc, online, holes)
     # 3. The rest of every CPU's place.
+    clusters = _read_clusters(base, online, (cores, l3s, nodes.of_cpu), bool(offline), holes)
     cpus: list[Cpu] = []
     for cpu in sorted(online):
         socket = _read_place(f"{base}/cpu{cpu}/topology/physical_package_id", cpu, "the socket", holes)
         die = _read_place(f"{base}/cpu{cpu}/topology/die_id", cpu, "the die", holes)
-        cpus.append(Cpu(cpu, cores[cpu], l3s.get(cpu), die, nodes.of_cpu[cpu], socket))
+        cpus.append(Cpu(cpu, cores[cpu], l3s.get(cpu), die, nodes.of_cpu[cpu], socket, clusters.get(cpu)))
     data = TopologyData(
         cpus=tuple(cpus),
         distance=nodes.distance,
@@ -164,6 +165,62 @@ def _read_l3(folder: str, cpu: int, online: frozenset[int]) -> frozenset[int]:
         except _Hole as hole:
             first_hole = first_hole or hole
     raise first_hole or _Hole(folder, "has no cache of level 3")
+
+
+def _read_clusters(
+    base: str,
+    online: frozenset[int],
+    places: tuple[Mapping[int, int], Mapping[int, int], Mapping[int, int]],
+    some_offline: bool,
+    holes: _Holes,
+) -> dict[int, int]:
+    """The cluster of every CPU that is in one, named after its lowest CPU. ``places``: their core, L3 and NUMA node.
+
+    The file is there since Linux 5.16. On most machines it names the core or all of the L3 or socket: no clusters.
+    """
+    cores, l3s, nodes = places
+    around: dict[tuple[Optional[int], int], set[int]] = {}
+    for cpu in online:
+        around.setdefault((l3s.get(cpu), nodes[cpu]), set()).add(cpu)
+    groups: dict[int, frozenset[int]] = {}
+    for cpu in sorted(online):
+        path = f"{base}/cpu{cpu}/topology/cluster_cpus_list"
+        try:
+            group = _group(path, cpu, online) if os.path.exists(path) else NO_CPUS
+            l3s_of = {(l3s.get(mate), nodes[mate]) for mate in group}
+            if len(l3s_of) > 1 and not all(around[l3] <= group for l3 in l3s_of):
+                raise _Hole(
+                    path, f"holds {_quoted(format_cpus(group))}, which are in several L3s or NUMA nodes"
+                )
+        except _Hole as hole:
+            holes.note(hole, "the cluster is what the other CPUs say", cpu)
+            continue
+        if len(l3s_of) == 1:
+            groups[cpu] = group
+    # 1. What its CPUs do not agree on, or what parts a core, is no cluster.
+    mates: dict[int, set[int]] = {}
+    for cpu, core in cores.items():
+        mates.setdefault(core, set()).add(cpu)
+    first = {group: cpu for cpu, group in sorted(groups.items(), reverse=True)}
+    for group, cpu in sorted(first.items(), key=lambda item: item[1]):
+        if any(groups.get(mate, group) != group or not mates[cores[mate]] <= group for mate in group):
+            path = f"{base}/cpu{cpu}/topology/cluster_cpus_list"
+            holes.note(_Hole(path, "contradicts other lists"), "it is taken for no cluster")
+            del first[group]
+    # 2. By L3: cores that are each alone in one are in none. Where some are the others are no level (hybrid CPUs),
+    #    unless their mates may be offline.
+    by_l3: dict[tuple[Optional[int], int], set[frozenset[int]]] = {}
+    for group, cpu in first.items():
+        by_l3.setdefault((l3s.get(cpu), nodes[cpu]), set()).add(group)
+    kept = []
+    for there in by_l3.values():
+        alone = [group for group in there if len({cores[cpu] for cpu in group}) == 1]
+        if len(alone) < len(there) and (some_offline or not alone):
+            kept.append(there)
+    # 3. One that is all of its L3 is none, unless other L3s have several.
+    if not any(len(there) > 1 for there in kept):
+        return {}
+    return _name_groups({cpu: group for there in kept for group in there for cpu in group})
 
 
 def _group(path: str, cpu: int, online: frozenset[int]) -> frozenset[int]:

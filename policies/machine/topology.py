@@ -1,4 +1,4 @@
-"""The machine as a tree of domains: machine > socket > die > NUMA node > L3 (CCX) > core > CPU.
+"""The machine as a tree of domains: machine > socket > die > NUMA node > L3 (CCX) > cluster > core > CPU.
 
 Keeps the rule of the design that L3 groups are *sets of CPUs*: nothing here divides totals, trusts cache
 ids or assumes that two CCXs are of one size. What is not known is absent: a virtual machine without cache
@@ -6,7 +6,9 @@ information has no ``l3`` domains, and the smallest domain of its ladder is the 
 
 Words: a *domain* is one box of the tree; domains that hold the same CPUs are one box with several *levels*
 (on a monolithic socket: socket, die, NUMA node and L3 at once). A *leaf* is the smallest box that
-containers are placed in: the L3, or the NUMA node where L3 is unknown or larger than the node.
+containers are placed in: the L3, or the NUMA node where L3 is unknown or larger than the node. A *cluster* is some
+cores inside a leaf that share an L2 or the tags of the L3 (Kunpeng 920: four); only where a tree is asked for them
+(``to_clusters``) they are its leaves.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from policies.machine.cpus import NO_CPUS
 
-LEVELS = ("machine", "socket", "die", "numa", "l3")
+LEVELS = ("machine", "socket", "die", "numa", "l3", "cluster")
 
 # ACPI SLIT defaults when the firmware gives none: 10 is "local" by the specification, 20 the kernel's
 # REMOTE_DISTANCE; 32 is what two-socket EPYC and Hygon machines report across the sockets.
@@ -32,7 +34,10 @@ class BadTopology(ValueError):
 
 @dataclass(frozen=True)
 class Cpu:
-    """Where one CPU (hardware thread) sits. ``core`` and ``l3`` are unique in their socket; ``l3`` None = unknown."""
+    """Where one CPU (hardware thread) sits. ``core``, ``l3`` and ``cluster`` are unique in their socket.
+
+    ``l3`` None = unknown; ``cluster`` None = in none that is known.
+    """
 
     cpu: int
     core: int
@@ -40,6 +45,7 @@ class Cpu:
     die: int
     numa: int
     socket: int
+    cluster: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +91,8 @@ class Domain:
     @property
     def name(self) -> str:
         """What the domain is called in sentences: ``L3 3``, ``NUMA node 0``, ``socket 1``."""
-        return self.name_at(
-            [level for level in self.levels if level != "die"][-1] if self.levels != ("die",) else "die"
-        )
+        telling = [level for level in self.levels if level not in ("die", "cluster")]
+        return self.name_at(telling[-1] if telling else self.levels[-1])
 
     def name_at(self, level: str) -> str:
         """The name the domain has as a box of one of its levels."""
@@ -101,14 +106,18 @@ _TITLES = {
     "die": "die",
     "numa": "NUMA node",
     "l3": "L3",
+    "cluster": "cluster",
     "rest": "CPUs without cache information",
 }
 
 
 class Topology:
-    """The tree of one machine. Immutable after construction; ask ``at(level)`` for the domains of a level."""
+    """The tree of one machine. Immutable after construction; ask ``at(level)`` for the domains of a level.
 
-    def __init__(self, data: TopologyData) -> None:
+    ``to_clusters``: its leaves are clusters wherever every CPU of an L3 (or of a NUMA node without one) is in one.
+    """
+
+    def __init__(self, data: TopologyData, to_clusters: bool = False) -> None:
         if not data.cpus:
             raise BadTopology("the machine has no CPUs")
         self.data = data
@@ -129,7 +138,11 @@ class Topology:
         self._by_level: dict[str, list[Domain]] = {level: [] for level in LEVELS}
         leaves: list[Domain] = []
         self._order = _level_order(self.cpus.values())
-        self._l3_rank = _l3_ranks(self.cpus.values())
+        #: Whether there are leaves that are clusters.
+        self.has_cluster_leaves = to_clusters and any(c.cluster is not None for c in data.cpus)
+        self._order += ["cluster"] if self.has_cluster_leaves else []
+        self._l3_rank = _ranks((c, c.l3) for c in self.cpus.values())
+        self._cluster_rank = _ranks((c, c.cluster) for c in self.cpus.values())
         self.root = self._build(frozenset(self.cpus), 0, leaves)
         self.leaves: tuple[Domain, ...] = tuple(leaves)
         self._levels = {
@@ -142,6 +155,8 @@ class Topology:
         }
         #: Every domain above the core, largest first.
         self.domains: tuple[Domain, ...] = tuple(_walk(self.root))
+        #: The leaves; where these are clusters, the L3s (or NUMA nodes without one) that hold them.
+        self.caches: tuple[Domain, ...] = tuple(_walk(self.root, _is_above_clusters))
         threads: dict[tuple[int, int], set[int]] = {}
         for c in self.cpus.values():
             threads.setdefault((c.socket, c.core), set()).add(c.cpu)
@@ -211,16 +226,21 @@ class Topology:
 
     def hash(self) -> str:
         """Changes when a CPU's place changes; not with remembered offline CPUs, memory in use or cgroups."""
-        # A core or L3 goes by its first CPU here: what readers call it may change as CPUs come and go.
+        # A core, L3 or cluster goes by its first CPU here: what readers call it may change as CPUs come and go.
         cores: dict[tuple[int, int], int] = {}
         l3s: dict[tuple[int, Optional[int]], Optional[int]] = {}
         for c in self.cpus.values():
             cores.setdefault((c.socket, c.core), c.cpu)
             l3s.setdefault((c.socket, c.l3), None if c.l3 is None else c.cpu)
-        places = [
+        places: list[tuple[Optional[int], ...]] = [
             (c.cpu, cores[c.socket, c.core], l3s[c.socket, c.l3], c.die, c.numa, c.socket)
             for c in self.cpus.values()
         ]
+        if any(c.cluster is not None for c in self.cpus.values()):
+            first: dict[tuple[int, Optional[int]], Optional[int]] = {}
+            for c in self.cpus.values():
+                first.setdefault((c.socket, c.cluster), None if c.cluster is None else c.cpu)
+            places += [(first[c.socket, c.cluster],) for c in self.cpus.values()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ construction
@@ -267,42 +287,48 @@ class Topology:
     def _id(self, level: str, here: Cpu) -> int:
         if level == "l3":
             return self._l3_rank[(here.socket, here.l3)]
+        if level == "cluster":
+            return self._cluster_rank[(here.socket, here.cluster)]
         return {"machine": 0, "socket": here.socket, "die": here.die, "numa": here.numa, "rest": here.cpu}[
             level
         ]
 
 
-def _l3_ranks(cpus: Iterable[Cpu]) -> dict[tuple[int, Optional[int]], int]:
-    """An L3 goes by its rank in (NUMA node, first CPU) order: cache ids may repeat, be sparse or be missing."""
+def _ranks(groups: Iterable[tuple[Cpu, Optional[int]]]) -> dict[tuple[int, Optional[int]], int]:
+    """An L3 or cluster goes by its rank in (NUMA node, first CPU) order: ids may repeat, be sparse or be missing."""
     first: dict[tuple[int, Optional[int]], tuple[int, int]] = {}
-    for c in cpus:
-        if c.l3 is not None:
-            first.setdefault((c.socket, c.l3), (c.numa, c.cpu))
+    for c, group in groups:
+        if group is not None:
+            first.setdefault((c.socket, group), (c.numa, c.cpu))
     return {key: rank for rank, key in enumerate(sorted(first, key=lambda key: first[key]))}
 
 
 def remember(old: Topology, new: TopologyData) -> TopologyData:
     """Give CPUs that went offline the place they had: sysfs forgets it, their containers' homes do not.
 
-    They join the cores and L3s of their old mates, whatever those are called now: a reader names a group
+    They join the cores, clusters and L3s of their old mates, whatever those are called now: a reader names a group
     after its lowest online CPU. NUMA nodes that went with them keep their distances and have no memory.
     """
     known = {c.cpu: c for c in new.cpus}
-    # 1. What the cores and L3s of before are called now.
+    # 1. What the cores, L3s and clusters of before are called now.
     cores: dict[tuple[int, int], int] = {}
     l3s: dict[tuple[int, Optional[int]], int] = {}
+    clusters: dict[tuple[int, Optional[int]], int] = {}
     for c in old.cpus.values():
         now = known.get(c.cpu)
         if now is not None:
             cores.setdefault((c.socket, c.core), now.core)
         if now is not None and now.l3 is not None:
             l3s.setdefault((c.socket, c.l3), now.l3)
+        if now is not None and now.cluster is not None:
+            clusters.setdefault((c.socket, c.cluster), now.cluster)
     # 2. The CPUs that are gone, under those names; where all mates are gone too, the old name is still free.
     kept = tuple(
         replace(
             c,
             core=cores.get((c.socket, c.core), c.core),
             l3=None if c.l3 is None else l3s.get((c.socket, c.l3), c.l3),
+            cluster=None if c.cluster is None else clusters.get((c.socket, c.cluster), c.cluster),
         )
         for c in old.cpus.values()
         if c.cpu not in known and c.cpu in new.offline
@@ -345,10 +371,15 @@ def _group_key(cpu: Cpu, level: str) -> Any:
         return (cpu.socket, -1 if cpu.l3 is None else cpu.l3)
     if level == "die":
         return (cpu.socket, cpu.die)
+    if level == "cluster":
+        return (cpu.socket, -1 if cpu.cluster is None else cpu.cluster)
     return {"socket": cpu.socket, "numa": cpu.numa}[level]
 
 
 def _groups(cpus: Mapping[int, Cpu], members: frozenset[int], level: str) -> list[frozenset[int]]:
+    # As the kernel does: where some cores are in no cluster (hybrid CPUs) the others' are no level either.
+    if level == "cluster" and not _known(cpus, members, level):
+        return [members]
     found: dict[Any, set[int]] = {}
     for cpu in sorted(members):
         found.setdefault(_group_key(cpus[cpu], level), set()).add(cpu)
@@ -356,6 +387,8 @@ def _groups(cpus: Mapping[int, Cpu], members: frozenset[int], level: str) -> lis
 
 
 def _known(cpus: Mapping[int, Cpu], members: frozenset[int], level: str) -> bool:
+    if level == "cluster":
+        return all(cpus[c].cluster is not None for c in members)
     return level != "l3" or all(cpus[c].l3 is not None for c in members)
 
 
@@ -387,10 +420,17 @@ def _contains(cpus: list[Cpu], outer: str, inner: str) -> bool:
     return all(holder.setdefault(inner_key, outer_key) == outer_key for outer_key, inner_key in keys)
 
 
-def _walk(domain: Domain) -> Iterable[Domain]:
-    yield domain
-    for child in domain.children:
-        yield from _walk(child)
+def _walk(domain: Domain, stop: Optional[Callable[[Domain], bool]] = None) -> Iterable[Domain]:
+    """The domains of a tree from the root down; with ``stop`` those alone at which it says so, and nothing below them."""
+    if stop is None or stop(domain):
+        yield domain
+    if stop is None or not stop(domain):
+        for child in domain.children:
+            yield from _walk(child, stop)
+
+
+def _is_above_clusters(domain: Domain) -> bool:
+    return not domain.children or domain.children[0].levels == ("cluster",)
 
 
 # ---------------------------------------------------------------------- JSON

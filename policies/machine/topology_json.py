@@ -83,6 +83,7 @@ def _read_cpu(index: int, item: Any) -> Cpu:
         "cpu": number,
         "core": number,
         "l3": None,
+        "cluster": None,
         "die": 0,
         "numa": 0,
         "socket": 0,
@@ -92,7 +93,7 @@ def _read_cpu(index: int, item: Any) -> Cpu:
             raise BadTopology(
                 f"cpus[{index}] (CPU {number}): unknown key {key!r}; known are {', '.join(values)}"
             )
-        if not _is_id(value) and not (key == "l3" and value is None):
+        if not _is_id(value) and not (key in ("l3", "cluster") and value is None):
             raise BadTopology(
                 f"cpus[{index}] (CPU {number}): {key} is {value!r}, expected a number of 0 or more"
             )
@@ -109,6 +110,7 @@ def _write_cpu(cpu: Cpu) -> dict[str, int]:
         "cpu": cpu.cpu,
         "core": cpu.core,
         "l3": cpu.l3,
+        "cluster": cpu.cluster,
         "die": cpu.die,
         "numa": cpu.numa,
         "socket": cpu.socket,

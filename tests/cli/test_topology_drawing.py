@@ -13,10 +13,14 @@ from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData, remember
 from tests.machines import (
     ALL_MACHINES,
+    ALTRA_1S,
     BIG_1024,
     CPULESS_MEMORY_NODE,
+    E_CORES_1S,
     EPYC_NPS1_1S,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
+    KUNPENG_64_OLD_KERNEL,
     MEMORYLESS_NODE,
     MONOLITHIC_2S,
     NODE_INTERLEAVED,
@@ -33,7 +37,7 @@ WIDTHS = (80, 100, 120)
 
 
 def _topology(name: str) -> Topology:
-    return Topology(machine(name))
+    return Topology(machine(name), to_clusters=True)
 
 
 # ---------------------------------------------------------------------- whole pictures
@@ -185,10 +189,30 @@ def test_a_thousand_cpus_get_one_line_for_each_l3() -> None:
             "AuthenticAMD: 2 sockets, 1 NUMA node, 8 L3 slices (CCX), 32 cores, 64 CPUs, 256 GiB",
             "Boxes: machine = NUMA node > socket = die > L3 of 4 cores",
         ),
+        (
+            KUNPENG_48_2S,
+            "Unknown vendor: 2 sockets, 4 NUMA nodes, 4 L3 slices (CCX), 24 clusters, 96 cores, 96 CPUs, 512 GiB",
+            "Boxes: socket = die > NUMA node = L3 > cluster of 4 cores",
+        ),
+        (
+            KUNPENG_64_OLD_KERNEL,
+            "Unknown vendor: 2 sockets, 4 NUMA nodes, 4 L3 slices (CCX), 128 cores, 128 CPUs, 512 GiB",
+            "Boxes: socket = die > NUMA node = L3 of 32 cores",
+        ),
+        (
+            ALTRA_1S,
+            "Unknown vendor: 1 socket, 1 NUMA node, L3 not known, 40 clusters, 80 cores, 80 CPUs, 256 GiB",
+            "Boxes: machine = socket = die = NUMA node > cluster of 2 cores",
+        ),
+        (
+            E_CORES_1S,
+            "GenuineIntel: 1 socket, 1 NUMA node, 1 L3 cache, 36 clusters, 144 cores, 144 CPUs, 256 GiB",
+            "Boxes: machine = socket = die = NUMA node = L3 > cluster of 4 cores",
+        ),
     ],
 )
 def test_the_head_counts_and_says_once_which_levels_are_one(name: str, headline: str, legend: str) -> None:
-    assert draw_topology(_topology(name)).splitlines()[:2] == [headline, legend]
+    assert draw_topology(_topology(name), width=110).splitlines()[:2] == [headline, legend]
 
 
 def test_offline_and_isolated_cpus_are_named() -> None:

@@ -17,17 +17,19 @@ from typing import Any, Optional, Union
 import pytest
 
 from cri_proxy.node.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
-from policies.machine.cpus import parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData, remember
 from policies.machine.topology_json import read_topology, write_topology
 from tests.agent import ROOT
 from tests.machines import (
     ALL_MACHINES,
+    ALTRA_1S,
     BIG_1024,
     CACHE_IDS_ODD,
     FOLDER,
     GIB,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
     MEMORYLESS_NODE,
     OFFLINE_CPUS,
     ONE_CPU,
@@ -66,7 +68,7 @@ def test_a_machine_is_read_as_it_is(name: str, folder: Path) -> None:
     assert found.memory_nodes == wanted.memory_nodes
     assert (found.online, found.data.offline) == (wanted.online, wanted.data.offline)
     assert reading.data == machine(name)
-    assert len(reading.warnings) == (name == VM_NO_CACHE_INFO)
+    assert len(reading.warnings) == (name in (VM_NO_CACHE_INFO, ALTRA_1S))
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
@@ -133,6 +135,89 @@ def test_cpus_that_go_offline_are_remembered_in_their_place(folder: Path) -> Non
     assert _boxes(after) == _boxes(before)
     assert after.online == before.online - gone
     assert after.hash() == before.hash()
+
+
+# ---------------------------------------------------------------------- clusters
+
+CLUSTER = "cpu/cpu{}/topology/cluster_cpus_list"
+CORE = "cpu/cpu{}/topology/core_cpus_list"
+
+
+@pytest.mark.parametrize("one", ["the core", "the L3", "the socket", "nothing"])
+def test_a_list_that_is_one_core_or_all_of_an_l3_is_no_cluster(one: str, folder: Path) -> None:
+    data = machine(HYGON_7285_2S)
+    sys = write_sysfs(data, folder)
+    group = {
+        "the core": lambda c: c.core,
+        "the L3": lambda c: c.l3,
+        "the socket": lambda c: c.socket,
+        "nothing": lambda c: 0,
+    }[one]
+    mates = {
+        c.cpu: format_cpus(d.cpu for d in data.cpus if (d.socket, group(d)) == (c.socket, group(c)))
+        for c in data.cpus
+    }
+    _damage(sys, {CLUSTER.format(cpu): cpus for cpu, cpus in mates.items() if one != "nothing"})
+    reading = read_sysfs(sys, folder / "proc")
+    assert (reading.data, reading.warnings) == (data, ())
+
+
+def test_a_hybrid_cpus_clusters_are_no_level(folder: Path) -> None:
+    # Two P-cores of two threads, each with an L2 of its own; two modules of four E-cores.
+    cores = [0, 0, 1, 1, *range(4, 12)]
+    cpus = tuple(
+        Cpu(cpu, min(i for i, c in enumerate(cores) if c == core), 0, 0, 0, 0)
+        for cpu, core in enumerate(cores)
+    )
+    data = TopologyData(cpus, ((10,),), memory={0: GIB}, has_memory=frozenset([0]))
+    sys = write_sysfs(data, folder)
+    lists = ["0-1", "0-1", "2-3", "2-3", *["4-7"] * 4, *["8-11"] * 4]
+    _damage(sys, {CLUSTER.format(cpu): cpus for cpu, cpus in enumerate(lists)})
+    reading = read_sysfs(sys, folder / "proc")
+    assert (reading.data.cpus, reading.warnings) == (cpus, ())
+
+
+def test_a_cluster_keeps_cpus_that_go_offline(folder: Path) -> None:
+    before = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    # The first CPU of a cluster, three of another, all of a third.
+    gone = parse_cpus("4,9-11,16-19")
+    sys = write_sysfs(take_offline(before.data, gone), folder)
+    reading = read_sysfs(sys, folder / "proc")
+    after = Topology(remember(before, reading.data), to_clusters=True)
+    assert reading.warnings == ()
+    assert _boxes(after) == _boxes(before)
+    assert (after.online, after.hash()) == (before.online - gone, before.hash())
+
+
+@pytest.mark.parametrize(
+    ("files", "lost", "warning"),
+    [
+        ({CLUSTER.format(5): "4-x"}, "", "holds '4-x' where a list such as 0-3,8 is expected; CPU 5: the cluster is"),
+        ({CLUSTER.format(5): b"\xff\x00"}, "", "cluster_cpus_list holds"),
+        ({CLUSTER.format(5): ""}, "", "holds '', which leaves out the CPU itself; CPU 5: the cluster is what"),
+        ({CLUSTER.format(5): "0-3"}, "", "which leaves out the CPU itself"),
+        ({CLUSTER.format(5): None}, "", None),
+        ({CLUSTER.format(cpu): "4-7,200-300" for cpu in range(4, 8)}, "", None),
+        ({CLUSTER.format(5): "4-30"}, "", "holds '4-30', which are in several L3s or NUMA nodes; CPU 5: the cluster"),
+        ({CLUSTER.format(c): "20-27" for c in range(20, 28)}, "20-27", "several L3s or NUMA nodes; CPUs 20-27:"),
+        ({CLUSTER.format(c): None for c in range(4, 8)}, "4-7", None),
+        ({CLUSTER.format(5): "4-8"}, "4-7", "cpu4/topology/cluster_cpus_list contradicts other lists; it is taken for"),
+        ({CORE.format(c): "7-8" for c in (7, 8)}, "4-11", "cpu4/topology/cluster_cpus_list contradicts other lists"),
+    ],
+)  # fmt: skip
+def test_a_cluster_list_that_cannot_be_costs_what_the_others_do_not_say(
+    files: Files, lost: str, warning: Optional[str], folder: Path
+) -> None:
+    sys = write_sysfs(KUNPENG_48_2S, folder)
+    _damage(sys, files)
+    reading = read_sysfs(sys, folder / "proc")
+    told = {c.cpu: None if c.cpu in parse_cpus(lost) else c.cluster for c in machine(KUNPENG_48_2S).cpus}
+    assert {c.cpu: c.cluster for c in reading.data.cpus} == told
+    if warning is None:
+        assert reading.warnings == ()
+    else:
+        assert any(warning in sentence for sentence in reading.warnings)
+        assert all(str(sys) in sentence and sentence.endswith(".") for sentence in reading.warnings)
 
 
 # ---------------------------------------------------------------------- holes and garbage

@@ -13,12 +13,17 @@ from policies.machine.topology import Topology
 from policies.model import BudgetSpent
 from tests.machines import (
     ALL_MACHINES,
+    ALTRA_1S,
     BIG_1024,
     CACHE_IDS_ODD,
     CPULESS_MEMORY_NODE,
+    E_CORES_1S,
     EPYC_NPS1_1S,
     EPYC_NPS4_1S,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
+    KUNPENG_64_2S,
+    KUNPENG_64_OLD_KERNEL,
     MEMORYLESS_NODE,
     MONOLITHIC_2S,
     NODE_INTERLEAVED,
@@ -169,6 +174,23 @@ MANUAL = {
         (33, "numa", 64),
         (65, "machine", 64),
     ],
+    KUNPENG_48_2S: [
+        (1, "ccx", 24),
+        (24, "ccx", 24),
+        (25, "numa+ccx", 48),
+        (48, "numa+ccx", 48),
+        (49, "machine", 96),
+    ],
+    KUNPENG_64_2S: [
+        (4, "ccx", 32),
+        (32, "ccx", 32),
+        (33, "numa+ccx", 64),
+        (64, "numa+ccx", 64),
+        (65, "machine", 128),
+    ],
+    KUNPENG_64_OLD_KERNEL: [(4, "ccx", 32), (33, "numa+ccx", 64), (65, "machine", 128)],
+    ALTRA_1S: [(1, "numa", 80), (80, "numa", 80), (81, "machine", 80)],
+    E_CORES_1S: [(4, "ccx", 144), (144, "ccx", 144), (145, "machine", 144)],
 }
 
 

@@ -23,13 +23,19 @@ from policies.machine.topology import (
 from policies.machine.topology_json import read_topology, write_topology
 from tests.machines import (
     ALL_MACHINES,
+    ALTRA_1S,
     BIG_1024,
     CACHE_IDS_ODD,
+    CLUSTER_MACHINES,
     CPULESS_MEMORY_NODE,
+    E_CORES_1S,
     EPYC_NPS1_1S,
     EPYC_NPS4_1S,
     GIB,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
+    KUNPENG_64_2S,
+    KUNPENG_64_OLD_KERNEL,
     MEMORYLESS_NODE,
     MONOLITHIC_2S,
     NODE_INTERLEAVED,
@@ -59,12 +65,52 @@ SHAPES = {
     BIG_1024: "1 machine > 2 socket=die > 8 numa > 64 l3",
     CPULESS_MEMORY_NODE: "1 machine > 2 socket=die=numa=l3",
     NODE_INTERLEAVED: "1 machine=numa > 2 socket=die > 8 l3",
+    KUNPENG_48_2S: "1 machine > 2 socket=die > 4 numa=l3",
+    KUNPENG_64_2S: "1 machine > 2 socket=die > 4 numa=l3",
+    KUNPENG_64_OLD_KERNEL: "1 machine > 2 socket=die > 4 numa=l3",
+    ALTRA_1S: "1 machine=socket=die=numa",
+    E_CORES_1S: "1 machine=socket=die=numa=l3",
+}
+CLUSTERS = {
+    KUNPENG_48_2S: " > 24 cluster",
+    KUNPENG_64_2S: " > 32 cluster",
+    ALTRA_1S: " > 40 cluster",
+    E_CORES_1S: " > 36 cluster",
 }
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
 def test_levels_that_hold_the_same_cpus_are_one_box(name: str) -> None:
     assert _shape(Topology(machine(name))) == SHAPES[name]
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_clusters_are_leaves_of_a_tree_that_is_to_have_them(name: str) -> None:
+    plain, fine = Topology(machine(name)), Topology(machine(name), to_clusters=True)
+    assert _shape(fine) == SHAPES[name] + CLUSTERS.get(name, "")
+    assert fine.has_cluster_leaves == (name in CLUSTER_MACHINES)
+    assert [(d.levels, d.ids, d.cpus) for d in fine.caches] == [
+        (d.levels, d.ids, d.cpus) for d in plain.leaves
+    ]
+    assert plain.caches == plain.leaves
+    assert fine.hash() == plain.hash()
+
+
+def test_the_hash_tells_clusters_and_not_what_they_are_called() -> None:
+    with_clusters, without = machine(KUNPENG_64_2S), machine(KUNPENG_64_OLD_KERNEL)
+    renamed = replace(
+        with_clusters, cpus=tuple(replace(c, cluster=1000 - (c.cluster or 0)) for c in with_clusters.cpus)
+    )
+    assert Topology(with_clusters).hash() != Topology(without).hash()
+    assert Topology(with_clusters).hash() == Topology(renamed).hash()
+
+
+def test_an_l3_with_cores_outside_of_clusters_is_a_leaf() -> None:
+    data = machine(KUNPENG_64_2S)
+    cpus = tuple(replace(c, cluster=None) if c.cpu == 5 else c for c in data.cpus)
+    tree = Topology(replace(data, cpus=cpus), to_clusters=True)
+    assert [format_cpus(leaf.cpus) for leaf in tree.leaves[:3]] == ["0-31", "32-35", "36-39"]
+    assert len(tree.leaves) == 1 + 3 * 8
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
