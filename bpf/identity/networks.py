@@ -27,8 +27,12 @@ def parse_network(text: str) -> tuple[bytes, bytes]:
         raise ValueError(f"{text!r} is not a network such as 10.244.0.0/16 or fd00:10:244::/56")
     ones = int(length) + (128 - most)
     mask = ((1 << 128) - (1 << (128 - ones))).to_bytes(16, "big")
-    whole = packed if family == socket.AF_INET6 else _MAPPED + packed
-    return bytes(a & m for a, m in zip(whole, mask)), mask
+    return bytes(a & m for a, m in zip(mapped(packed), mask)), mask
+
+
+def mapped(packed: bytes) -> bytes:
+    """An address of 4 or 16 bytes as IPv6 writes it."""
+    return packed if len(packed) == 16 else _MAPPED + packed
 
 
 def expression(networks: Sequence[str]) -> str:

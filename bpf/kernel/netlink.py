@@ -94,7 +94,7 @@ class SockDiag:
     """The sockets of the network namespace this was opened in."""
 
     def __init__(self) -> None:
-        self._questions = _Questions(NETLINK_SOCK_DIAG)
+        self._questions = Questions(NETLINK_SOCK_DIAG)
 
     def tcp(self, family: int) -> Iterator[InetSocket]:
         """The TCP sockets of one family (AF_INET, AF_INET6) that listen or have bytes."""
@@ -157,7 +157,7 @@ class EndedTcp:
 def local_addresses() -> frozenset[bytes]:
     """All addresses of the calling thread's network namespace."""
     found = set()
-    questions = _Questions(NETLINK_ROUTE)
+    questions = Questions(NETLINK_ROUTE)
     try:
         for start, end in questions.ask(_RTM_GETADDR, bytes(_IFADDRMSG_LENGTH)):
             for kind, value_start, value_end in attributes(questions.buffer, start + _IFADDRMSG_LENGTH, end):
@@ -246,7 +246,7 @@ def _open(protocol: int) -> socket.socket:
     return opened
 
 
-class _Questions:
+class Questions:
     """One netlink socket on which lists are asked for, one after the other."""
 
     def __init__(self, protocol: int) -> None:

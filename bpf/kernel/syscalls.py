@@ -19,12 +19,13 @@ BPF_NUMBER, _PERF_EVENT_OPEN_NUMBER = {"x86_64": (321, 298), "ppc64le": (361, 31
 )
 
 _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY = 1, 2, 3, 4
-_PROG_DETACH, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 13, 15, 16
+_PROG_DETACH, _PROG_TEST_RUN, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 10, 13, 15, 16
 _RAW_TRACEPOINT_OPEN, _LOOKUP_AND_DELETE_BATCH, _UPDATE_BATCH, _LINK_CREATE = 17, 25, 26, 28
 CGROUP_INGRESS, CGROUP_EGRESS, CGROUP_UDP4_RECVMSG, CGROUP_UDP6_RECVMSG = 0, 1, 19, 20
 
 #: The kernel takes a shorter union bpf_attr than its own, and a longer one if the rest is zero.
 _ATTRIBUTES_BYTES = 128
+_ETHERNET_HEADER_BYTES = 14
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_IOC_ENABLE, _PERF_IOC_SET_BPF = 0x2400, 0x40042408
 #: Entries fetched in one call of a batch: 1,024 of 64 bytes are cheap to keep, and four calls are a full map.
@@ -124,6 +125,16 @@ def program_info(fd: int) -> ProgramInfo:
     run_ns, runs = struct.unpack_from("=QQ", raw, 192)
     name = raw[64:80].split(b"\0")[0].decode(errors="replace")
     return ProgramInfo(struct.unpack_from("=I", raw, 4)[0], name, run_ns, runs)
+
+
+def run_on_packet(fd: int, payload: bytes) -> int:
+    """Run a CGROUP_SKB program on a packet of its own that has this payload and no known protocol; what it returns."""
+    packet = bytes(_ETHERNET_HEADER_BYTES) + payload
+    data = ctypes.create_string_buffer(packet, len(packet))
+    # program, return value, size in, size out, data in, data out, repeat, duration.
+    attributes = _attributes("IIIIQQII", fd, 0, len(packet), 0, ctypes.addressof(data), 0, 1, 0)
+    _bpf(_PROG_TEST_RUN, "BPF_PROG_TEST_RUN", attributes)
+    return int(struct.unpack_from("=I", attributes, 4)[0])
 
 
 def _info(fd: int, size: int) -> bytes:

@@ -20,8 +20,9 @@ from bpf.kernel.ebpf_self_test import self_test
 from bpf.kernel.loader import Attachment, LoadedPrograms, NotLoaded, attach, detach_leftovers, load
 from bpf.service.log import log
 from bpf.service.options import SYSTEM_PYTHON
-from bpf.sources.ingress import IngressPace
 from bpf.sources.samples import Flow, ProviderLost, RemoteFlow, Sample
+from bpf.sources.search_pace import SearchPace
+from bpf.sources.udp_paths import Translations, UdpPaths, hosts_conntrack
 from bpf.sources.wakeups import Peers, with_presence
 from policies.machine.cpus import parse_cpus
 
@@ -40,13 +41,13 @@ REMOTES = 8192
 COUNTERS = (
     "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
     "udp_claimed", "udp_by_ingress", "udp_given_up",
-    "remotes_full", "remote_elsewhere", "openers_evicted",
+    "remotes_full", "remote_elsewhere", "openers_evicted", "udp_by_path",
 )  # fmt: skip
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
 _LOST_KEY, _LOST = struct.Struct("=Q"), struct.Struct("=Q")
 _REMOTE_KEY, _REMOTE = struct.Struct("=Q16s"), struct.Struct("=Q")
-_INGRESS = "crm_aff_ingress"
+_INGRESS, _PATH = "crm_aff_ingress", "crm_aff_path"
 #: struct task_owner of traffic_wakes.h, and how many there are.
 _TASK, _TASKS = struct.Struct("=QQQ"), range(2 * 8192)
 _KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
@@ -106,6 +107,7 @@ class EbpfProvider:
         remotes: int = REMOTES,
         openers: int = 0,
         peers: Callable[[], Peers] = Peers,
+        translations: Callable[[], Translations] = hosts_conntrack,
     ) -> None:
         """Load, attach and try it out; 0.3 to 0.8 s.
 
@@ -113,7 +115,8 @@ class EbpfProvider:
         where cgroup v2 is mounted. ``python``: one that has bcc. ``networks``: traffic with addresses of other
         nodes counts if they are in one of these. ``openers``: TCP connections open at a time that are known, rounded up
         to a power of two; 0 = by the machine's memory. ``peers``: which containers share sockets or memory, asked once a
-        sample; only while there are some are wakes counted.
+        sample; only while there are some are wakes counted. ``translations``: opens what lists the flows that NAT changes;
+        asked while datagrams wait.
 
         :raises ProviderLost: it does not work here; the sentence says why.
         """
@@ -125,7 +128,7 @@ class EbpfProvider:
         self._possible_cpus = _possible_cpus()
         for name in detach_leftovers(self._root):
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
-        self._ingress, self._ingress_link = IngressPace(), -1
+        self._ingress, self._ingress_link = SearchPace(), -1
         self._peers, self._wake_links = peers, list[int]()
         defines: dict[str, object] = {
             "EDGES": edges,
@@ -135,12 +138,13 @@ class EbpfProvider:
         if networks:
             defines["IN_NETWORKS"] = expression(networks)
         self._loaded = _load(self._root, python, defines)
+        self._paths = UdpPaths(self._loaded.programs[_PATH], self._loaded.maps["udp_paths"], translations)
         try:
             self_test(self._root, self.drain)
         except BaseException:
             self.close()
             raise
-        self.detail = f"bytes of TCP and UDP and wakes between containers, counted at {self._root}"
+        self.detail = self._told()
 
     @property
     def loaded(self) -> LoadedPrograms:
@@ -155,6 +159,8 @@ class EbpfProvider:
 
         :raises ProviderLost: the maps cannot be read.
         """
+        self._paths.follow(now_s, *_search_state(self.counters(), "udp_by_path"))
+        self.detail = self._told()
         earlier, self._unresolved = self._unresolved, []
         seen = _Seen()
         self._add(seen, earlier, is_last_try=True)
@@ -178,6 +184,11 @@ class EbpfProvider:
             a, b = _WAKE_KEY.unpack(key)
             found.append(CgroupFlow(a, b, "wake", messages=_WAKE.unpack(value)[0]))
         return found
+
+    def _told(self) -> str:
+        """What is seen, and what is not though it should be."""
+        seen = f"bytes of TCP and UDP and wakes between containers, counted at {self._root}"
+        return "; ".join(filter(None, (seen, self._paths.problem)))
 
     def _remotes(self) -> tuple[RemoteFlow, ...]:
         """What containers have exchanged with other nodes. A container that is not known yet has soon sent more."""
@@ -213,6 +224,7 @@ class EbpfProvider:
             raw = syscalls.lookup(self._loaded.maps["counters"], struct.pack("=I", index), 8 * cpus)
             totals[name] = sum(struct.unpack(f"={cpus}Q", raw))
         totals["missed"] = self._missed
+        totals.update(self._paths.counters)
         totals["dropped"] = totals["edges_full"] + totals["wakes_full"] + totals["openers_evicted"]
         return totals
 
@@ -220,11 +232,11 @@ class EbpfProvider:
         """Detach and unload; a second time does nothing."""
         self._detach_ingress()
         self._detach_wakes()
+        self._paths.close()
         self._loaded.close()
 
     def _follow_ingress(self, now_s: float, counters: Mapping[str, int]) -> None:
-        waiting = counters["udp_waiting"] - counters["udp_claimed"]
-        if not self._ingress.decide(now_s, waiting, counters["udp_by_ingress"]):
+        if not self._ingress.decide(now_s, *_search_state(counters, "udp_by_ingress")):
             self._detach_ingress()
         elif self._ingress_link < 0:
             try:
@@ -268,6 +280,11 @@ class EbpfProvider:
                 self._unresolved.append(flow)
 
 
+def _search_state(counters: Mapping[str, int], found: str) -> tuple[int, int]:
+    """Messages whose receiver has not shown, and how often a search has found one."""
+    return counters["udp_waiting"] - counters["udp_claimed"], counters[found]
+
+
 def _load(root: str, python: str, defines: Mapping[str, object]) -> LoadedPrograms:
     """Load traffic.c; first as for kernels that tell the network namespace of a packet (6.1 does not)."""
     attachments = attachments_at(root)
@@ -283,6 +300,7 @@ def attachments_at(root: str) -> list[Attachment]:
     return [
         Attachment("cgroup_egress", "crm_aff_egress", root),
         ingress_at(root),
+        Attachment("cgroup_egress", _PATH, root, at_once=False),
         Attachment("cgroup_udp4", "crm_aff_udp4", root),
         Attachment("cgroup_udp6", "crm_aff_udp6", root),
         *WAKES,

@@ -67,6 +67,12 @@ int crm_aff_ingress(struct __sk_buff *skb)
     return 1;
 }
 
+/* Never attached: user space runs it with a flow of conntrack for a packet. */
+int crm_aff_path(struct __sk_buff *skb)
+{
+    return udp_path_told(skb);
+}
+
 int crm_aff_waking(struct bpf_raw_tracepoint_args *context)
 {
     woken(context->args[0]);

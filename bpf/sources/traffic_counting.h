@@ -40,6 +40,7 @@ enum {
     REMOTES_FULL,
     REMOTE_ELSEWHERE, /* additions for addresses outside the networks that count */
     OPENERS_EVICTED,  /* entries of openers that gave way though their connections may have gone on */
+    UDP_BY_PATH,      /* messages whose receiver was known by conntrack */
     COUNTERS
 };
 BPF_TABLE("percpu_array", u32, u64, counters, COUNTERS);

@@ -10,6 +10,10 @@
  * until then take what was sent before. */
 #define STEADY_TICKS 1024
 
+#ifndef UDP_PATHS
+#define UDP_PATHS 16384
+#endif
+
 struct udp_key {
     u64 netns; /* of loopback addresses only */
     u32 address[4];
@@ -26,6 +30,21 @@ struct udp_owner {
 };
 
 BPF_TABLE("lru_hash", struct udp_key, struct udp_owner, udp_owners, 16384);
+
+/* A datagram's two addresses as its sender writes them. */
+struct udp_ends {
+    struct udp_key source;
+    struct udp_key target;
+};
+
+/* Where NAT rewrites both of them the two ends agree on none, and nothing shows in the kernel: user space then reads
+ * conntrack, and says for both ends whom such a datagram reaches. */
+struct udp_path {
+    struct udp_key peer;
+    u64 target; /* what the peer sends to for an answer (name_of) */
+};
+
+BPF_F_TABLE("hash", struct udp_ends, struct udp_path, udp_paths, UDP_PATHS, BPF_F_NO_PREALLOC);
 
 static __always_inline bool is_loopback(struct udp_key *key)
 {
@@ -162,36 +181,81 @@ static __always_inline bool is_steady(struct udp_owner *sender)
 
 static __always_inline void udp_sent(struct __sk_buff *skb)
 {
-    struct udp_key source = {}, target = {};
+    struct udp_ends ends = {};
     struct udp_owner *mine, *peer;
     struct remote_key remote = {};
+    struct udp_path *path = 0;
     u64 me, messages = skb->gso_segs;
-    int bytes = read_datagram(skb, &source, &target);
+    int bytes = read_datagram(skb, &ends.source, &ends.target);
 
     if (bytes < 0)
         return;
     if (!messages)
         messages = 1;
     me = bpf_skb_cgroup_id(skb);
-    mine = own(&source, me);
+    mine = own(&ends.source, me);
     if (mine)
-        turn_to(mine, name_of(&target));
-    peer = udp_owners.lookup(&target);
+        turn_to(mine, name_of(&ends.target));
+    peer = udp_owners.lookup(&ends.target);
+    if (!peer) {
+        path = udp_paths.lookup(&ends);
+        if (path)
+            peer = udp_owners.lookup(&path->peer);
+    }
     if (peer) {
         /* An answer. One to a NAT's address comes from another; but what answers has asked for the sender's address. */
-        if (peer->target == name_of(&source))
+        if (peer->target == (path ? path->target : name_of(&ends.source)))
             claim(peer, me);
+        if (path) {
+            count_several(UDP_BY_PATH, messages);
+            if (mine)
+                claim(mine, peer->cgroup);
+        }
         if (peer->cgroup != me)
             add(me, peer->cgroup, UDP_NUMBER, bytes, 0, messages);
     } else if (mine) {
         __sync_fetch_and_add(&mine->waiting_bytes, (s64)bytes);
         __sync_fetch_and_add(&mine->waiting_messages, messages);
         count_several(UDP_WAITING, messages);
-        if (!target.netns) {
-            __builtin_memcpy(remote.address, target.address, sizeof(remote.address));
+        if (!ends.target.netns) {
+            __builtin_memcpy(remote.address, ends.target.address, sizeof(remote.address));
             add_remote(&remote, me, bytes);
         }
     }
+}
+
+/* What waits at a sender, if it was for this target, was for this cgroup. */
+static __always_inline bool claim_sent_to(struct udp_owner *sender, struct udp_key *target, u64 receiver)
+{
+    return sender->target == name_of(target) && claim(sender, receiver);
+}
+
+/* Run by user space, with what conntrack has of a flow: its datagrams' ends as the opener writes them, and those of the
+ * answers as the other end does. Whether both ends are sockets of this machine. */
+static __always_inline bool udp_path_told(struct __sk_buff *skb)
+{
+    struct udp_ends there, back;
+    struct udp_owner *opener, *other;
+    struct udp_path path = {};
+
+    if (bpf_skb_load_bytes(skb, 0, &there, sizeof(there)) ||
+        bpf_skb_load_bytes(skb, sizeof(there), &back, sizeof(back)))
+        return false;
+    opener = udp_owners.lookup(&there.source);
+    other = udp_owners.lookup(&back.source);
+    if (!opener || !other)
+        return false;
+    path.peer = back.source;
+    path.target = name_of(&back.target);
+    udp_paths.update(&there, &path);
+    path.peer = there.source;
+    path.target = name_of(&there.target);
+    udp_paths.update(&back, &path);
+    if (claim_sent_to(opener, &there.target, other->cgroup))
+        count(UDP_BY_PATH);
+    if (claim_sent_to(other, &back.target, opener->cgroup))
+        count(UDP_BY_PATH);
+    return true;
 }
 
 static __always_inline void udp_received(struct __sk_buff *skb)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+from contextlib import closing
+from typing import Union
+
 import pytest
 
+from bpf.kernel.conntrack import Conntrack, TranslatedFlow
 from tests.bpf.pods import Talker
 from tests.bpf.talkers import Stage, between, needs_bcc
 
@@ -196,6 +202,103 @@ def test_a_receiver_that_neither_answers_nor_asks_for_the_sender_is_looked_for(
         seen.append(between(provider.sample(now_s).flows, "udp"))
     # The first sample has shown that much waits; nothing of it is lost.
     assert seen == [(0, 0), (10_000, 0), (5000, 0), (5000, 0)]
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
+def test_udp_through_nat_of_both_addresses_counts_what_the_programs_sent(
+    stage: Stage, connected: bool
+) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_udp(socket.AF_INET, '{stage.net}.130', 8080, 500)")
+    address = stage.service("udp", masquerade=True)
+    provider = stage.provider()
+    client.do(f"call_udp(socket.AF_INET, {address!r}, 80, 100, 500, 300, {connected})")
+    assert between(provider.sample(10.0).flows, "udp") == (30_000, 150_000)
+
+
+def test_a_server_that_answers_several_senders_behind_nat_of_both_addresses_counts(stage: Stage) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_udp(socket.AF_INET, '{stage.net}.130', 8080, 500)")
+    address = stage.service("udp", masquerade=True)
+    client.do("callers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(5)]")
+    ask = (
+        "for number in range(100):\n    for caller in callers:\n"
+        f"        caller.sendto(bytes(100), ({address!r}, 80)); caller.recv(65536)\n"
+    )
+    provider = stage.provider()
+    client.do(ask)
+    there, back = between(provider.sample(10.0).flows, "udp")
+    # Of what it has answered before the senders were known only the last waits.
+    assert (there, back) == (50_000, 500)
+    for now_s in (20.0, 30.0):
+        client.do(ask)
+        assert between(provider.sample(now_s).flows, "udp") == (50_000, 250_000)
+
+
+def test_a_receiver_behind_nat_of_both_addresses_that_never_answers_is_looked_for(stage: Stage) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_udp(socket.AF_INET, '{stage.net}.130', 8080, 0)")
+    address = stage.service("udp", masquerade=True)
+    client.do("c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
+    provider = stage.provider()
+    seen = []
+    for now_s in (10.0, 20.0, 30.0, 40.0):
+        client.do(f"for _ in range(50):\n    c.sendto(bytes(100), ({address!r}, 80))\n")
+        server.do("await_taken(50)")
+        seen.append(between(provider.sample(now_s).flows, "udp"))
+    # The receiver's own address shows where packets come in, which is looked at after the first sample.
+    assert seen == [(0, 0), (0, 0), (15_000, 0), (5000, 0)]
+
+
+def test_a_flow_that_ends_in_conntrack_is_not_taken_for_the_next_with_its_addresses(stage: Stage) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_udp(socket.AF_INET, '{stage.net}.130', 8080, 500)")
+    address = stage.service("udp", masquerade=True)
+    flows: list[TranslatedFlow] = []
+    provider = stage.provider(translations=lambda: Listed(flows))
+    client.do("c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
+    ask = f"for _ in range(50):\n    c.sendto(bytes(100), ({address!r}, 80)); c.recv(65536)\n"
+    client.do(ask)
+    with closing(Conntrack()) as conntrack:
+        flows += [flow for flow in conntrack.translated_udp(10_000) if flow.target == (packed(address), 80)]
+    assert between(provider.sample(10.0).flows, "udp") == (5000, 25_000)
+    flows.clear()
+    provider.sample(20.0)
+    client.do(ask)
+    assert between(provider.sample(30.0).flows, "udp") == (0, 0)
+
+
+def test_where_conntrack_cannot_be_read_that_is_counted_and_said(stage: Stage) -> None:
+    client, server = stage.routed()
+    server.do(f"serve_udp(socket.AF_INET, '{stage.net}.130', 8080, 500)")
+    address = stage.service("udp", masquerade=True)
+    provider = stage.provider(translations=lambda: Listed(OSError(errno.EPROTONOSUPPORT, "no conntrack")))
+    assert "NAT" not in provider.detail
+    client.do(f"call_udp(socket.AF_INET, {address!r}, 80, 100, 500, 50, False)")
+    sample = provider.sample(10.0)
+    assert between(sample.flows, "udp") == (0, 0)
+    assert sample.counters["conntrack_unread"] == 1
+    assert "UDP through NAT of both addresses is not seen" in provider.detail
+    assert "no conntrack" in provider.detail
+
+
+class Listed:
+    """What stands for conntrack: these flows, or why there are none."""
+
+    def __init__(self, flows: Union[list[TranslatedFlow], OSError]) -> None:
+        self._flows = flows
+
+    def translated_udp(self, most: int) -> list[TranslatedFlow]:
+        if isinstance(self._flows, OSError):
+            raise self._flows
+        return self._flows
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def packed(address: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET, address)
 
 
 #: Of the range for documentation: nobody here has it.

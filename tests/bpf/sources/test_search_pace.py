@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bpf.sources.ingress import IngressPace
+from bpf.sources.search_pace import SearchPace
 
 CASES = {
     "nothing waits": [(0, 0, 0, False), (10, 0, 0, False)],
@@ -27,13 +27,13 @@ CASES = {
 def test_incoming_packets_are_looked_at_only_while_that_helps(
     rows: list[tuple[float, int, int, bool]],
 ) -> None:
-    pace = IngressPace()
+    pace = SearchPace()
     assert [pace.decide(now_s, waiting, found) for now_s, waiting, found, _ in rows] == [
         row[3] for row in rows
     ]
 
 
 def test_the_pause_has_an_end() -> None:
-    pace = IngressPace()
+    pace = SearchPace()
     on = [now_s for now_s in range(0, 10_000, 10) if pace.decide(now_s, now_s * 10, 0)]
     assert on[-1] - on[-2] == 310

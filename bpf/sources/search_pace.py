@@ -1,9 +1,10 @@
-"""When the program for incoming packets is attached: while datagrams wait for a receiver that shows in no other way.
+"""When receivers of datagrams are searched for in ways that cost: while datagrams wait for one that shows in no other way.
 
 What a datagram was for shows when the receiver answers, and when it calls recvfrom or recvmsg for the sender's
-address. Only one that does neither has to be found where the packet comes in, and that costs every packet of the
-node, TCP's too. So it is tried when much waits, kept on while it finds something, and tried more and more seldom
-where it does not: those datagrams leave the node.
+address. One that does neither has to be found where the packet comes in, and that costs every packet of the
+node, TCP's too; one behind NAT that rewrites both addresses in conntrack, which may be long. So either is tried when
+much waits, kept on while it finds something, and tried more and more seldom where it does not: those datagrams leave
+the node.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _MUCH = 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
 
 
-class IngressPace:
+class SearchPace:
     """Decides from the counters of traffic.c, once a sample."""
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class IngressPace:
     def decide(self, now_s: float, waiting: int, found: int) -> bool:
         """Whether it is to be on until the next look.
 
-        ``waiting``: messages whose receiver has not shown so far; ``found``: how often the program has found one.
+        ``waiting``: messages whose receiver has not shown so far; ``found``: how often the search has found one.
         """
         more, self._waiting = waiting - self._waiting, waiting
         has_found, self._found = found > self._found, found
