@@ -85,6 +85,24 @@ def _spread(cpus: frozenset[int], milli: int) -> tuple[frozenset[int], int, int]
     return cpus, milli * NANO_PER_MILLI // count, max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI // count
 
 
+def _is_alike(one: Resident, other: Resident) -> bool:
+    """Whether two bookings of a container differ in nothing but its CPUs."""
+    was, now = one.placement, other.placement
+    return bool(
+        one.container is other.container
+        and one.container is not None
+        and was is not None
+        and now is not None
+        and was.group == now.group
+        and (was.group or (was.home is now.home and was.level == now.level))
+        and bool(one.exclusive) == bool(other.exclusive)
+        and bool(was.cpus) == bool(now.cpus)
+        and one.memory_charge == other.memory_charge
+        and one.bounds == other.bounds
+        and one.is_fixed == other.is_fixed
+    )
+
+
 @dataclass
 class _LeafSums:
     """The figures of a survey behind one fence, and the leaves whose charges have changed since they were added up."""
@@ -142,9 +160,11 @@ class Node:
         self._wanted_on: dict[int, set[frozenset[int]]] = {}
         #: The containers that can only be on some of the CPUs, by these.
         self._bound: dict[tuple[frozenset[int], bool], int] = {}
-        #: How many records claim each exclusive CPU, and how many of them are in no group.
+        #: How many claim each exclusive CPU, and how many of them are in no group: a container alone, or all those of a
+        #: group that own the same set. These are counted, so that a set is entered once, however many own it.
         self._exclusive: dict[int, int] = {}
         self._alone: dict[int, int] = {}
+        self._owned_by: dict[tuple[str, frozenset[int]], int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
         #: Of that, what pods are charged for containers that have their pod's limit.
         self._memory_of_pod: dict[str, dict[int, int]] = {}
@@ -195,11 +215,50 @@ class Node:
         self._book(resident, -1)
         return resident
 
+    def replace(self, key: str, resident: Resident) -> None:
+        """Book a container that is in the books otherwise. As ``remove`` and ``add``, and less work where only its
+        CPUs are others."""
+        was = self.residents[key]
+        if not _is_alike(was, resident) or not resident.cpus <= self._charge.keys():
+            self.remove(key)
+            self.add(key, resident)
+            return
+        self.version += 1
+        group = resident.group
+        self.residents[key] = self._of_pod[resident.pod_uid][key] = resident
+        if key in self.with_terms:
+            self.with_terms[key] = resident
+        if group:
+            self.groups[group][key] = resident
+            self.group_versions[group] = self.version
+        elif resident.exclusive:
+            self.owners[key] = resident
+        # What is charged in a group depends on nothing else.
+        if was.cpus != resident.cpus or (was.exclusive != resident.exclusive and not group):
+            self._book_cpus(was, -1)
+            self._book_cpus(resident, +1)
+        if was.exclusive != resident.exclusive:
+            self._claim(group, resident.exclusive, +1)
+            self._claim(group, was.exclusive, -1)
+
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
-        group, exclusive = resident.group, resident.exclusive
-        if group:
-            self.group_versions[group] = self.version
+        if resident.group:
+            self.group_versions[resident.group] = self.version
+        self._book_cpus(resident, sign)
+        if resident.bounds is not None:
+            bound = resident.bounds, resident.is_fixed
+            self._bound[bound] = self._bound.get(bound, 0) + sign
+            if not self._bound[bound]:
+                del self._bound[bound]
+        self._claim(resident.group, resident.exclusive, sign)
+        if resident.memory_charge and resident.has_limit_of_pod:
+            self._book_memory_of_pod(resident.pod_uid)
+        else:
+            for node, size in resident.memory_charge:
+                self._memory[node] = self._memory.get(node, 0) + sign * size
+
+    def _book_cpus(self, resident: Resident, sign: int) -> None:
         for part, share, order in resident.charges():
             entry = self._unentered.setdefault(part, [0, 0])
             entry[0] += sign * share
@@ -209,28 +268,33 @@ class Node:
         if not count:
             del self._sets[resident.cpus]
         # What loses those of its CPUs that another container takes for itself.
-        if resident.milli_wanted and resident.cpus and not (exclusive or group or resident.is_fixed):
+        if (
+            resident.milli_wanted
+            and resident.cpus
+            and not (resident.exclusive or resident.group or resident.is_fixed)
+        ):
             self._want(resident.cpus, resident.milli_wanted, sign)
-        if resident.bounds is not None:
-            bound = resident.bounds, resident.is_fixed
-            self._bound[bound] = self._bound.get(bound, 0) + sign
-            if not self._bound[bound]:
-                del self._bound[bound]
-        if exclusive:
-            for counts in (self._exclusive,) if group else (self._exclusive, self._alone):
-                for cpu in exclusive:
-                    counts[cpu] = counts.get(cpu, 0) + sign
-                    if not counts[cpu]:
-                        del counts[cpu]
-            self.pool_version += 1
-            self._pool = None
-            self._sums.clear()
-            self.allowed_now.clear()
-        if resident.memory_charge and resident.has_limit_of_pod:
-            self._book_memory_of_pod(resident.pod_uid)
-        else:
-            for node, size in resident.memory_charge:
-                self._memory[node] = self._memory.get(node, 0) + sign * size
+
+    def _claim(self, group: str, exclusive: frozenset[int], sign: int) -> None:
+        """Note that there is one more or one less that owns some CPUs, alone or with its group."""
+        if not exclusive:
+            return
+        if group:
+            owners = self._owned_by.get((group, exclusive), 0)
+            self._owned_by[group, exclusive] = owners + sign
+            if owners + sign and owners:
+                return
+            if not owners + sign:
+                del self._owned_by[group, exclusive]
+        for counts in (self._exclusive,) if group else (self._exclusive, self._alone):
+            for cpu in exclusive:
+                counts[cpu] = counts.get(cpu, 0) + sign
+                if not counts[cpu]:
+                    del counts[cpu]
+        self.pool_version += 1
+        self._pool = None
+        self._sums.clear()
+        self.allowed_now.clear()
 
     def _want(self, cpus: frozenset[int], milli: int, sign: int) -> None:
         """Note that there is one more or one less that wants so much of a set."""
@@ -283,8 +347,12 @@ class Node:
 
     @property
     def claims(self) -> frozenset[tuple[int, int]]:
-        """The exclusive CPUs, each with how many records claim it: a resize on its way is a second one."""
+        """The exclusive CPUs, each with how many claim it: containers alone, and the sets that groups own."""
         return frozenset(self._exclusive.items())
+
+    def claimants(self, cpu: int) -> int:
+        """How many records claim a CPU: a resize on its way is a second one."""
+        return self._alone.get(cpu, 0) + sum([n for (_, own), n in self._owned_by.items() if cpu in own])
 
     @property
     def claims_alone(self) -> frozenset[tuple[int, int]]:

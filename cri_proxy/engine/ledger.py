@@ -164,10 +164,11 @@ class Ledger:
     def put(self, grant: Grant) -> None:
         """Insert or replace a grant, in the records and in the books, inside of what its pod's cgroup allows."""
         grant = self.bounded(grant)
-        self._unbook(grant.key)
         if self._lacks_charge(grant):
+            self._unbook(grant.key)
             grant = altered(grant, memory_charge=self._charge(grant))
-        self.node.add(grant.key, resident_of(grant))
+        book = self.node.replace if grant.key in self.node.residents else self.node.add
+        book(grant.key, resident_of(grant))
         self.store(grant)
 
     def bounded(self, grant: Grant) -> Grant:

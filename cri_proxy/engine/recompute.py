@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger, Pools
@@ -75,9 +76,10 @@ def give_places(
 ) -> tuple[tuple[str, Placement, Placement], ...]:
     """Give others the placements a decision about a container has for them; returns what they had and have now."""
     moved = []
-    for key, placement in sorted(decision.others.items()):
+    why = f"makes room for {container.path}: {decision.why}"
+    for key, placement in sorted(decision.others.items(), key=itemgetter(0)):
         before = ledger.grants[key].placement
-        put_placement(ledger, key, placement, f"makes room for {container.path}: {decision.why}")
+        put_placement(ledger, key, placement, why)
         # What it has been given, inside of what its caller allows.
         moved.append((key, before, ledger.grants[key].placement))
     return tuple(moved)
@@ -105,7 +107,6 @@ def put_and_recompute(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
 def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
     """Of both records of each container that is being resized: what the other one owns or owned, and no third owns."""
     own: dict[str, frozenset[int]] = {}
-    claims = dict(ledger.node.claims)
     for ticket in ledger.tickets.values():
         pending, target = ledger.grants[ticket.key], ledger.grants.get(ticket.target)
         if target is None:
@@ -113,7 +114,9 @@ def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[i
         theirs = pending.exclusive, target.exclusive
         was = before[target.key].exclusive if target.key in before else NO_CPUS
         for key, cpus in ((target.key, pending.exclusive), (pending.key, was)):
-            own[key] = frozenset(c for c in cpus if claims.get(c, 0) <= sum(c in mine for mine in theirs))
+            own[key] = frozenset(
+                c for c in cpus if ledger.node.claimants(c) <= sum(c in mine for mine in theirs)
+            )
     return own
 
 
@@ -136,11 +139,13 @@ def put_placement(ledger: Ledger, key: str, placement: Placement, why: str = "")
     grant = ledger.grants.get(key)
     if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
         placement = inside(grant.fence, placement)
-        ledger.put(replace(grant, placement=placement, displaced=None, why=why or grant.why))
+        ledger.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
 def inside(fence: CpusetConstraint, placement: Placement) -> Placement:
     """A placement without what the caller does not allow: of others' fences a policy knows nothing."""
+    if fence.cpus is None and fence.mems is None:
+        return placement
     cpus = placement.cpus if fence.cpus is None else placement.cpus & fence.cpus
     mems = placement.mems if fence.mems is None else placement.mems & fence.mems
     return replace(placement, cpus=cpus, mems=mems)
@@ -262,7 +267,7 @@ def _recompute_adopted(ledger: Ledger, grant: Grant, barred: frozenset[int], own
     first = grant.placement if grant.stance is Stance.ADOPTED else grant.displaced or UNTOUCHED
     others = node.exclusive - grant.exclusive - own
     if not first.exclusive.isdisjoint(barred):
-        others = others.union(cpu for cpu, owners in node.claims if owners > 1 and cpu in barred - own)
+        others = others.union(cpu for cpu in barred - own if node.claimants(cpu) > 1)
     cpus, exclusive = (first.home & online) - others, first.exclusive - barred - others
     as_it_was = cpus == grant.runs_on & online and exclusive == grant.exclusive
     if as_it_was and grant.stance is Stance.ADOPTED:

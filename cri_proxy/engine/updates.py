@@ -10,8 +10,15 @@ from policies.model import UNTOUCHED, Placement, Quota
 
 def has_changed(was: Grant, now: Grant) -> bool:
     """Whether the runtime has to be told: of our own cpuset and quota, or of what is left to an adopted container."""
+    place, before = now.placement, was.placement
+    if place is before and now.stance is was.stance is Stance.PLACED:
+        return False
     if now.lifted != was.lifted:
         return True
+    if now.stance is was.stance is Stance.PLACED:
+        # Many have one set, before and after.
+        is_same = place.cpus is before.cpus or place.cpus == before.cpus
+        return not is_same or place.mems != before.mems
     if now.stance is Stance.PLACED:
         # Where it ran without a place of ours is not known for sure: its cpuset may hold CPUs that were offline then.
         is_back = was.stance is Stance.UNTOUCHED

@@ -68,22 +68,30 @@ class BalloonPlaces:
             return {}
         changed: dict[str, Placement] = {}
         home = self._cpus.home(node, balloon.kind, own)
+        near = self.topology.nodes_of(own) & node.mems
+        #: Most of them get the same: it is made once.
+        made: dict[tuple[object, ...], Placement] = {}
         for key, member in balloon.members.items():
             was = member.placement
             if was is None:
                 continue
-            if (
-                was.exclusive == own
-                and was.home == home
-                and was.one_thread == _hides(balloon.kind, member.container)
-            ):
+            hides = _hides(balloon.kind, member.container)
+            has_them = was.exclusive is own or was.exclusive == own
+            if has_them and (was.home is home or was.home == home) and was.one_thread == hides:
                 continue
             if key in balloon.twice and was.exclusive <= own:  # it is told with the answer to its resize
                 continue
-            now = self.of_container(node, balloon, own, free, member.container, member.inside)
-            # Memory nodes are only added: what is there stays where it is.
-            mems = was.mems and was.mems | (self.topology.nodes_of(own) & node.mems)
-            changed[key] = replace(now, mems=mems, memory_charge=was.memory_charge, lift_quota=was.lift_quota)
+            alike = hides, member.inside, was.mems, was.memory_charge, was.lift_quota
+            now = made.get(alike)
+            if now is None:
+                # Memory nodes are only added: what is there stays where it is.
+                now = made[alike] = replace(
+                    self.of_container(node, balloon, own, free, member.container, member.inside),
+                    mems=was.mems and was.mems | near,
+                    memory_charge=was.memory_charge,
+                    lift_quota=was.lift_quota,
+                )
+            changed[key] = now
         if not changed and not balloon.twice:
             self._even[balloon.name] = balloon.members, own
         return changed

@@ -246,14 +246,14 @@ def test_credit_takes_one_pod_out_exactly(name: str) -> None:
     assert node.survey().credit(node.residents, "mine") == without
 
 
-def test_who_owns_alone_is_told_apart_from_groups_that_claim_as_much() -> None:
+def test_a_group_claims_its_cpus_once_and_is_told_apart_from_what_owns_them_alone() -> None:
     node = node_of(VM_NO_CACHE_INFO)
     place = Placement(cpus=parse_cpus("1"), exclusive=parse_cpus("1"), group="db[0]")
     for key in ("a", "b"):
         node.add(key, replace(resident("1", exclusive="1"), placement=place))
-    before = node.claims
+    assert (node.claims, node.claims_alone, node.claimants(1)) == ({(1, 1)}, set(), 2)
     node.remove("a")
     node.add("kubelet's", resident("1", exclusive="1"))
-    assert (node.claims, node.claims_alone) == (before, {(1, 1)})
+    assert (node.claims, node.claims_alone, node.claimants(1)) == ({(1, 2)}, {(1, 1)}, 2)
     node.remove("kubelet's")
     assert (node.claims, node.claims_alone) == ({(1, 1)}, set())
