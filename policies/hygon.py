@@ -14,7 +14,7 @@ from typing import Optional
 
 from policies.exclusive.place import Owning
 from policies.exclusive.rules import ask_of
-from policies.ladder import Climb, Ladder, RungChoice
+from policies.ladder import ANY_LEVEL, Climb, Ladder, RungChoice
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
@@ -38,7 +38,7 @@ from policies.settings import PlacementSettings
 from policies.wanted import demand_of, hinted_nodes, l3_mode_of
 
 #: Levels inside one NUMA node.
-ONE_NODE = ("core", "ccx", "nccx", "numa")
+ONE_NODE = ("core", "cluster", "ccx", "nccx", "numa")
 
 
 class Hygon:
@@ -151,7 +151,9 @@ class Hygon:
         mode = l3_mode_of(container, self.settings)
         if mode == "spread":
             return "socket"
-        if mode == "require" or container.resources.milli_limit is not None:
+        if container.resources.milli_limit is not None:
+            return ANY_LEVEL
+        if mode == "require":
             return "ccx"
         return self.settings.besteffort if container.qos is Qos.BESTEFFORT else self.settings.unlimited
 
@@ -162,7 +164,7 @@ class Hygon:
         who, wanted = container.path, wanted_milli(container) / 1000
         level, room = choice.site.level, "" if choice.has_room else " with room"
         demand = demand_of(container, self.settings)
-        if demand == "l3" and (level != "ccx" or choice.is_full):
+        if demand == "l3" and (level not in ("cluster", "ccx") or choice.is_full):
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one L3{room}; there is none")
         if demand and (level not in ONE_NODE or choice.is_full):
             raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one NUMA node{room}; there is none")

@@ -1,5 +1,6 @@
 """The ladder: which size of domain a container gets, and which domain of that size.
 
+    (fine) n <= cap(cluster)   -> one cluster of cores                             cluster
     n <= cap(ccx)              -> one CCX                                          ccx
     (fine) n <= cap(k CCXs)    -> the fewest CCXs of one NUMA node that hold n     nccx
     n <= cap(numa)             -> one NUMA node                                    numa
@@ -12,6 +13,9 @@
 this tuple wins: (no room; outside the pod's domain P; affinity cost; hints missed; distance inside the set; charged
 share; number of containers; lowest id). Where none has room but one of a later rung has, that one is taken;
 where none has anywhere, the least loaded of the lowest open rung.
+
+Clusters are there where the tree has them as leaves (``Topology(to_clusters=True)``), for containers with a limit: the
+floor ``ccx`` of those without one is no cluster.
 
 A level that the machine does not have has no rung; where two rungs give the same CPUs the lower one names
 the level. An L3 that is larger than a NUMA node has its rung above two nodes; sockets that lie inside a NUMA
@@ -34,6 +38,8 @@ BUDGET = 100_000
 
 #: The lowest levels that a container without a limit can be given; "ccx" is as low as the machine goes.
 FLOORS = ("ccx", "numa", "socket", "machine")
+#: The lowest level of a container that has a limit: whatever the machine has that holds it.
+ANY_LEVEL = "cluster"
 
 CRITERIA = (
     "room",
@@ -53,7 +59,10 @@ Key = tuple[int, float, int, int, int]
 
 @dataclass(frozen=True)
 class RungDomain:
-    """One place a rung offers: leaves (indices), their nodes, and the sum of distances between those nodes."""
+    """One place a rung offers: leaves (indices), their nodes, and the sum of distances between those nodes.
+
+    ``ccxs``: of how many CCXs it is made, on the rung of several. ``near``: all of it is in one socket.
+    """
 
     level: str
     name: str
@@ -62,6 +71,7 @@ class RungDomain:
     nodes: frozenset[int]
     spread: int
     ids: tuple[int, ...]
+    ccxs: int = 0
     near: bool = True
 
 
@@ -103,14 +113,16 @@ class Ladder:
         self.topology = topology
         self.fine = kind == "fine"
         self.rungs: tuple[tuple[str, tuple[RungDomain, ...]], ...] = tuple(
-            (level, sites) for level, sites in _rungs(topology) if sites
+            (level, sites) for level, sites in _rungs(topology, self.fine) if sites
         )
-        self.ccx_leaves_of_node = {
-            min(node.nodes): node.leaves
+        self.ccxs_of_node = {
+            min(node.nodes): ccxs
             for node in topology.at("numa")
-            if len(node.leaves) > 2 and all("l3" in topology.leaves[i].levels for i in node.leaves)
+            for ccxs in [tuple(d for d in topology.caches if d.cpus <= node.cpus)]
+            if len(ccxs) > 2 and all("l3" in ccx.levels for ccx in ccxs)
         }
-        self._start = {floor: _first_rung([level for level, _ in self.rungs], floor) for floor in FLOORS}
+        levels = [level for level, _ in self.rungs]
+        self._start = {floor: _first_rung(levels, floor) for floor in (ANY_LEVEL, *FLOORS)}
 
     def climb(self, survey: Survey, node: Node, want: Climb) -> RungChoice:
         """Find the site for a container.
@@ -146,7 +158,7 @@ class Ladder:
     def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[RungDomain]]]:
         looked = 0
         for level, sites in self.rungs[self._start[want.floor] :]:
-            if level == "numa" and self.fine and want.floor == "ccx":
+            if level == "numa" and self.fine and want.floor in (ANY_LEVEL, "ccx"):
                 several = self._several_ccxs(survey, want)
                 if several:
                     yield "nccx", several
@@ -162,22 +174,24 @@ class Ladder:
     def _several_ccxs(self, survey: Survey, want: Climb) -> list[RungDomain]:
         """Per NUMA node its fewest CCXs that hold n: the least loaded ones, those of the pod's domain first."""
         sites: list[RungDomain] = []
-        for node_id, leaves in self.ccx_leaves_of_node.items():
-            caps = sorted((survey.caps[i] for i in leaves), reverse=True)
-            count = next(
-                (k for k in range(2, len(leaves)) if sum(caps[:k]) * 1000 >= want.milli_wanted), None
-            )
+        for node_id, ccxs in self.ccxs_of_node.items():
+            caps = sorted((survey.cap(ccx.leaves) for ccx in ccxs), reverse=True)
+            count = next((k for k in range(2, len(ccxs)) if sum(caps[:k]) * 1000 >= want.milli_wanted), None)
             if count is None:
                 continue
-            chosen = _take_leaves(survey, leaves, count, want)
+            chosen = _take_ccxs(survey, ccxs, count, want)
+            leaves = tuple(i for ccx in chosen for i in ccx.leaves)
             # Room comes first: where the pod or its peers are and there is none, the least loaded.
-            if survey.room_nano(chosen) < want.milli_request * NANO_PER_MILLI:
-                chosen = _take_leaves(survey, leaves, count, replace(want, pod_leaves=None, affinity=None))
-            home = frozenset().union(*[self.topology.leaves[i].cpus for i in chosen])
-            names = ", ".join(self.topology.leaves[i].name for i in chosen)
-            sites.append(RungDomain("nccx", names, chosen, home, frozenset([node_id]), 0, chosen))
-        fewest = min((len(s.leaves) for s in sites), default=0)
-        return [s for s in sites if len(s.leaves) == fewest]
+            if survey.room_nano(leaves) < want.milli_request * NANO_PER_MILLI:
+                chosen = _take_ccxs(survey, ccxs, count, replace(want, pod_leaves=None, affinity=None))
+                leaves = tuple(i for ccx in chosen for i in ccx.leaves)
+            home = frozenset().union(*[ccx.cpus for ccx in chosen])
+            names = ", ".join(ccx.name for ccx in chosen)
+            sites.append(
+                RungDomain("nccx", names, leaves, home, frozenset([node_id]), 0, leaves, len(chosen))
+            )
+        fewest = min((s.ccxs for s in sites), default=0)
+        return [s for s in sites if s.ccxs == fewest]
 
     def _machine(self, survey: Survey, want: Climb) -> RungChoice:
         cpus = survey.allowed(range(len(survey.caps)))
@@ -246,27 +260,29 @@ def _decided_by(
     return "by lowest id"
 
 
-def _take_leaves(survey: Survey, leaves: tuple[int, ...], count: int, want: Climb) -> tuple[int, ...]:
+def _take_ccxs(survey: Survey, ccxs: tuple[Domain, ...], count: int, want: Climb) -> tuple[Domain, ...]:
     pod = want.pod_leaves or frozenset()
     affinity = want.affinity
 
-    def key(i: int) -> tuple[bool, float, int, int]:
-        cost = affinity(survey.cpus[i]) if affinity is not None else 0.0
-        return (bool(pod) and i not in pod, cost, survey.share_nano([i]), i)
+    def key(ccx: Domain) -> tuple[bool, float, int, tuple[int, ...]]:
+        cost = affinity(survey.allowed(ccx.leaves)) if affinity is not None else 0.0
+        outside = bool(pod) and pod.isdisjoint(ccx.leaves)
+        return (outside, cost, survey.share_nano(ccx.leaves), ccx.leaves)
 
-    chosen: list[int] = []
-    rest = sorted(leaves, key=key)
+    chosen: list[Domain] = []
+    held = 0
+    rest = sorted(ccxs, key=key)
     while len(chosen) < count:
         # The first by key that still leaves enough for n, whatever the sizes of the others.
-        for leaf in rest:
-            others = sorted((survey.caps[i] for i in rest if i != leaf), reverse=True)[
-                : count - len(chosen) - 1
-            ]
-            if (survey.cap(chosen) + survey.caps[leaf] + sum(others)) * 1000 >= want.milli_wanted:
-                chosen.append(leaf)
-                rest.remove(leaf)
+        for ccx in rest:
+            cap = survey.cap(ccx.leaves)
+            others = sorted((survey.cap(o.leaves) for o in rest if o is not ccx), reverse=True)
+            if (held + cap + sum(others[: count - len(chosen) - 1])) * 1000 >= want.milli_wanted:
+                chosen.append(ccx)
+                held += cap
+                rest.remove(ccx)
                 break
-    return tuple(sorted(chosen))
+    return tuple(sorted(chosen, key=lambda ccx: ccx.leaves))
 
 
 def _holds(caps: Sequence[int], leaves: Iterable[int], milli_wanted: int) -> bool:
@@ -276,15 +292,17 @@ def _holds(caps: Sequence[int], leaves: Iterable[int], milli_wanted: int) -> boo
 
 def _first_rung(levels: list[str], floor: str) -> int:
     """Where the climb starts: the rung of the floor, or of the next larger one if the machine has no such level."""
-    if floor == "ccx":
+    if floor == ANY_LEVEL:
         return 0
+    if floor == "ccx":
+        return int(levels[0] == "cluster")
     if floor in levels:
         return levels.index(floor)
     later = FLOORS[FLOORS.index(floor) :]
     return next(i for i, level in enumerate(levels) if level in later)
 
 
-def _rungs(topology: Topology) -> list[tuple[str, tuple[RungDomain, ...]]]:
+def _rungs(topology: Topology, fine: bool) -> list[tuple[str, tuple[RungDomain, ...]]]:
     nodes = topology.at("numa")
     ccxs = topology.at("l3")
     # An L3 inside a NUMA node is the first rung; one that holds several nodes comes after two nodes.
@@ -295,13 +313,15 @@ def _rungs(topology: Topology) -> list[tuple[str, tuple[RungDomain, ...]]]:
     two_rung = ("2numa", tuple(_site(topology, "2numa", "numa", [a, b]) for a, b in pairs))
     socket_rung = ("socket", tuple(_site(topology, "socket", "socket", [s]) for s in topology.at("socket")))
     machine_rung = ("machine", (_site(topology, "machine", "machine", [topology.root]),))
+    clusters = topology.at("cluster") if fine else ()
+    cluster_rung = ("cluster", tuple(_site(topology, "cluster", "cluster", [c]) for c in clusters))
     if not inner:
-        return [numa_rung, two_rung, ccx_rung, socket_rung, machine_rung]
+        return [cluster_rung, numa_rung, two_rung, ccx_rung, socket_rung, machine_rung]
     mixed = [(n, c) for n in nodes for c in ccxs if not c.nodes & n.nodes]
     mixed_rung = ("numa+ccx", tuple(_site(topology, "numa+ccx", "numa", [n], c) for n, c in mixed))
     if any(len({topology.leaves[i].socket for i in n.leaves}) > 1 for n in nodes):
-        return [ccx_rung, socket_rung, numa_rung, mixed_rung, two_rung, machine_rung]
-    return [ccx_rung, numa_rung, mixed_rung, two_rung, socket_rung, machine_rung]
+        return [cluster_rung, ccx_rung, socket_rung, numa_rung, mixed_rung, two_rung, machine_rung]
+    return [cluster_rung, ccx_rung, numa_rung, mixed_rung, two_rung, socket_rung, machine_rung]
 
 
 def _site(
@@ -317,10 +337,11 @@ def _site(
     home = frozenset().union(*[p.cpus for p in parts])
     near = len({p.socket for p in parts}) == 1
     spread = topology.spread(nodes) if level in ("numa+ccx", "2numa") else 0
-    return RungDomain(level, " + ".join(names), leaves, home, nodes, spread, ids, near)
+    return RungDomain(level, " + ".join(names), leaves, home, nodes, spread, ids, near=near)
 
 
 _WORDS = {
+    "cluster": "one cluster of cores",
     "ccx": "one CCX",
     "nccx": "CCXs of one NUMA node",
     "numa": "one NUMA node",

@@ -16,6 +16,7 @@ from policies.machine.cpus import NO_CPUS
 #: The levels a placement can have, in the order of the ladder; ``none`` = we set nothing.
 PLACEMENT_LEVELS = (
     "core",
+    "cluster",
     "ccx",
     "nccx",
     "numa",

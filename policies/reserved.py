@@ -43,10 +43,10 @@ def reserve(
     if not count or not usable:
         return Reserved()
     anchor = min(kubelet & usable) if kubelet & usable else min(usable)
-    home = next(leaf for leaf in topology.leaves if anchor in leaf.cpus)
+    home = next(leaf for leaf in topology.caches if anchor in leaf.cpus)
     taken: set[int] = set()
     leaves = sorted(
-        topology.leaves,
+        topology.caches,
         key=lambda d: (d is not home, d.nodes != home.nodes, d.socket != home.socket, min(d.cpus)),
     )
     for leaf in leaves:

@@ -289,7 +289,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
    "manual",
    "fine"
   ],
-  "description": "The rule by which containers climb from one CCX to the machine: that of the Hygon manual, or fine, which tries the fewest CCXs of one NUMA node before a whole NUMA node. Default: manual.",
+  "description": "The rule by which containers climb from one CCX to the machine: that of the Hygon manual, or fine, which tries a cluster of cores (Kunpeng 920: four with L3 tags of their own) before an L3, and the fewest CCXs of one NUMA node before a whole NUMA node. Default: manual.",
   "expected": "manual or fine"
  },
  "placement.unlimited": {

@@ -17,7 +17,14 @@ from policies.wanted import hinted_nodes, missed_hints
 
 #: The levels of placements that are one domain, as the topology calls it. Containers that own CPUs are in the
 #: smallest domain around them.
-_DOMAINS = {"core": "l3", "ccx": "l3", "numa": "numa", "socket": "socket", "machine": "machine"}
+_DOMAINS = {
+    "core": "l3",
+    "cluster": "cluster",
+    "ccx": "l3",
+    "numa": "numa",
+    "socket": "socket",
+    "machine": "machine",
+}
 
 
 class CandidateDomains:

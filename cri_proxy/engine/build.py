@@ -15,6 +15,9 @@ from policies.model import NO_CONSTRAINT, CpusetConstraint
 from policies.registry import POLICIES, Policy
 from policies.reserved import reserve
 
+#: The policies that place by the ladder.
+CLIMBING = ("hygon", "topology-aware")
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -38,7 +41,7 @@ def make_host(
     Usable CPUs (design rule 11): online, in the effective cpuset of a cgroup with pods, and available to us; each pod
     has those of its own cgroup alone.
     """
-    topology = machine.topology
+    topology = _tree(config, machine.topology)
     data = topology.data
     # A topology from a file may state what the cgroup allows; it then counts, not this machine's cgroups.
     parent_cpus = data.parent_cpus if data.parent_cpus is not None else machine.parent_cpus
@@ -79,6 +82,13 @@ def make_host(
     return host, (*warnings, *reserved.warnings)
 
 
+def _tree(config: Config, topology: Topology) -> Topology:
+    """The machine's tree with the leaves that the ladder needs: clusters of cores for the fine one, else L3s."""
+    is_fine = config["placement.ladder"] == "fine" and config["policy.Active"] in CLIMBING
+    to_clusters = is_fine and any(c.cluster is not None for c in topology.data.cpus)
+    return topology if to_clusters == topology.has_cluster_leaves else Topology(topology.data, to_clusters)
+
+
 def _bounds(
     allowed: Mapping[str, CpusetConstraint], usable: frozenset[int], mems: frozenset[int]
 ) -> Mapping[str, CpusetConstraint]:
@@ -104,10 +114,10 @@ def _available(
         return cgroups.get(constraint.cgroup)
     if constraint.cpus is not None or not constraint.milli:
         return constraint.of(everything)
-    # A count: whole leaves in their order, core by core, so that what is left to others is whole as well.
+    # A count: whole L3s in their order, core by core, so that what is left to others is whole as well.
     cores = topology.cpus
     ordered = [
-        c for leaf in topology.leaves for c in sorted(leaf.cpus & parent, key=lambda c: (cores[c].core, c))
+        c for leaf in topology.caches for c in sorted(leaf.cpus & parent, key=lambda c: (cores[c].core, c))
     ]
     return frozenset(ordered[: -(-constraint.milli // 1000)])
 

@@ -81,7 +81,9 @@ def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
     wanted = wanted_milli(container)
     node, survey = ledger.node, ledger.node.survey()
     ours = node.usable - node.reserved
-    for level in ("l3", "numa", "socket"):
+    # As on the ladder, a container without a limit is in no cluster.
+    lowest = () if container.resources.milli_limit is None else ("cluster",)
+    for level in (*lowest, "l3", "numa", "socket"):
         found = []
         for domain in node.topology.at(level):
             if len(domain.cpus & ours) * 1000 < max(wanted, 1):

@@ -18,7 +18,12 @@ NAMED = 3
 LISTED = 10
 
 #: Where two containers are, by the smallest domain that holds both.
-WHERE = (("l3", "same L3"), ("numa", "same NUMA node"), ("socket", "same socket"))
+WHERE = (
+    ("cluster", "same cluster"),
+    ("l3", "same L3"),
+    ("numa", "same NUMA node"),
+    ("socket", "same socket"),
+)
 APART = "different sockets"
 
 

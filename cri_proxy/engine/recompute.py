@@ -424,10 +424,10 @@ def grown(grant: Grant, old: Topology, new: Topology) -> Grant:
 
 
 def _grown_home(home: frozenset[int], old: Topology, new: Topology) -> frozenset[int]:
-    """A leaf it held wholly is still held wholly."""
+    """A leaf, or an L3 of clusters, that it held wholly is still held wholly."""
     known = frozenset(old.cpus)
     grown = set(home)
-    for leaf in new.leaves if home else ():
+    for leaf in (*new.leaves, *new.caches) if home else ():
         if leaf.cpus - known and leaf.cpus & known and leaf.cpus & known <= home:
             grown |= leaf.cpus
     return frozenset(grown)

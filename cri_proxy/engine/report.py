@@ -31,9 +31,9 @@ class DomainPools:
 
 
 def domain_pools(node: Node) -> tuple[DomainPools, ...]:
-    """The domains that placements use (L3, NUMA node, socket, machine), largest first, with their pools."""
+    """The domains that placements use (cluster, L3, NUMA node, socket, machine), largest first, with their pools."""
     found = []
-    for level in ("machine", "socket", "numa", "l3"):
+    for level in ("machine", "socket", "numa", "l3", "cluster"):
         for domain in node.topology.at(level):
             pools = {
                 "usable": node.usable,
@@ -50,7 +50,7 @@ def domain_pools(node: Node) -> tuple[DomainPools, ...]:
 def level_of(topology: Topology, cpus: frozenset[int]) -> str:
     """The level of the smallest place that holds CPUs, as placements have it."""
     whole = cpus & topology.online
-    for kind, level in (("l3", "ccx"), ("numa", "numa"), ("socket", "socket")):
+    for kind, level in (("cluster", "cluster"), ("l3", "ccx"), ("numa", "numa"), ("socket", "socket")):
         around = [domain.cpus for domain in topology.at(kind) if whole & domain.cpus]
         if len(around) == 1:
             inside = [l3.cpus & topology.online for l3 in topology.at("l3") if l3.cpus < around[0]]
@@ -197,7 +197,7 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
             "free_milli": p.free_milli,
         }
         for p in domain_pools(node)
-        if p.level in ("l3", "numa") and not p.cpus.isdisjoint(grant.cpus)
+        if p.level in ("cluster", "l3", "numa") and not p.cpus.isdisjoint(grant.cpus)
     ]
     row["memory_charge"] = [list(pair) for pair in resident_of(grant).memory_charge]
     charged = frozenset(n for n, _ in row["memory_charge"])

@@ -1,6 +1,6 @@
 """What one claim finds on the machine: of every L3 the cores, sorted by what owning their threads would mean.
 
-A *cell* is the smallest domain that containers are placed in (an L3; the NUMA node where L3 is unknown or
+A *cell* is the smallest domain that most containers are placed in (an L3; the NUMA node where L3 is unknown or
 larger). Only online CPUs count: a core whose sibling is offline is a whole core of one thread.
 """
 
@@ -29,7 +29,8 @@ class Core:
 class Ground:
     """A cell of the machine, whatever uses it; ``cpus`` are its online ones.
 
-    ``l3`` is the same for the cells of one L3 that spans NUMA nodes.
+    ``l3`` is the same for the cells of one L3 that spans NUMA nodes. ``clusters``: its parts whose cores share an L2 or
+    L3 tags; none where some of its cores are in no cluster.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Ground:
     has_l3: bool
     cores: tuple[Core, ...]
     cpus: frozenset[int]
+    clusters: tuple[frozenset[int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def grounds_of(topology: Topology) -> tuple[Ground, ...]:
     """The cells of a machine that have online CPUs, in the order of the tree."""
     grounds: list[Ground] = []
     count = 0
-    for leaf in topology.leaves:
+    for leaf in topology.caches:
         by_core: dict[int, list[int]] = {}
         for cpu in sorted(leaf.cpus & topology.online):
             by_core.setdefault(topology.core_of[cpu], []).append(cpu)
@@ -84,8 +86,18 @@ def grounds_of(topology: Topology) -> tuple[Ground, ...]:
         here = topology.cpus[cores[0].threads[0]]
         l3 = (here.socket, here.l3) if here.l3 is not None else (-1, len(grounds))
         cpus = leaf.cpus & topology.online
-        grounds.append(Ground(len(grounds), here.numa, here.socket, l3, here.l3 is not None, cores, cpus))
+        clusters = _clusters(topology, cpus)
+        grounds.append(
+            Ground(len(grounds), here.numa, here.socket, l3, here.l3 is not None, cores, cpus, clusters)
+        )
     return tuple(grounds)
+
+
+def _clusters(topology: Topology, cpus: frozenset[int]) -> tuple[frozenset[int], ...]:
+    found: dict[Optional[int], set[int]] = {}
+    for cpu in sorted(cpus):
+        found.setdefault(topology.cpus[cpu].cluster, set()).add(cpu)
+    return () if None in found or len(found) == 1 else tuple(map(frozenset, found.values()))
 
 
 #: What was seen of cells the last time: by cell and ``smt``, with the CPUs that were free.

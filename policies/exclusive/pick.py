@@ -2,8 +2,9 @@
 
 Of all ways to take the CPUs of a claim the first by this tuple wins: (NUMA nodes; cores shared with others;
 L3s; distance between the nodes; a wholly free L3 used in part; free CPUs left in the L3s used; cost; free
-CPUs left in the nodes used; lowest ids). What it keeps counts as used already. Shared cores come before L3s
-because kubelet never splits a core that it need not; where one L3 is demanded they come after.
+CPUs left in the nodes used; clusters of cores (policies/exclusive/gather.py); lowest ids). What it keeps counts as
+used already. Shared cores come before L3s because kubelet never splits a core that it need not; where one L3 is demanded
+they come after.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from policies.exclusive.cells import (
     more_split_cores,
     take_threads,
 )
+from policies.exclusive.gather import clusters_under, gather
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 
@@ -260,21 +262,24 @@ def _without_splits(cells: list[Cell], want: int, nodes: tuple[int, ...]) -> lis
 def _cheapest(
     best: list[CellChoice], cells: list[Cell], want: int, claim: Claim, whole_cores: bool
 ) -> list[int]:
-    """Of choices that are equally good the one with the lowest cost, in the fullest nodes, with the lowest ids."""
+    """Of choices that are equally good the one with the lowest cost, in the fullest nodes, in the fewest clusters, with the
+    lowest ids.
+    """
     free_in: dict[int, int] = {}
     for cell in cells:
         free_in[cell.ground.node] = free_in.get(cell.ground.node, 0) + cell.free
     cost = None if claim.cost is None else _remembering(claim.cost)
-    options: list[tuple[tuple[float, ...], int, list[int], list[int]]] = []
+    options: list[tuple[tuple[float, ...], int, int, list[int], list[int]]] = []
     for choice in best:
         for found in choice.versions(cost):
-            taken = take_threads(found, want, whole_cores)
+            taken = gather(found, take_threads(found, want, whole_cores), claim.keep, cost)
             price = cost(claim.keep.union(taken)) if cost else ()
             room = sum(free_in[node] for node in {c.ground.node for c in found})
-            options.append((price, room, sorted(c.ground.index for c in found), taken))
+            clusters = clusters_under(found, claim.keep.union(taken))
+            options.append((price, room, clusters, sorted(c.ground.index for c in found), taken))
         if cost and len(options) >= COSTED:
             break
-    return min(options)[3]
+    return min(options)[4]
 
 
 def _remembering(cost: Cost) -> Cost:

@@ -27,7 +27,9 @@ from policies.wanted import demand_of, hinted_nodes, l3_mode_of, missed_hints
 #: The levels a pick can have, small to large.
 RANKS = {
     name: rank
-    for rank, name in enumerate(("core", "ccx", "nccx", "numa", "numa+ccx", "2numa", "socket", "machine"))
+    for rank, name in enumerate(
+        ("core", "cluster", "ccx", "nccx", "numa", "numa+ccx", "2numa", "socket", "machine")
+    )
 }
 
 
@@ -197,7 +199,13 @@ class Owning:
         """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
         if not ask.is_mixed:
             return found.cpus, found.level
-        levels = (("l3", "ccx"), ("numa", "numa"), ("socket", "socket"), ("machine", "machine"))
+        levels = (
+            ("cluster", "cluster"),
+            ("l3", "ccx"),
+            ("numa", "numa"),
+            ("socket", "socket"),
+            ("machine", "machine"),
+        )
         around = [
             (d.cpus, name) for level, name in levels for d in self.topology.at(level) if found.cpus <= d.cpus
         ]

@@ -15,14 +15,19 @@ from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT
 from policies.registry import POLICIES
 from tests.config.configs import AVAILABLE, RESERVED, read
-from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, machine
+from tests.machines import HYGON_7285_2S, KUNPENG_48_2S, OFFLINE_CPUS, machine
 from tests.scenes import topology
 
 HYGON = topology(HYGON_7285_2S)
 
 
 def config(**options: Optional[str]) -> Config:
-    keys = {"available": AVAILABLE, "reserved": RESERVED, "policy": "policy.Active"}
+    keys = {
+        "available": AVAILABLE,
+        "reserved": RESERVED,
+        "policy": "policy.Active",
+        "ladder": "placement.ladder",
+    }
     return read("\n".join(f"{keys[name]}: {value}" for name, value in options.items()) or "{}").config
 
 
@@ -52,6 +57,31 @@ def test_usable_cpus(case: str) -> None:
     assert format_cpus(host.usable) == expected
     assert host.parent_cpus == (HYGON.online if parent_cpus is None else parent_cpus & HYGON.online)
     assert warnings == ()
+
+
+# ---------------------------------------------------------------------- the leaves of the tree
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "ladder", "leaves"),
+    [
+        (KUNPENG_48_2S, "hygon", "manual", 4),
+        (KUNPENG_48_2S, "hygon", "fine", 24),
+        (KUNPENG_48_2S, "topology-aware", "fine", 24),
+        (KUNPENG_48_2S, "balloons", "fine", 4),
+        (HYGON_7285_2S, "hygon", "fine", 16),
+    ],
+)
+def test_clusters_are_leaves_for_the_fine_ladder_alone(
+    name: str, policy: str, ladder: str, leaves: int
+) -> None:
+    found = config(reserved='"6"', policy=policy, ladder=ladder)
+    for tree in (Topology(machine(name)), Topology(machine(name), to_clusters=True)):
+        host, _ = make_host(found, Machine(tree))
+        assert len(host.topology.leaves) == leaves
+        # What is reserved is of one L3, not of one cluster.
+        assert len(host.reserved) == 6
+        assert host.topology.data is tree.data
 
 
 # ---------------------------------------------------------------------- pods with a parent of their own

@@ -8,19 +8,22 @@ from typing import Optional
 import pytest
 
 from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.topology import Topology
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos, wanted_milli
 from policies.settings import PlacementSettings
 from tests.machines import (
     ALL_MACHINES,
     EPYC_NPS1_1S,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
     MONOLITHIC_2S,
     OFFLINE_CPUS,
     SNC_2S,
     UNEVEN_CCX,
     VM_NO_CACHE_INFO,
+    machine,
 )
-from tests.scenes import Number, Scene, fence, make_container, make_pod, shown
+from tests.scenes import HYGON, TOPOLOGY_AWARE, Number, Scene, fence, make_container, make_pod, shown
 
 # ---------------------------------------------------------------------- n
 
@@ -77,6 +80,22 @@ def test_the_fine_ladder_is_a_setting() -> None:
     assert Scene(EPYC_NPS1_1S).place(make_container(limit=9)).placement.level == "numa"
     fine = Scene(EPYC_NPS1_1S, PlacementSettings(ladder="fine")).place(make_container(limit=9))
     assert shown(fine.placement) == ("nccx", "0-15")
+
+
+@pytest.mark.parametrize("policy", [HYGON, TOPOLOGY_AWARE])
+def test_on_the_fine_ladder_small_limits_get_a_cluster(policy: PlacementSettings) -> None:
+    scene = Scene(
+        Topology(machine(KUNPENG_48_2S), to_clusters=True), replace(policy, ladder="fine", besteffort="ccx")
+    )
+    first, second = scene.put(make_container(limit=2)), scene.put(make_container(limit=4))
+    assert [shown(d.placement) for d in (first, second)] == [("cluster", "0-3"), ("cluster", "4-7")]
+    assert first.why.startswith(
+        "2 CPUs wanted: one cluster of cores (4 CPUs), cluster 0 (of 24 that hold it)"
+    )
+    assert scene.place(make_container()).placement.level == "ccx"
+    one_l3 = PlacementPreferences(l3="require")
+    assert scene.place(make_container(limit=1, preferences=one_l3)).placement.level == "cluster"
+    assert scene.place(make_container(limit=5, preferences=one_l3)).placement.level == "ccx"
 
 
 # ---------------------------------------------------------------------- without a limit

@@ -7,9 +7,9 @@ from typing import Callable, Optional
 
 import pytest
 
-from policies.ladder import BUDGET, FLOORS, Climb, Ladder, RungChoice
+from policies.ladder import ANY_LEVEL, BUDGET, FLOORS, Climb, Ladder, RungChoice
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.machine.topology import Topology
+from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import BudgetSpent
 from tests.machines import (
     ALL_MACHINES,
@@ -247,6 +247,49 @@ def test_the_fine_ladder_adds_the_fewest_ccxs_of_one_node(
 ) -> None:
     choice = climb(Scene(name), cpus, kind="fine")
     assert (choice.site.level, len(choice.cpus)) == (level, size)
+
+
+CLUSTERS = {
+    KUNPENG_48_2S: [(0.1, "cluster", 4), (4, "cluster", 4), (4.001, "ccx", 24), (25, "numa+ccx", 48)],
+    ALTRA_1S: [(2, "cluster", 2), (3, "numa", 80)],
+    E_CORES_1S: [(4, "cluster", 4), (5, "ccx", 144)],
+    HYGON_7285_2S: [(4, "ccx", 8), (9, "numa", 16)],
+    EPYC_NPS1_1S: [(8, "ccx", 8), (9, "nccx", 16), (57, "numa", 64)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "level", "size"), [(name, *row) for name, rows in CLUSTERS.items() for row in rows]
+)
+def test_the_fine_ladder_begins_at_clusters(name: str, cpus: float, level: str, size: int) -> None:
+    scene = Scene(Topology(machine(name), to_clusters=True))
+    choice = climb(scene, cpus, kind="fine", floor=ANY_LEVEL)
+    assert (choice.site.level, len(choice.cpus)) == (level, size)
+    # Of containers without a limit the lowest level that may be configured is the L3.
+    assert climb(scene, cpus, kind="fine").site.level != "cluster"
+    assert climb(scene, cpus, kind="manual", floor=ANY_LEVEL).site.level != "cluster"
+
+
+def test_several_ccxs_may_have_clusters() -> None:
+    # Four L3s of two clusters of two cores in one node.
+    cpus = tuple(Cpu(cpu, cpu, cpu // 4, 0, 0, 0, cpu // 2) for cpu in range(16))
+    scene = Scene(Topology(TopologyData(cpus), to_clusters=True))
+    scene.occupy("4-7", request=1)
+    found = [climb(scene, n, kind="fine", floor=ANY_LEVEL) for n in (2, 4, 5, 12, 13)]
+    assert [(f.site.level, format_cpus(f.cpus)) for f in found] == [
+        ("cluster", "0-1"),
+        ("ccx", "0-3"),
+        ("nccx", "0-3,8-11"),
+        ("nccx", "0-3,8-15"),
+        ("numa", "0-15"),
+    ]
+
+
+def test_a_pods_containers_share_a_cluster() -> None:
+    scene = Scene(Topology(machine(KUNPENG_48_2S), to_clusters=True))
+    scene.occupy("0-3", request=1)
+    assert format_cpus(climb(scene, 1, kind="fine", floor=ANY_LEVEL).cpus) == "4-7"
+    assert format_cpus(climb(scene, 1, kind="fine", floor=ANY_LEVEL, pod="0-3").cpus) == "0-3"
 
 
 def test_the_fine_ladder_takes_the_least_loaded_ccxs() -> None:

@@ -88,7 +88,8 @@ OPTIONS: tuple[Option, ...] = (
            "else shared. Balloons are shared by those in them, whatever this says.", cluster=True),
     Option("placement.ladder", one_of("manual", "fine"), "manual",
            "The rule by which containers climb from one CCX to the machine: that of the Hygon manual, or fine, "
-           "which tries the fewest CCXs of one NUMA node before a whole NUMA node.", cluster=True),
+           "which tries a cluster of cores (Kunpeng 920: four with L3 tags of their own) before an L3, and the fewest CCXs "
+           "of one NUMA node before a whole NUMA node.", cluster=True),
     Option("placement.unlimited", _DOMAINS, "numa",
            "Where a container without a CPU limit may run; never less than its request needs.", cluster=True),
     Option("placement.besteffort", _DOMAINS, "numa", "Where a BestEffort container may run.", cluster=True),

@@ -13,7 +13,13 @@ from policies.affinity.planner.problem import CandidateDomain, Leaf, Tree
 from policies.machine.topology import LOCAL_DISTANCE, Topology
 
 #: The name of a site's level, smallest first, and the levels of the topology it stands for.
-_LEVELS = (("ccx", "l3"), ("numa", "numa"), ("socket", "socket"), ("machine", "machine"))
+_LEVELS = (
+    ("cluster", "cluster"),
+    ("ccx", "l3"),
+    ("numa", "numa"),
+    ("socket", "socket"),
+    ("machine", "machine"),
+)
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -61,7 +67,7 @@ def tree_of(topology: Topology, capacity_milli_by_leaf: Sequence[int], matrix: M
     ]
     known = {site.leaves for site in sites}
     # An L3 that holds NUMA nodes is known as the socket where it is one; so L3s come last.
-    for name, level_of_topology in (*_LEVELS[1:], _LEVELS[0]):
+    for name, level_of_topology in (*_LEVELS[2:], *_LEVELS[:2]):
         for domain in topology.at(level_of_topology):
             if domain.leaves not in known:
                 known.add(domain.leaves)

@@ -172,10 +172,14 @@ def _pull_by_leaf(
     # 2. From every leaf to each of them by the distance between nodes; only in a shared leaf there is none.
     near = {(mine, theirs): _distance(topology, mine, theirs) for mine in set(nodes) for theirs in by_nodes}
     pull = [sum([weight * near[mine, theirs] for theirs, weight in by_nodes.items()]) for mine in nodes]
+    # 3. Where leaves are clusters of cores: half of the distance from the others of the same L3.
+    around = {i: cache.leaves for cache in topology.caches for i in cache.leaves if len(cache.leaves) > 1}
     for where, weight in by_leaves.items():
         theirs = frozenset().union(*[nodes[index] for index in where])
         for index in where:
             pull[index] -= weight * near[nodes[index], theirs]
+        for index in {i for mine in where for i in around.get(mine, ())} - where:
+            pull[index] -= weight * near[nodes[index], theirs] // 2
     return pull
 
 

@@ -14,9 +14,13 @@ from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from tests.machines import (
     ALL_MACHINES,
+    ALTRA_1S,
     BIG_1024,
+    E_CORES_1S,
     EPYC_NPS1_1S,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
+    KUNPENG_64_OLD_KERNEL,
     MONOLITHIC_2S,
     ONE_CPU,
     SNC_2S,
@@ -116,6 +120,65 @@ def test_a_second_node_is_not_crossed_into_for_whole_cores() -> None:
     assert shown(found_in(small(), Claim(4), used="0,2,6-7,10-15")) == ("1,3-5", "", "nccx")
 
 
+# ---------------------------------------------------------------------- clusters of cores
+
+#: Kunpeng 920: L3s of 24 CPUs, clusters of four.
+CLUSTERS = [
+    ("a whole one", KUNPENG_48_2S, 4, "0", "", "4-7"),
+    ("the rest of one before a part of a whole one", KUNPENG_48_2S, 3, "0", "", "1-3"),
+    ("the one that is left with the least", KUNPENG_48_2S, 2, "0,4-5", "", "6-7"),
+    ("whole ones, and the rest in the one that fits", KUNPENG_48_2S, 10, "0,4-5", "", "6-15"),
+    ("as few as can be, all in part used", KUNPENG_48_2S, 5, "0,4,8-9,12-23", "", "1-3,10-11"),
+    ("where it has CPUs", KUNPENG_48_2S, 4, "0", "20", "20-23"),
+    ("where it has CPUs, then the rest of one", KUNPENG_48_2S, 5, "0,8", "9", "1-2,9-11"),
+    ("the node that is left with the least comes first", KUNPENG_48_2S, 4, "0,24-25,28-29", "", "32-35"),
+    ("the L3 that is left with the least comes first", KUNPENG_48_2S, 3, "0,24-44", "", "45-47"),
+    ("clusters of two", ALTRA_1S, 4, "0,3", "", "4-7"),
+    ("an odd one", ALTRA_1S, 3, "0,3", "", "1,4-5"),
+    ("E-cores", E_CORES_1S, 8, "2,9", "", "4-7,12-15"),
+    ("no clusters are known", KUNPENG_64_OLD_KERNEL, 4, "0", "", "1-4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "count", "used", "keep", "cpus"),
+    [row[1:] for row in CLUSTERS],
+    ids=[row[0] for row in CLUSTERS],
+)
+def test_of_the_cores_of_an_l3_those_of_the_fewest_clusters_are_taken(
+    where: str, count: int, used: str, keep: str, cpus: str
+) -> None:
+    claim = Claim(count, keep=parse_cpus(keep))
+    assert shown(found_in(topology(where), claim, used))[0] == cpus
+    # Also where clusters are places of their own (ladder: fine).
+    assert shown(found_in(Topology(machine(where), to_clusters=True), claim, used))[0] == cpus
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_clusters_change_nothing_but_which_cores_of_an_l3_are_taken(data: st.DataObject) -> None:
+    told, untold = CLUSTERS_TOLD, CLUSTERS_UNTOLD
+    free = data.draw(st.frozensets(st.sampled_from(sorted(told.online)), min_size=1))
+    claim = Claim(
+        data.draw(st.integers(1, len(free))),
+        l3=data.draw(st.sampled_from(("prefer", "require"))),
+        numa_required=data.draw(st.booleans()),
+        smt=data.draw(st.sampled_from(("", "full-core", "hide"))),
+    )
+    found, other = pick(told, free, claim), pick(untold, free, claim)
+    if found is None or other is None:
+        assert found is other
+        return
+    assert found.cpus <= free
+    assert (len(found.cpus), len(found.hidden)) == (len(other.cpus), len(other.hidden))
+    assert spans(told, found.cpus) == spans(untold, other.cpus)
+    assert clusters_of(told, found.cpus) <= clusters_of(told, other.cpus)
+
+
+def clusters_of(tree: Topology, cpus: frozenset[int]) -> int:
+    return len({tree.cpus[cpu].cluster for cpu in cpus})
+
+
 # ---------------------------------------------------------------------- the options
 
 OPTIONS = [
@@ -208,6 +271,15 @@ def test_the_same_question_has_the_same_answer_in_any_order_of_cpus() -> None:
 
 # ---------------------------------------------------------------------- against all possible answers
 
+#: Two L3s of three clusters of two cores with two threads, with and without the kernel's telling the clusters.
+CLUSTERS_TOLD, CLUSTERS_UNTOLD = (
+    Topology(
+        TopologyData(
+            tuple(Cpu(c, c // 2, c // 12, 0, 0, 0, c // 4 if is_told else None) for c in range(24)),
+        )
+    )
+    for is_told in (True, False)
+)
 SMALL_MACHINES = {
     "two nodes of two L3s": small(),
     "one node of four L3s": small(nodes=1, l3s=4),
