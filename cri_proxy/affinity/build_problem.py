@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cri_proxy.affinity.moves import describe, plan_of
-from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
+from cri_proxy.affinity.problem_snapshot import PlanningSnapshot, StayingContainer
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.affinity.sites import CandidateDomains
 from cri_proxy.engine.engine import Engine
@@ -73,6 +73,15 @@ class _Vertices:
     fixed: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Containers that could be moved, and stay: as in ``PlanningSnapshot``."""
+
+    cooling: list[str]
+    distrusted: list[str]
+    staying: dict[str, StayingContainer]
+
+
 def snapshot_slices(
     engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
 ) -> Slices[PlanningSnapshot]:
@@ -86,7 +95,7 @@ def snapshot_slices(
     )
     yield
     # 1. Which may be moved, and where to.
-    movable, cooling, distrusted = yield from _movable(ground)
+    movable, kept = yield from _movable(ground)
     # 2. Which pulls which; those that may not be moved pull from where they are.
     weights = yield from _weights(engine, traffic, settings)
     vertices = _Vertices(movable, _fixed(ground, weights, movable))
@@ -105,15 +114,16 @@ def snapshot_slices(
         problem,
         paths={
             key: engine.grants[key].container.path
-            for key in (*[vertex.key for vertex in problem.vertices], *distrusted)
+            for key in (*[vertex.key for vertex in problem.vertices], *kept.distrusted)
         },
         was={key: engine.grants[key].placement for key in movable},
         homes=tuple(ground.sites.homes),
         rates=rates,
         near=near,
         move_exclusive=settings.move_exclusive,
-        cooling=cooling,
-        distrusted=distrusted,
+        cooling=tuple(kept.cooling),
+        distrusted=tuple(kept.distrusted),
+        staying=kept.staying,
     )
 
 
@@ -145,14 +155,14 @@ def _memory(engine: Engine, in_use: Mapping[str, int]) -> dict[str, int]:
 # ---------------------------------------------------------------------- what may be moved
 
 
-def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...], tuple[str, ...]]]:
-    """Of those that may be moved the site they are at, and those they may have, of which there are several; then of the
-    others those that a plan has moved too lately, and those of whose traffic too little was seen."""
+def _movable(ground: _Ground) -> Slices[tuple[Movable, _Kept]]:
+    """Of those that may be moved the site they are at, and those they may have, of which there are several; and those
+    that are kept where they are."""
     engine, settings = ground.engine, ground.settings
     resized = being_resized(engine.ledger)
     survey = engine.node.survey()
     found = {}
-    cooling, distrusted = [], []
+    kept = _Kept([], [], {})
     for keys in _sliced(sorted(engine.grants)):
         for key in keys:
             grant = engine.grants[key]
@@ -160,21 +170,27 @@ def _movable(ground: _Ground) -> Slices[tuple[Movable, tuple[str, ...], tuple[st
             is_young = ground.at_s - grant.since_s < settings.minimum_age_s
             if not is_ours or is_young or grant.life is Life.CREATING:
                 continue
-            if engine.traffic.trust.get(key, 1.0) < LEAST_TRUST:
-                distrusted.append(key)
-                continue
-            if grant.moved_s and ground.at_s - grant.moved_s < settings.cooldown_s:
-                cooling.append(key)
-                continue
+            cool_s = grant.moved_s + settings.cooldown_s
+            is_distrusted = engine.traffic.trust.get(key, 1.0) < LEAST_TRUST
+            is_cooling = not is_distrusted and grant.moved_s and ground.at_s < cool_s
+            if is_distrusted:
+                kept.distrusted.append(key)
+            elif is_cooling:
+                kept.cooling.append(key)
             here = ground.sites.of(grant)
             if here is None:
                 continue
             stays = ground.memory[key] > settings.most_memory_bytes
             choice = ground.sites.choice(grant, here, survey, engine.policy.settings, stays)
-            if len(choice) > 1:
+            if len(choice) < 2:
+                continue
+            if is_distrusted or is_cooling:
+                until_s = cool_s if is_cooling else 0.0
+                kept.staying[key] = StayingContainer(here, choice, _demand_milli(grant), until_s)
+            else:
                 found[key] = (here, choice)
         yield
-    return found, tuple(cooling), tuple(distrusted)
+    return found, kept
 
 
 def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:

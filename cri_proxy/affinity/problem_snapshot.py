@@ -10,6 +10,17 @@ from policies.model import Placement
 
 
 @dataclass(frozen=True)
+class StayingContainer:
+    """A container that could be moved but stays: ``at``, ``sites`` and ``milli`` as in ``Vertex``, where it has but the
+    present site and a demand of nothing. ``until_s``: the end of its cooldown; 0 = it waits for trust."""
+
+    at: int
+    sites: tuple[int, ...]
+    milli: int
+    until_s: float
+
+
+@dataclass(frozen=True)
 class PlanningSnapshot:
     """Made by ``question_of`` at ``at_s`` from the engine's state of ``version``.
 
@@ -17,6 +28,7 @@ class PlanningSnapshot:
     placements of those that may be moved; ``homes``: the CPUs of the sites; ``rates``: bytes a second by pair;
     ``near``: the edges of each vertex, as weight and index of the other end. ``cooling``: the keys of containers that
     stay since a plan has moved them; ``distrusted``: of those that stay since too little of their traffic was seen.
+    ``staying``: those of both that there is another site for.
     """
 
     version: int
@@ -30,3 +42,4 @@ class PlanningSnapshot:
     near: Sequence[Sequence[tuple[float, int]]] = ()
     cooling: tuple[str, ...] = ()
     distrusted: tuple[str, ...] = ()
+    staying: Mapping[str, StayingContainer] = field(default_factory=dict)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.peer_text import APART, WHERE, bytes_text, where_both
-from cri_proxy.text.terminal import table
+from cri_proxy.engine.peer_text import APART, NAMED, WHERE, bytes_text, where_both
+from cri_proxy.text.terminal import duration_text, table
 from policies.affinity.graph.traffic import LEAST_TRUST, Edge, Traffic
 
 #: As many edges are shown unless all are asked for.
@@ -207,6 +207,38 @@ def rebalance_text(document: Mapping[str, Any]) -> str:
 def _move_table(moves: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = [(m["container"], m["from"], m["to"], gain_text(m["gain"]), m["why"]) for m in moves]
     return table(_MOVE_TITLES, lines, right=(3,))
+
+
+def move_text(row: Mapping[str, Any]) -> str:
+    """A move that was made, for ``explain`` of the container that moved or of a peer."""
+    when = f"{duration_text(row['age_s'])} ago (#{row['number']})"
+    if row["is_own"]:
+        sides = (
+            ("nearer to", row["nearer"]),
+            ("farther from", row["farther"]),
+            ("in exchange with", row["exchanged"]),
+        )
+        told = ", ".join(f"{words} {_names(names)}" for words, names in sides if names)
+        text = f"moved {when} {told}"
+    else:
+        text = f"{row['moved']} {'came nearer' if row['nearer'] else 'went farther away'} {when}"
+    gain = f", to save {gain_text(row['gain'])}" if row["gain"] else ""
+    outcome = f" -> {row['outcome']}" if row["outcome"] else ""
+    return f"{text}{gain}; plan: {row['plan']}{outcome}"
+
+
+def would_move_text(row: Mapping[str, Any]) -> str:
+    """A move that is not made, and what it waits for."""
+    gains = row["gain"] > 0
+    beside = f" beside {_names(row['beside'])}" if row["beside"] else ", nearer to its peers" if gains else ""
+    left = "" if row["left_s"] is None else f" ({duration_text(row['left_s'])} left)"
+    saving = f", which saves {gain_text(row['gain'])}" if gains else ""
+    return f"would move to {row['to']}{beside}{saving}; waits {row['waits']}{left}"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])
 
 
 def gain_text(cpu_seconds_per_s: float) -> str:

@@ -141,9 +141,12 @@ class Commands:
 
     async def explain(self, arguments: dict[str, Any]) -> Any:
         name = str(arguments.get("container", ""))
-        document = explain(self._engine(), name, self._daemon.services.node_state.clock())
+        engine = self._engine()
+        document = explain(engine, name, self._daemon.services.node_state.clock())
         if document is None:
             raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
+        for row in document["containers"]:
+            row["would_move"] = self._daemon.affinity.would_move(engine.grants[row["id"]])
         return {**document, "unsaved": self._is_unsaved(name)}
 
     def _is_unsaved(self, name: str) -> bool:

@@ -16,7 +16,15 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Ticket, resident_of
+from cri_proxy.engine.records import (
+    DecisionRecord,
+    Grant,
+    Life,
+    MoveEffect,
+    PlacementChange,
+    Ticket,
+    resident_of,
+)
 from cri_proxy.engine.zones import Zone, zones_of
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.declared import Combined, declared_weights, peers_of
@@ -380,11 +388,18 @@ class Ledger:
         journal, self.journal = self.journal, {}
         return journal
 
-    def record(self, operation: str, container_id: str, grant: Grant, now_s: float) -> None:
+    def record(
+        self,
+        operation: str,
+        container_id: str,
+        grant: Grant,
+        now_s: float,
+        move: Optional[MoveEffect] = None,
+    ) -> None:
         number = self.newest_record + 1
         container = grant.container
         record = DecisionRecord(number, now_s, operation, container.path, container.pod.uid, container_id,
-                        grant.stance.value, grant.placement, grant.why)  # fmt: skip
+                        grant.stance.value, grant.placement, grant.why, move=move)  # fmt: skip
         self._remember(record)
 
     def _remember(self, record: DecisionRecord) -> None:

@@ -12,11 +12,14 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger
+from cri_proxy.engine.peer_text import nearness
 from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refreshed
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, Plan, Stance, resident_of
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, MoveEffect, Plan, Stance, resident_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, CpusetConstraint, Placement, PlacementRefused, wanted_milli
 
+#: Of as many of its peers, the heaviest ones, the record of a move says whether it has come nearer to them.
+MOST_PEERS = 10
 #: Key in the books of a container at its new place, while the plan is being checked.
 ARRIVED = "arrived "
 
@@ -70,8 +73,30 @@ def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
             was[key], placement=placement, displaced=None, why=why or "moved by a plan", moved_s=plan.at_s
         )
         ledger.put(moved)
-        ledger.record("rebalance", key, moved, plan.at_s)
+    for key, move in wanted.items():
+        ledger.record("rebalance", key, ledger.grants[key], plan.at_s, _effect(ledger, was, wanted, move))
     return _in_order(refreshed(ledger, was), list(wanted))
+
+
+def _effect(ledger: Ledger, was: Mapping[str, Grant], wanted: Mapping[str, Move], move: Move) -> MoveEffect:
+    """What a move has brought, with all others of its transition made: to which of its peers it is nearer than before."""
+    topology = ledger.host.topology
+    nearer: list[str] = []
+    farther: list[str] = []
+    for peer in move.peers[:MOST_PEERS]:
+        now = ledger.grants.get(peer)
+        if now is None or not now.cpus:
+            continue
+        before = nearness(topology, was[move.id].cpus, was.get(peer, now).cpus)
+        after = nearness(topology, ledger.grants[move.id].cpus, now.cpus)
+        if after != before:
+            (nearer if after < before else farther).append(peer)
+    exchanged = [
+        key
+        for key, other in wanted.items()
+        if move.exchange and other.exchange == move.exchange and key != move.id
+    ]
+    return MoveEffect(move.gain, tuple(nearer), tuple(farther), tuple(exchanged))
 
 
 def _home(grant: Grant, move: Move) -> frozenset[int]:

@@ -58,10 +58,15 @@ def are_near(topology: Topology, cpus: frozenset[int], others: frozenset[int]) -
 
 def where_both(topology: Topology, cpus: frozenset[int], others: frozenset[int]) -> str:
     """The smallest domain that holds two containers, in words."""
+    return (*(words for _, words in WHERE), APART)[nearness(topology, cpus, others)]
+
+
+def nearness(topology: Topology, cpus: frozenset[int], others: frozenset[int]) -> int:
+    """The smallest domain that holds two containers, as an index into ``WHERE``: 0 is nearest, past its end is apart."""
     both = cpus | others
     domain = [d for d in topology.domains if both <= d.cpus][-1:]
     levels = domain[0].levels if domain else ()
-    return next((words for level, words in WHERE if level in levels), APART)
+    return next((index for index, (level, _) in enumerate(WHERE) if level in levels), len(WHERE))
 
 
 def rate_text(peer: Peer) -> str:

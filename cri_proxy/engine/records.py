@@ -274,6 +274,8 @@ class Move:
     """One step of a plan: the container's new home and level. ``was``: the placement it had when the plan was made.
 
     ``exchange``: moves of one number above 0 change places: they are sent one after another, and stand or fall together.
+    ``gain``: CPU-seconds a second that it is to save, of an exchange what the whole of it does. ``peers``: the ids of those
+    that it exchanges most with, heaviest first, for the records.
     """
 
     id: str
@@ -282,6 +284,8 @@ class Move:
     why: str = ""
     was: Optional[Placement] = None
     exchange: int = 0
+    gain: float = 0.0
+    peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -319,11 +323,23 @@ class PlacementChange:
 
 
 @dataclass(frozen=True)
+class MoveEffect:
+    """What a move of a plan has brought, for ``explain`` of both sides: ``gain`` as the plan has reckoned it, and by id
+    the peers that the container is nearer to now, those it is farther from, and those it has changed places with."""
+
+    gain: float = 0.0
+    nearer: tuple[str, ...] = ()
+    farther: tuple[str, ...] = ()
+    exchanged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DecisionRecord:
     """One decision as it is kept for ``explain``: what was asked, what was decided, how it ended.
 
     ``changes``: what it has done to the places of others. A cause that is no decision about its container (it was
-    removed, say) has a record where it has changed some. ``path`` is "" where the cause is no container.
+    removed, say) has a record where it has changed some. ``path`` is "" where the cause is no container. ``move``: of
+    a move of a plan, what it has brought.
     """
 
     number: int
@@ -337,3 +353,4 @@ class DecisionRecord:
     why: str
     outcome: str = ""
     changes: tuple[PlacementChange, ...] = ()
+    move: Optional[MoveEffect] = None

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.peer_text import peer_rows
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance, resident_of
+from cri_proxy.engine.peer_text import LISTED, peer_rows
+from cri_proxy.engine.records import (
+    DecisionRecord,
+    Grant,
+    Life,
+    MoveEffect,
+    PlacementChange,
+    Stance,
+    resident_of,
+)
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import room_bytes
@@ -178,7 +186,9 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
         return None
     now_s = engine.ledger.now_s if now_s is None else now_s
     return {
-        "containers": [_explained(engine, grant) for grant in grants],
+        "containers": [
+            {**_explained(engine, grant), "moves": move_rows(engine, grant.key, now_s)} for grant in grants
+        ],
         "history": [{**row, "age_s": round(max(0.0, now_s - row["at_s"]), 3)} for row in history],
     }
 
@@ -205,6 +215,54 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
     row["memory"] = [_memory_row(node, n) for n in sorted(nodes)]
     row["peers"] = peer_rows(engine.ledger, grant)
     return row
+
+
+def move_rows(engine: Engine, key: str, now_s: float) -> list[dict[str, Any]]:
+    """The moves of plans that have brought a container nearer to peers, or apart from them, the latest first.
+
+    ``moved``: what has moved, the container itself (``is_own``) or a peer. ``nearer``, ``farther``, ``exchanged``: the
+    other side, by name; of a move of a peer that is this container. ``gain`` is the move's, ``plan`` why there was one.
+    """
+    found: list[tuple[DecisionRecord, MoveEffect]] = []
+    paths: dict[str, str] = {}
+    for record in reversed(engine.history):
+        paths.setdefault(record.id, record.path)
+        effect = record.move
+        if effect is not None and (record.id == key or key in effect.nearer or key in effect.farther):
+            found.append((record, effect))
+    # Of two that have moved at once, the record of each has the other.
+    own = {
+        (record.at_s, other)
+        for record, effect in found
+        if record.id == key
+        for other in (*effect.nearer, *effect.farther, *effect.exchanged)
+    }
+    paths.update({other: grant.container.path for other, grant in engine.grants.items()})
+    rows = []
+    for record, effect in found:
+        is_own = record.id == key
+        sides = {
+            name: [paths.get(one, one[:13]) for one in ids if is_own or one == key]
+            for name, ids in (
+                ("nearer", effect.nearer),
+                ("farther", effect.farther),
+                ("exchanged", effect.exchanged),
+            )
+        }
+        if any(sides.values()) and (is_own or (record.at_s, record.id) not in own):
+            rows.append(
+                {
+                    "number": record.number,
+                    "age_s": round(max(0.0, now_s - record.at_s), 3),
+                    "moved": record.path,
+                    "is_own": is_own,
+                    **sides,
+                    "gain": effect.gain,
+                    "plan": record.why.rpartition("plan: ")[2],
+                    "outcome": record.outcome,
+                }
+            )
+    return rows[:LISTED]
 
 
 def _memory_row(node: Node, memory_node: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cri_proxy.engine.records import (
     DecisionRecord,
     Grant,
     Life,
+    MoveEffect,
     PendingGrowth,
     PlacementChange,
     Stance,
@@ -102,13 +103,16 @@ class RecordWriter:
         return _joined(fields, sent=_placement(ticket.sent), replaces=replaces, replaced_tickets=tickets)
 
     def _record(self, record: DecisionRecord) -> str:
-        fields = {name: field for name, field in vars(record).items() if name != "changes"}
+        fields = {name: field for name, field in vars(record).items() if name not in ("changes", "move")}
         placement = _placement(record.placement)
+        # In the placement: the version before this one takes no other fields in a record than it knows.
+        added = {}
         if record.changes:
-            # In the placement: the version before this one takes no other fields in a record than it knows.
-            placement = _joined(
-                write_placement(record.placement), changes=_listed(map(_change, record.changes))
-            )
+            added["changes"] = _listed(map(_change, record.changes))
+        if record.move is not None:
+            added["move"] = _encode(vars(record.move))
+        if added:
+            placement = _joined(write_placement(record.placement), **added)
         return _joined(fields, placement=placement)
 
     def _container(self, container: Container) -> str:
@@ -369,9 +373,20 @@ def _read_history(document: Mapping[str, Any]) -> DecisionRecord:
     placement = read_placement(document["placement"])
     # What the first version did not write.
     changes = tuple(_read_change(change) for change in document["placement"].get("changes", ()))
-    return _checked(
-        DecisionRecord(**{**_known(DecisionRecord, document), "placement": placement, "changes": changes})
-    )
+    moved = document["placement"].get("move")
+    parts = {
+        "placement": placement,
+        "changes": changes,
+        "move": None if moved is None else _read_move_effect(moved),
+    }
+    return _checked(DecisionRecord(**{**_known(DecisionRecord, document), **parts}))
+
+
+def _read_move_effect(document: Mapping[str, Any]) -> MoveEffect:
+    ids = {
+        name: tuple(str(key) for key in document.get(name, ())) for name in ("nearer", "farther", "exchanged")
+    }
+    return _checked(MoveEffect(**{**_known(MoveEffect, document), **ids}))
 
 
 def _read_change(document: Mapping[str, Any]) -> PlacementChange:

@@ -7,9 +7,12 @@ from typing import Optional
 
 import pytest
 
+from cri_proxy.affinity.report import move_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
+from cri_proxy.engine.peer_text import LISTED
 from cri_proxy.engine.records import CpusetUpdate, Move, Plan
+from cri_proxy.engine.report import explain
 from policies.machine.cpus import format_cpus
 from policies.model import CpusetConstraint, Qos, Resources
 from policies.topology_aware import TopologyAware
@@ -263,3 +266,81 @@ def test_plans_are_in_the_journal() -> None:
     taken_back(engine, planned)
     shadow.follow(engine)
     assert shadow.differs_from(engine) == []
+
+
+# ---------------------------------------------------------------------- what explain says of both sides
+
+
+def moves_of(engine: Engine, key: str, now_s: float = 69.0) -> list[str]:
+    document = explain(engine, key, now_s)
+    assert document is not None
+    return [move_text(row) for row in document["containers"][0]["moves"]]
+
+
+def near(engine: Engine, key: str, ccx: int, *peers: str, exchange: int = 0) -> Move:
+    return replace(move(engine, key, ccx), peers=peers, gain=0.0032, exchange=exchange)
+
+
+def test_a_move_is_told_of_the_container_and_of_the_peers_that_stayed() -> None:
+    engine = shared(("a", 0), ("b", 1), ("c", 0))
+    carry_out(engine, near(engine, "a", 1, "b", "c"))
+    number = engine.history[-1].number
+    rest = f"60 s ago (#{number}), to save 3.2 mCPU; plan: it pays"
+    assert moves_of(engine, "a") == [
+        f"moved 60 s ago (#{number}) nearer to default/pod-of-b/b, farther from default/pod-of-c/c, to save 3.2 mCPU; "
+        "plan: it pays"
+    ]
+    assert moves_of(engine, "b") == [f"default/pod-of-a/a came nearer {rest}"]
+    assert moves_of(engine, "c") == [f"default/pod-of-a/a went farther away {rest}"]
+
+
+def test_each_of_those_that_change_places_names_the_others_once() -> None:
+    engine = shared(("a", 0), ("b", 1), ("c", 2), ("x", 1), cpus=4)
+    ring = [
+        near(engine, key, ccx, *peers, exchange=1)
+        for key, ccx, peers in (("a", 1, "x"), ("b", 2, "x"), ("c", 0, ""))
+    ]
+    carry_out(engine, *ring)
+    [a], [b], [c] = [moves_of(engine, key) for key in "abc"]
+    assert "nearer to default/pod-of-x/x, in exchange with default/pod-of-b/b, default/pod-of-c/c" in a
+    assert "farther from default/pod-of-x/x, in exchange with default/pod-of-a/a, default/pod-of-c/c" in b
+    assert "in exchange with default/pod-of-a/a, default/pod-of-b/b" in c
+    came, went = sorted(moves_of(engine, "x"))
+    assert came.startswith("default/pod-of-a/a came nearer") and went.startswith("default/pod-of-b/b went")
+
+
+def test_peers_that_move_together_into_one_place_are_told_once() -> None:
+    engine = shared(("a", 0), ("b", 1))
+    carry_out(engine, near(engine, "a", 5, "b"), near(engine, "b", 5, "a"))
+    [a], [b] = moves_of(engine, "a"), moves_of(engine, "b")
+    assert "nearer to default/pod-of-b/b" in a
+    assert "nearer to default/pod-of-a/a" in b
+
+
+def test_a_move_that_was_taken_back_says_so_to_both() -> None:
+    engine = shared(("a", 0), ("b", 1))
+    there = near(engine, "a", 1, "b")
+    carry_out(engine, there)
+    engine.take_back([there], "the runtime refused it")
+    for key in "ab":
+        assert moves_of(engine, key)[0].endswith(" -> taken back: the runtime refused it")
+
+
+def test_a_peer_that_is_gone_keeps_its_name_as_long_as_the_history_has_it() -> None:
+    engine = shared(("a", 0), ("b", 1))
+    carry_out(engine, near(engine, "a", 1, "b"))
+    before = moves_of(engine, "a"), moves_of(engine, "b")
+    engine.remove("b")
+    assert moves_of(engine, "a") == before[0]
+    engine = shared(("a", 0), ("b", 1))
+    carry_out(engine, near(engine, "a", 1, "b"))
+    engine.remove("a")
+    assert moves_of(engine, "b") == before[1]
+
+
+def test_as_many_moves_are_told_as_peers() -> None:
+    engine = shared(("a", 0), ("b", 1))
+    for _ in range(LISTED):
+        for ccx in (1, 0):
+            carry_out(engine, near(engine, "a", ccx, "b"))
+    assert len(moves_of(engine, "b")) == LISTED

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from cri_proxy.engine.ledger import JournalValue
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, PendingGrowth, Stance, Ticket, TicketKind
+from cri_proxy.engine.records import (
+    DecisionRecord,
+    Grant,
+    Life,
+    MoveEffect,
+    PendingGrowth,
+    Stance,
+    Ticket,
+    TicketKind,
+)
 from cri_proxy.engine.snapshot import (
     CONTAINERS_KEPT,
     NAMED,
@@ -59,6 +68,9 @@ GRANT = Grant(
 )
 BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
 RECORD = DecisionRecord(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed")
+MOVED = replace(
+    RECORD, operation="rebalance", move=MoveEffect(0.0032, ("near", "nearer"), ("far",), ("partner",))
+)
 INNER = Ticket("ticket-1", TicketKind.CREATE, "ticket-1", 1.0, replaces=(BARE,))
 
 VALUES: dict[str, tuple[str, JournalValue]] = {
@@ -85,6 +97,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
     ),
     "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
     "a record": ("record", RECORD),
+    "a record of a move": ("record", MOVED),
     "distrust": ("distrust", 12.5),
     **{f"stance {s.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, s)) for s in Stance},
     **{f"life {x.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, Stance.PLACED, life=x)) for x in Life},

@@ -74,6 +74,52 @@ async def test_containers_that_talk_are_moved_into_one_l3_by_command(
         assert "(same L3)" in out
 
 
+async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(
+    start_agent: StartAgent, runtime: FakeRuntime
+) -> None:
+    agent = await start_agent(affinity=MANUAL)
+    async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
+        ids = {name: await create(client, name) for name in ("web", "db")}
+        await edges(agent)
+        [planned] = (await agent.ask("rebalance", "--dry-run"))["moves"]
+        mover, peer = planned["container"], "default/db/app"
+        if mover == peer:
+            peer = "default/web/app"
+        _, out, _ = await agent.cli("explain", mover)
+        assert f"  would move to {planned['to']} beside {peer}, which saves " in out
+        assert "; waits for cri-resmgr rebalance: affinity.rebalance is manual\n" in out
+        await agent.ask("rebalance")
+    for restarts in (False, True):
+        if restarts:
+            await agent.kill()
+            await agent.start()
+        await until(agent, lambda s: s["runtime"]["connected"])
+        _, out, _ = await agent.cli("explain", mover)
+        assert f" nearer to {peer}, to save " in out and "would move" not in out
+        _, out, _ = await agent.cli("explain", peer)
+        assert f"  {mover} came nearer " in out
+        assert " mCPU; plan: " in out
+    assert cpus_of(runtime, ids["web"]) == cpus_of(runtime, ids["db"])
+
+
+async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_move(
+    start_agent: StartAgent,
+) -> None:
+    agent = await start_agent(affinity={**AUTO, "hysteresis": 1.0})
+    async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
+        ids = [await create(client, name) for name in ("web", "db")]
+
+        async def told() -> list[Any]:
+            rows = [(await ask(agent, "explain", container=key))["containers"][0] for key in ids]
+            return [row["would_move"] for row in rows if row["would_move"]]
+
+        await edges(agent)
+        await until(agent, lambda s: any("until it pays" in text for text in s["affinity"]["waits_for"]))
+        [row] = await told()
+        assert row["waits"].startswith("until it pays (affinity.hysteresis): 1 moves save ")
+        assert row["beside"] and row["gain"] > 0
+
+
 async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) -> None:
     agent = await start_agent(affinity=MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
 
@@ -27,10 +28,12 @@ from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
 from cri_proxy.affinity.io.pressure import NOTHING
 from cri_proxy.affinity.io.slices import ask_in_slices
 from cri_proxy.affinity.moves import waits_for
+from cri_proxy.affinity.pending_moves import PendingMove, pending_moves
 from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.rate_limit import MoveRateLimit
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.pins import FROZEN
+from cri_proxy.engine.records import Grant
 from cri_proxy.services.services import Services
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
@@ -64,6 +67,8 @@ class AffinityController:
     last: Optional[Last] = None
     #: What a better placement waits for, as the last plan has found it.
     waits_for: list[str] = field(default_factory=list)
+    #: The moves that the last plan has found, by id, each with what it waits for.
+    pending: Mapping[str, PendingMove] = field(default_factory=dict)
     _rest: Optional[Accepted] = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Set when the next round may be due earlier.
@@ -205,7 +210,7 @@ class AffinityController:
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
         if not question.problem.edges:
-            self.waits_for = []
+            self.waits_for, self.pending = [], {}
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
         began = time.perf_counter()
@@ -213,7 +218,8 @@ class AffinityController:
         self.services.metrics.plan_seconds.observe(time.perf_counter() - began)
         self.services.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
         self.services.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
-        self.waits_for = waits_for(question, proposal)
+        pending = await asyncio.to_thread(pending_moves, question, proposal)
+        self.waits_for, self.pending = waits_for(question, proposal), pending
         return question, proposal
 
     def _accept(self, question: PlanningSnapshot, proposal: Proposal, settings: AffinitySettings) -> Accepted:
@@ -317,6 +323,22 @@ class AffinityController:
         await self.planner.close()
 
     # ------------------------------------------------------------------ the status
+
+    def would_move(self, grant: Grant) -> Optional[dict[str, Any]]:
+        """For ``explain``: where a container would move, and what that waits for; None where nothing is known of that."""
+        pending = self.pending.get(grant.key)
+        if pending is None or not self.settings.enabled:
+            return None
+        return pending.row(grant, self._turn(), self.services.node_state.clock())
+
+    def _turn(self) -> str:
+        """What a move waits for that a plan has found to pay."""
+        settings = self.settings
+        if still := self.still(settings):
+            return f"for cri-resmgr rebalance: {still}"
+        if self._rest is not None:
+            return f"for its turn: affinity.moves_per_minute is {settings.moves_per_minute}"
+        return "for the next plan: this one could not make it"
 
     def status(self) -> dict[str, Any]:
         """For ``status`` and ``affinity``."""

@@ -48,15 +48,14 @@ def plan(problem: Problem) -> Proposal:
     search = Search(instance, present, bias, before)
     search.run()
     # 1. All of it, if it pays; 2. else, and if it is not enough, what repairs overfull leaves, whatever it costs.
-    paying, blocked, why = _accepted(instance, present, search, before)
+    paying, held, blocked, why = _accepted(instance, present, search, before)
     steps, why = _with_repairs(instance, present, bias, paying, why)
     reached = _reached(present, steps)
     after = instance.cost(reached)
-    vertices = instance.problem.vertices
     made = [*placed, *steps]
     return Proposal(
         accepted=bool(made),
-        moves=tuple([ProposedMove(vertices[step.vertex].key, *step[1:]) for step in made]),
+        moves=_proposed(instance, made),
         cost_before=before,
         cost_after=after,
         move_cost=_price(instance, steps),
@@ -65,7 +64,13 @@ def plan(problem: Problem) -> Proposal:
         why=f"{len(placed)} containers that were nowhere get a place; {why}" if placed else why,
         out_of_reach=max(0.0, after - instance.cost(search.best)) if blocked else 0.0,
         blocked=blocked,
+        held=_proposed(instance, held),
     )
+
+
+def _proposed(instance: Instance, steps: Sequence[Step]) -> tuple[ProposedMove, ...]:
+    vertices = instance.problem.vertices
+    return tuple([ProposedMove(vertices[step.vertex].key, *step[1:]) for step in steps])
 
 
 def _settled(instance: Instance) -> tuple[list[int], list[Step]]:
@@ -103,14 +108,14 @@ def _prices(instance: Instance, present: Sequence[int]) -> list[list[float]]:
 
 def _accepted(
     instance: Instance, present: list[int], search: Search, before: float
-) -> tuple[list[Step], tuple[BlockedMove, ...], str]:
-    """The moves to what was found, what blocks the rest, and why; no moves if they do not pay.
+) -> tuple[list[Step], list[Step], tuple[BlockedMove, ...], str]:
+    """The moves to what was found if they pay, or else as those that are held; what blocks the rest, and why.
 
     What is blocked counts only if it would pay: then a better placement is out of reach.
     """
     settings = instance.problem.settings
     if search.best == present:
-        return [], (), f"{NOTHING_BETTER}; it costs {before:.3g} CPUs"
+        return [], [], (), f"{NOTHING_BETTER}; it costs {before:.3g} CPUs"
     steps, missing = ordered(instance, present, search.best)
     reached = _reached(present, steps)
     after = instance.cost(reached)
@@ -129,8 +134,8 @@ def _accepted(
         fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
     else:
         paid = f"and cost {price:.3g} over {settings.horizon_s:.0f} s"
-        return steps, blocked, f"{what} {paid}; found from {search.start}{beyond}"
-    return [], blocked, f"{what}, but {fault}{beyond}"
+        return steps, [], blocked, f"{what} {paid}; found from {search.start}{beyond}"
+    return [], steps, blocked, f"{what}, but {fault}{beyond}"
 
 
 def _blocked_text(blocked: Sequence[BlockedMove]) -> str:

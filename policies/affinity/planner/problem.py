@@ -122,7 +122,7 @@ class Proposal:
     """The planner's answer. Costs in CPU-seconds a second. ``moves`` are in the order in which to make them: after
     each of them, and inside an exchange after its last, no leaf is fuller than it may be, or than it was. Empty if not
     accepted; ``why`` says it in words. ``out_of_reach``: what a placement that was found would save more, if the
-    ``blocked`` moves could be made."""
+    ``blocked`` moves could be made. ``held``: the moves that were found and do not pay."""
 
     accepted: bool
     moves: tuple[ProposedMove, ...]
@@ -134,3 +134,4 @@ class Proposal:
     why: str
     out_of_reach: float = 0.0
     blocked: tuple[BlockedMove, ...] = ()
+    held: tuple[ProposedMove, ...] = ()
