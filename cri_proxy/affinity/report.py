@@ -19,6 +19,8 @@ SHOWN = 20
 NEARNESS = (*(words for _, words in WHERE), APART)
 #: One of them has no place that we know: it is gone, or not a container of this node.
 NOT_KNOWN = "not known"
+#: What most machines have not, or most graphs: left out where no edge is.
+SELDOM = (NOT_KNOWN, "same cluster")
 
 _EDGE_TITLES = ("CONTAINER", "TALKS TO", "TRAFFIC", "MESSAGES/S", "WEIGHT", "SEEN ON", "WHERE")
 _MOVE_TITLES = ("CONTAINER", "FROM", "TO", "GAIN", "WHY")
@@ -89,7 +91,7 @@ def nearness_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for where in (*NEARNESS, NOT_KNOWN):
         there = [row for row in listed if row["where"] == where]
-        if there or where != NOT_KNOWN:
+        if there or where not in SELDOM:
             weight = sum(row["weight"] for row in there)
             bytes_per_s = sum(row["bytes_per_s"] for row in there)
             found.append(
