@@ -98,6 +98,7 @@ bench: setup ## Added latency and decision time, measured side by side
 	$(BIN)/python -m bench.relay_latency
 	$(BIN)/python -m bench.event_fan_out
 	$(BIN)/python -m bench.create_cost
+	$(BIN)/python -m bench.container_memory
 	$(BIN)/python -m bench.start_time
 	$(BIN)/python -m bench.decision_time
 	$(BIN)/python -m bench.state_write

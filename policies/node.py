@@ -8,7 +8,7 @@ some of them, what its own do not carry is spread over the others. They are kept
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from policies.homes import Homes
@@ -112,6 +112,7 @@ class _LeafSums:
     charge: list[int]
     order: list[int]
     stale: set[int]
+    unions: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
 
 
 class Node:
@@ -429,7 +430,7 @@ class Node:
             sums.charge[index] = sum([self._charge[c] for c in cpus])
             sums.order[index] = sum([self._order[c] for c in cpus])
         sums.stale.clear()
-        return Survey(sums.cpus, sums.caps, tuple(sums.charge), tuple(sums.order))
+        return Survey(sums.cpus, sums.caps, tuple(sums.charge), tuple(sums.order), sums.unions)
 
     def _new_sums(self, fence: Optional[frozenset[int]]) -> _LeafSums:
         # Kubelet's static CPU manager puts all containers behind the same few fences.
@@ -446,13 +447,15 @@ class Survey:
     """Per leaf of the topology: the CPUs that may be used, how many, and the nano-CPUs charged on them.
 
     ``order_nano`` counts every container at least MIN_ORDER_MILLI; it decides between candidates,
-    ``charge_nano`` decides whether there is room.
+    ``charge_nano`` decides whether there is room. ``unions``: the CPUs of sets of leaves that were asked for; the
+    containers of one place share one set of them in memory.
     """
 
     cpus: tuple[frozenset[int], ...]
     caps: tuple[int, ...]
     charge_nano: tuple[int, ...]
     order_nano: tuple[int, ...]
+    unions: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict, compare=False, repr=False)
 
     def cap(self, leaves: Iterable[int]) -> int:
         """CPUs in these leaves."""
@@ -482,7 +485,11 @@ class Survey:
 
     def allowed(self, leaves: Iterable[int]) -> frozenset[int]:
         """The CPUs of these leaves that may be used."""
-        return frozenset().union(*[self.cpus[i] for i in leaves])
+        key = tuple(leaves)
+        union = self.unions.get(key)
+        if union is None:
+            union = self.unions[key] = frozenset().union(*[self.cpus[i] for i in key])
+        return union
 
     def credit(self, residents: Mapping[str, Resident], pod_uid: str) -> Survey:
         """The same, as if the containers of one pod were not there."""

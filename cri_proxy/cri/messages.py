@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from sys import intern
 from typing import Any, Optional
 
 from google.protobuf.message import DecodeError
@@ -78,8 +79,8 @@ def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes
         attempt=config.metadata.attempt,
         qos=qos,
         resources=read_resources(resources, qos, memory_capacity_bytes),
-        labels=dict(config.labels),
-        annotations=dict(config.annotations),
+        labels=kept_labels(config.labels),
+        annotations=kept_annotations(config.annotations),
     )
     return CreateRequest(understood(container), read_fence(resources), read_uses(config))
 
@@ -138,20 +139,31 @@ def read_pod(
         namespace=meta.namespace,
         cgroup_parent=config.linux.cgroup_parent,
         runtime_handler=runtime_handler,
-        labels=dict(config.labels),
-        annotations=dict(config.annotations),
+        labels=kept_labels(config.labels),
+        annotations=kept_annotations(config.annotations),
         size=read_pod_size(config),
         memory_limit_bytes=memory_limit_of(config.linux.resources),
     )
     if known is None:
         return pod
     # The sandbox's size may have been changed since by UpdatePodSandboxResources; the runtime handler is told once.
-    return replace(
+    pod = replace(
         pod,
         runtime_handler=known.runtime_handler or runtime_handler,
         size=known.size or pod.size,
         memory_limit_bytes=known.memory_limit_bytes or pod.memory_limit_bytes,
     )
+    return known if pod == known else pod  # one object in memory for all its containers
+
+
+def kept_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels to keep in a record: each string is in memory once, however many containers have it."""
+    return {intern(key): intern(value) for key, value in labels.items()}
+
+
+def kept_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The same for annotations, whose values are long and seldom shared: their keys."""
+    return {intern(key): value for key, value in annotations.items()}
 
 
 def read_pod_size(config: cri.PodSandboxConfig) -> Optional[PodSize]:

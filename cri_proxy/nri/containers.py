@@ -17,6 +17,8 @@ from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.cri.messages import (
     CreateRequest,
     UnreadableRequest,
+    kept_annotations,
+    kept_labels,
     linux_delta,
     read_fence,
     read_qos,
@@ -72,8 +74,8 @@ def read_container(
         attempt=attempt if told is None else told,
         qos=qos,
         resources=read_resources(resources, qos, memory_capacity_bytes),
-        labels=dict(container.labels),
-        annotations=dict(container.annotations),
+        labels=kept_labels(container.labels),
+        annotations=kept_annotations(container.annotations),
     )
     return CreateRequest(understood(found), read_fence(resources), _uses(container))
 

@@ -13,7 +13,15 @@ from google.protobuf.json_format import ParseDict, ParseError
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
-from cri_proxy.cri.messages import UnreadableRequest, read_fence, read_pod, read_qos, read_resources
+from cri_proxy.cri.messages import (
+    UnreadableRequest,
+    kept_annotations,
+    kept_labels,
+    read_fence,
+    read_pod,
+    read_qos,
+    read_resources,
+)
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.quota import pod_cgroup
 from cri_proxy.engine.records import Grant, Life, ListedContainer
@@ -223,7 +231,7 @@ class Reconciler:
         qos = read_qos(pod.cgroup_parent, linux)
         resources = read_resources(linux, qos, self._node_state.memory_bytes)
         name, attempt = status.metadata.name, status.metadata.attempt
-        labels, annotations = dict(status.labels), dict(status.annotations)
+        labels, annotations = kept_labels(status.labels), kept_annotations(status.annotations)
         return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
 
     async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:

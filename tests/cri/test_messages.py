@@ -428,6 +428,20 @@ def test_what_the_request_does_not_say_of_its_pod_is_known_from_before() -> None
     assert read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod is known
 
 
+def test_containers_share_the_record_of_their_pod_and_the_strings_of_labels() -> None:
+    request = create_request()
+    known = read_create(request.SerializeToString(), {}).container.pod
+    request.config.labels["team"] = "shop-checkout"
+    first, second = (
+        read_create(request.SerializeToString(), {"sandbox-1": known}).container for _ in range(2)
+    )
+    assert first.pod is known and second.pod is known
+    assert first.labels["team"] is second.labels["team"]
+    assert [id(key) for key in first.labels] == [id(key) for key in second.labels]
+    request.sandbox_config.labels["new"] = "1"
+    assert read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod.labels["new"] == "1"
+
+
 @pytest.mark.parametrize("missing", ["config", "pod_sandbox_id", "sandbox_config"])
 def test_a_request_without_identity_cannot_be_read(missing: str) -> None:
     request = create_request()

@@ -257,3 +257,13 @@ def test_a_group_claims_its_cpus_once_and_is_told_apart_from_what_owns_them_alon
     assert (node.claims, node.claims_alone, node.claimants(1)) == ({(1, 2)}, {(1, 1)}, 2)
     node.remove("kubelet's")
     assert (node.claims, node.claims_alone) == ({(1, 1)}, set())
+
+
+def test_the_cpus_of_a_place_are_one_set_until_its_shared_cpus_change() -> None:
+    node = node_of(HYGON_7285_2S)
+    leaves = range(2)
+    before = node.survey().allowed(leaves)
+    node.add("a", resident("8", 100))
+    assert node.survey().allowed(leaves) is before
+    node.add("b", resident("", 1000, exclusive="0"))
+    assert node.survey().allowed(leaves) == before - {0}

@@ -1,0 +1,93 @@
+"""What a container takes in the daemon's memory: ``python -m bench.container_memory [--containers N]``.
+
+A whole daemon with the ``hygon`` policy in front of a fake runtime; pods as kubelet sends them, with its labels and
+annotations. Resident memory after the first 20, which touch all code, and after N more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+from bench.figures import machine_line, print_row, process, resident_mb
+from bench.raw import Client
+from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.control import ask
+from tests.agent import Agent
+from tests.cri_client import Pod, container_config, create_request, pod_config
+from tests.machines import HYGON_7285_2S, machine
+
+CONTAINERS = 480
+FIRST = 20
+#: What a rollout gives all its pods, and what each has for itself (number).
+LABELS = {"app": "shop", "pod-template-hash": "5d4f8c7b9", "app.kubernetes.io/part-of": "shop"}
+ANNOTATIONS = {"kubernetes.io/config.seen": "2026-11-24T00:00:00.0{}Z", "kubernetes.io/config.source": "api"}
+CONTAINER_ANNOTATIONS = {
+    "io.kubernetes.container.hash": "{}",
+    "io.kubernetes.container.restartCount": "0",
+    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+    "io.kubernetes.container.terminationMessagePolicy": "File",
+    "io.kubernetes.pod.terminationGracePeriod": "30",
+}
+
+
+def start_container(client: Client, number: int) -> None:
+    """A pod with one container, as kubelet starts them."""
+
+    def call(method: str, message: bytes) -> bytes:
+        client.prepare(method, 1)
+        return client.call(message)
+
+    name = f"shop-5d4f8c7b9-{number:05d}"
+    uid = f"0a1b2c3d-0000-4000-8000-{number:012d}"
+    config = pod_config(name, uid=uid)
+    own = {
+        "io.kubernetes.pod.name": name,
+        "io.kubernetes.pod.namespace": "default",
+        "io.kubernetes.pod.uid": uid,
+    }
+    config.labels.update({**LABELS, **own})
+    config.annotations.update({key: text.format(number) for key, text in ANNOTATIONS.items()})
+    run = cri.RunPodSandboxRequest(config=config)
+    sandbox_id = cri.RunPodSandboxResponse.FromString(
+        call("RunPodSandbox", run.SerializeToString())
+    ).pod_sandbox_id
+    container = container_config("app", cpu_request=100, cpu_limit=1000, memory_limit=1 << 28)
+    container.labels.update({"io.kubernetes.container.name": "app", **own})
+    container.annotations.update({key: text.format(number) for key, text in CONTAINER_ANNOTATIONS.items()})
+    create = create_request(Pod(sandbox_id, "", name, "default", config), container)
+    reply = call("CreateContainer", create.SerializeToString())
+    container_id = cri.CreateContainerResponse.FromString(reply).container_id
+    call("StartContainer", cri.StartContainerRequest(container_id=container_id).SerializeToString())
+
+
+async def main(containers: int) -> None:
+    print(machine_line())
+    print_row("containers", "resident MB", "kB a container")
+    with tempfile.TemporaryDirectory(prefix="crb-") as folder:
+        path = str(Path(folder) / "r.sock")
+        with process("bench.create_cost", "--serve", path, "0"):
+            async with Agent(path, machine(HYGON_7285_2S)) as agent:
+                assert agent.process is not None
+                client = Client(agent.socket)
+                for number in range(FIRST):
+                    start_container(client, number)
+                await asyncio.to_thread(ask, agent.control, "status")
+                first = resident_mb(agent.process.pid)
+                print_row(str(FIRST), f"{first:.1f}", "")
+                for number in range(FIRST, FIRST + containers):
+                    start_container(client, number)
+                await asyncio.to_thread(ask, agent.control, "status")
+                last = resident_mb(agent.process.pid)
+                print_row(str(FIRST + containers), f"{last:.1f}", f"{(last - first) * 1024 / containers:.1f}")
+                client.close()
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("--containers", type=int, default=CONTAINERS)
+    asyncio.run(main(arguments.parse_args().containers))
