@@ -1,6 +1,6 @@
 """How well containers with CPUs of their own are placed: ``python -m bench.placement``.
 
-Random sequences of creates and deletes on four machines, through the engine with the policy
+Random sequences of creates and deletes on six machines, through the engine with the policy
 ``topology-aware``. Beside it, for the same sequences: what is possible at each create, given what the policy
 itself had placed before (the exact minimum); the best of many searches that know the whole sequence; and what
 others were measured to do with sequences of the same kind.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Optional
 
 from bench.placement_search import fewest, search
 from cri_proxy.config.engine_options import EngineOptions
@@ -41,10 +42,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Machine:
-    """One of the four, all with two threads a core and 128 CPUs; and the others' figures on it.
+    """One of the six, and the others' figures on it.
 
     ``others``: per cent of containers over more L3s than needed; measured with Intel cri-resource-manager
-    be3bf91f, policies topology-aware, balloons, and balloons with AllocatorTopologyBalancing.
+    be3bf91f, policies topology-aware, balloons, and balloons with AllocatorTopologyBalancing; () = not measured.
+    ``clusters``: of cores, in each L3; 0 = none.
     """
 
     name: str
@@ -52,15 +54,20 @@ class Machine:
     nodes: int
     l3s: int
     cores: int
-    others: tuple[int, int, int]
+    others: tuple[int, ...] = ()
+    threads: int = 2
+    clusters: int = 0
 
-    def topology(self) -> Topology:
+    def topology(self, tells_clusters: bool = True) -> Topology:
         cpus = []
         count = self.l3s * self.cores
         for core in range(count):
             l3 = core // self.cores
             node, socket = l3 * self.nodes // self.l3s, l3 * self.sockets // self.l3s
-            cpus += [Cpu(core + t * count, core, l3, node, node, socket) for t in range(2)]
+            cluster = core * self.clusters // self.cores if self.clusters and tells_clusters else None
+            cpus += [
+                Cpu(core + t * count, core, l3, node, node, socket, cluster) for t in range(self.threads)
+            ]
         return Topology(TopologyData(tuple(cpus), memory=dict.fromkeys(range(self.nodes), 64 * GIB)))
 
 
@@ -69,6 +76,8 @@ MACHINES = (
     Machine("1 socket, NPS1, 8 CCXs of 8 cores", 1, 1, 8, 8, (31, 47, 64)),
     Machine("2 sockets, NPS1, 8 CCXs of 4 cores", 2, 2, 16, 4, (28, 61, 47)),
     Machine("2 sockets, NPS4, node = CCX of 8 cores", 2, 8, 8, 8, (7, 47, 5)),
+    Machine("Kunpeng 920, 2 sockets of 48 cores", 2, 4, 4, 24, threads=1, clusters=6),
+    Machine("Kunpeng 920, 2 sockets of 64 cores", 2, 4, 4, 32, threads=1, clusters=8),
 )
 
 
@@ -78,7 +87,8 @@ class Tally:
 
     ``l3s``, ``nodes``: over more than its CPUs need on an empty machine; ``_avoidable``: more than were
     needed with what was free. ``split``: shares a core with another one's. ``mems``: more than its CPUs'.
-    ``shared``: owns no CPUs, since too few were free.
+    ``shared``: owns no CPUs, since too few were free. ``clusters``: of cores, as ``l3s``; ``beside``: has a part of a
+    cluster of which another container has a part as well.
     """
 
     created: int = 0
@@ -89,6 +99,9 @@ class Tally:
     nodes_avoidable: int = 0
     split: int = 0
     mems: int = 0
+    clusters: int = 0
+    clusters_avoidable: int = 0
+    beside: int = 0
 
 
 def sequence(random: Random) -> list[tuple[str, int]]:
@@ -119,8 +132,10 @@ def container(number: int, count: int, smt: str) -> Container:
     )
 
 
-def run(tree: Topology, steps: Sequence[tuple[str, int]], smt: str, tally: Tally) -> None:
-    """One sequence on an empty machine, of which CPU 0's core is reserved."""
+def run(
+    tree: Topology, steps: Sequence[tuple[str, int]], smt: str, tally: Tally, whole: Optional[Topology] = None
+) -> None:
+    """One sequence on an empty machine, of which CPU 0's core is reserved. ``whole``: what is judged by, if not ``tree``."""
     host = Host(tree, tree.online, tree.memory_nodes, tree.online, tree.core_mates(0))
     policy = POLICIES["topology-aware"](tree, PlacementSettings(ownership="exclusive"))
     engine = Engine(host, policy, EngineOptions())
@@ -142,7 +157,17 @@ def run(tree: Topology, steps: Sequence[tuple[str, int]], smt: str, tally: Tally
         if not place.exclusive:
             tally.shared += 1
             continue
-        judge(tree, free, place.exclusive, place.mems, value, tally)
+        judge(whole or tree, free, place.exclusive, place.mems, value, tally)
+
+
+def clusters_of(tree: Topology) -> list[frozenset[int]]:
+    """The clusters of cores of a machine; none where it has none."""
+    found: dict[tuple[int, Optional[int]], set[int]] = {}
+    for c in tree.cpus.values():
+        found.setdefault((c.socket, c.cluster), set()).add(c.cpu)
+    return (
+        [] if any(cluster is None for _, cluster in found) else [frozenset(group) for group in found.values()]
+    )
 
 
 def judge(
@@ -158,7 +183,12 @@ def judge(
             tally.l3s, tally.l3s_avoidable = tally.l3s + excess, tally.l3s_avoidable + avoidable
         else:
             tally.nodes, tally.nodes_avoidable = tally.nodes + excess, tally.nodes_avoidable + avoidable
+    clusters = clusters_of(tree)
+    mine = [cluster for cluster in clusters if not cluster.isdisjoint(cpus)]
+    tally.clusters += bool(clusters) and len(mine) > -(-count // len(clusters[0]))
+    tally.clusters_avoidable += len(mine) > fewest([len(c & free) for c in clusters], owned)
     others = tree.online - free - tree.core_mates(0)
+    tally.beside += any(not cluster.isdisjoint(others) for cluster in mine)
     tally.split += any(not tree.core_mates(cpu).isdisjoint(others) for cpu in cpus)
     tally.mems += mems > tree.nodes_of(cpus)
 
@@ -208,12 +238,19 @@ def show(machine: Machine) -> None:
         run(tree, steps, "full-core", whole)
         optimum += best_known(tree, steps, asked.l3s - before)
     print(f"{machine.name}\n  {'':<46}{'as asked':>13}{'full cores':>13}{'kubelet':>13}")
-    for title, field in ROWS:
+    for title, field in (*ROWS, *(CLUSTER_ROWS if machine.clusters else ())):
         cells = [f"{getattr(t, field):>5} {share(getattr(t, field), t):>7}" for t in (asked, whole, kubelet)]
         print(f"  {title:<46}{''.join(cells)}")
     print(f"  {'L3s: best found, knowing the whole sequence':<46}{optimum:>5} {share(optimum, asked):>7}")
     for name, percent in zip(INTEL, machine.others):
         print(f"  {'L3s: ' + name:<46}{percent:>11} %")
+    if machine.clusters:
+        untold = Tally()
+        for steps in all_steps:
+            run(machine.topology(tells_clusters=False), steps, "", untold, tree)
+        for title, field in CLUSTER_ROWS:
+            count = getattr(untold, field)
+            print(f"  {title + ', not told':<46}{count:>5} {share(count, untold):>7}")
     shares, theirs = [], []
     for seed in OTHER_SEEDS:
         tally = Tally()
@@ -232,7 +269,7 @@ def main() -> None:
     creates = sum(kind == "create" for steps in sequences(SEED) for kind, _ in steps)
     print(
         f"{SEQUENCES} random sequences of {OPERATIONS} operations, {creates} creates of 1 to {LARGEST} CPUs; "
-        f"2 CPUs reserved; seed {SEED}"
+        f"the first core reserved; seed {SEED}"
     )
     print("Intel: measured, cri-resource-manager be3bf91f, on other sequences of the same kind")
     print("kubelet: its algorithm written anew (prefer-align-cpus-by-uncorecache), on the same sequences\n")
@@ -250,6 +287,12 @@ ROWS = (
     ("on a core together with another container", "split"),
     ("mems wider than the NUMA nodes of its CPUs", "mems"),
     ("no CPUs of its own: too few were free", "shared"),
+)
+
+CLUSTER_ROWS = (
+    ("over more clusters than its CPUs need", "clusters"),
+    ("over more clusters than what was free needs", "clusters_avoidable"),
+    ("in a cluster together with another container", "beside"),
 )
 
 if __name__ == "__main__":

@@ -640,6 +640,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "description": "What a cache line costs more between two L3s of one NUMA node than inside an L3. Unit: nanoseconds. Default: 84.",
   "expected": "a number from 0 to 10000"
  },
+ "affinity.cluster_distance": {
+  "type": "number",
+  "minimum": 0,
+  "maximum": 10000,
+  "description": "What it costs more between two clusters of cores of one L3 than inside a cluster, where clusters are places (placement.ladder fine). Unit: nanoseconds. Default: 28.",
+  "expected": "a number from 0 to 10000"
+ },
  "affinity.slit_distance": {
   "type": "number",
   "minimum": 0,

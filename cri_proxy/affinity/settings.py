@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cri_proxy.config.config import Config
 from policies.affinity.graph.graph import GraphSettings
+from policies.affinity.planner.distances import CLUSTER_NS
 from policies.affinity.planner.problem import PlanSettings
 
 GIB = 1 << 30
@@ -29,6 +30,7 @@ class AffinitySettings:
     most_memory_bytes: int = 8 * GIB
     pressure_guard: bool = True
     l3_ns: float = 84.0
+    cluster_ns: float = CLUSTER_NS
     slit_ns: float = 4.1
 
     @property
@@ -59,6 +61,7 @@ def affinity_settings(config: Config) -> AffinitySettings:
         most_memory_bytes=config["affinity.most_memory_moved"] * GIB,
         pressure_guard=config["affinity.pressure_guard"],
         l3_ns=config["affinity.l3_distance"],
+        cluster_ns=config["affinity.cluster_distance"],
         slit_ns=config["affinity.slit_distance"],
     )
 

@@ -52,9 +52,8 @@ class CandidateDomains:
 
     def tree(self, capacities: Sequence[int], settings: AffinitySettings) -> Tree:
         """The machine for the planner."""
-        return tree_of(
-            self.topology, capacities, distance_ns(self.topology, settings.l3_ns, settings.slit_ns)
-        )
+        distances = distance_ns(self.topology, settings.l3_ns, settings.slit_ns, settings.cluster_ns)
+        return tree_of(self.topology, capacities, distances)
 
     def around(self, cpus: frozenset[int]) -> int:
         """The smallest site that holds some CPUs."""

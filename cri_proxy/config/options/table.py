@@ -258,6 +258,9 @@ OPTIONS: tuple[Option, ...] = (
            "Whether a move is taken back when containers then wait for CPUs that did not before.", cluster=True),
     Option("affinity.l3_distance", decimal(0, 10_000, "nanoseconds"), 84.0,
            "What a cache line costs more between two L3s of one NUMA node than inside an L3.", cluster=True),
+    Option("affinity.cluster_distance", decimal(0, 10_000, "nanoseconds"), 28.0,
+           "What it costs more between two clusters of cores of one L3 than inside a cluster, where clusters are "
+           "places (placement.ladder fine).", cluster=True),
     Option("affinity.slit_distance", decimal(0, 1000, "nanoseconds"), 4.1,
            "What it costs more for each point of the SLIT distance above 10.", cluster=True),
     Option("nri.host", one_of("auto", "on", "off"), "auto",

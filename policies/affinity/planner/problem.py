@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Leaf:
-    """One L3 (or the smallest domain there is). ``capacity_milli``: CPUs that shared containers may use, x 1000."""
+    """One L3, or cluster of cores (or the smallest domain there is). ``capacity_milli``: CPUs that shared containers may
+    use, x 1000."""
 
     name: str
     capacity_milli: int

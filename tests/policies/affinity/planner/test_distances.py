@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from policies.affinity.planner.distances import distance_ns, tree_of
+from policies.affinity.planner.planner import plan
+from policies.affinity.planner.problem import Problem, Vertex
 from policies.machine.topology import Topology
 from tests.machines import (
     ALL_MACHINES,
+    ALTRA_1S,
     EPYC_NPS1_1S,
     HYGON_7285_2S,
+    KUNPENG_48_2S,
+    KUNPENG_64_OLD_KERNEL,
     MONOLITHIC_2S,
     SNC_2S,
     VM_NO_CACHE_INFO,
@@ -70,6 +76,48 @@ def test_hygon_distances_are_an_l3_a_node_and_a_socket_apart() -> None:
 )
 def test_where_levels_coincide_there_is_one_site_of_the_lowest(name: str, expected: dict[str, int]) -> None:
     assert levels(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (KUNPENG_48_2S, {"cluster": 24, "numa": 4, "socket": 2, "machine": 1}),
+        (ALTRA_1S, {"cluster": 40, "numa": 1}),
+        (KUNPENG_64_OLD_KERNEL, {"ccx": 4, "socket": 2, "machine": 1}),
+    ],
+)
+def test_clusters_are_the_lowest_sites_where_they_are_leaves(name: str, expected: dict[str, int]) -> None:
+    tree = Topology(machine(name), to_clusters=True)
+    sites = tree_of(tree, [4000] * len(tree.leaves), distance_ns(tree, L3_NS, SLIT_NS)).sites
+    assert Counter(site.level for site in sites) == expected
+
+
+def test_a_cluster_is_nearer_than_the_rest_of_the_l3() -> None:
+    tree = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    matrix = distance_ns(tree, 84.0, 4.0, cluster_ns=20.0)
+    # In the cluster; the L3 (six clusters); the socket's other node (12); the other socket's (20, 22).
+    assert matrix[0][:13] == (0.0, *[20.0] * 5, *[92.0] * 6, 124.0)
+    assert matrix[0][23] == matrix[23][0] == 132.0
+
+
+@pytest.mark.parametrize("name", ALL_MACHINES)
+def test_the_distance_of_clusters_is_none_between_l3s(name: str) -> None:
+    tree = topology(name)
+    assert distance_ns(tree, L3_NS, SLIT_NS, cluster_ns=1.0) == distance_ns(
+        tree, L3_NS, SLIT_NS, cluster_ns=9.0
+    )
+
+
+def test_a_plan_brings_talking_containers_into_one_cluster_then_into_one_l3() -> None:
+    tree = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    made = tree_of(tree, [4000] * 24, distance_ns(tree, L3_NS, SLIT_NS))
+    # Three of 2 CPUs: two of them fill a cluster. All of them far from each other, in three NUMA nodes.
+    vertices = tuple(Vertex(f"c{i}", 2000, at, tuple(range(24))) for i, at in enumerate((0, 6, 12)))
+    edges = ((0, 1, 2e6), (1, 2, 1e6), (0, 2, 1e6))
+    found = plan(Problem(made, vertices, edges))
+    at = {vertex.key: vertex.at for vertex in vertices} | {move.key: move.target for move in found.moves}
+    assert at["c0"] == at["c1"] != at["c2"]
+    assert at["c0"] // 6 == at["c2"] // 6
 
 
 def test_both_directions_of_an_asymmetric_slit_are_averaged() -> None:
