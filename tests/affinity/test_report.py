@@ -19,8 +19,11 @@ from cri_proxy.affinity.report import (
     table,
 )
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.peer_text import where_both
 from policies.affinity.graph.traffic import Edge, Traffic
-from tests.machines import HYGON_7285_2S
+from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Topology
+from tests.machines import HYGON_7285_2S, KUNPENG_48_2S, machine
 from tests.scenes import engine_on, fence, make_container, make_pod, run
 
 OBSERVER = {
@@ -84,6 +87,17 @@ def test_nearness_adds_up_what_crosses_what(engine: Engine) -> None:
         "same socket": (0.0, 0),
         "different sockets": (0.75, 64e6),
     }
+
+
+def test_clusters_of_cores_are_told_where_containers_are_in_one() -> None:
+    tree = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    assert where_both(tree, parse_cpus("0-1"), parse_cpus("2-3")) == "same cluster"
+    assert where_both(tree, parse_cpus("0-3"), parse_cpus("4-7")) == "same L3"
+    edge = {"where": "same cluster", "weight": 1.0, "bytes_per_s": 64}
+    assert [(row["where"], row["share"]) for row in nearness_rows([edge])][:2] == [
+        ("same cluster", 1.0),
+        ("same L3", 0.0),
+    ]
 
 
 def document(engine: Engine, *edges: Edge, **more: Any) -> dict[str, Any]:
