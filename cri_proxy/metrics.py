@@ -134,6 +134,18 @@ class Metrics:
         self.plan_seconds = Histogram(
             "cri_resmgr_plan_seconds", "Time to make a plan", buckets=PLAN_BUCKETS, registry=r
         )
+        self.effects = Counter(
+            "cri_resmgr_plan_effects_total",
+            "Plans that were measured, by verdict: better, worse, within the noise, not known",
+            ["verdict"],
+            registry=r,
+        )
+        self.effect_rate = Gauge(
+            "cri_resmgr_plan_effect_rate",
+            "What the last measured plan's containers fetched per thousand instructions, by event and when: before, after",
+            ["event", "when"],
+            registry=r,
+        )
         self.mode = Gauge("cri_resmgr_mode", "1 for the mode in force", ["mode"], registry=r)
         self.degraded = Gauge(
             "cri_resmgr_degraded", "1 while something keeps the daemon from its full work", registry=r

@@ -633,6 +633,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "description": "Whether a move is taken back when containers then wait for CPUs that did not before. Default: true.",
   "expected": "true or false"
  },
+ "affinity.measure_effect": {
+  "type": "boolean",
+  "description": "Whether the hardware's counters are read before and after each plan, where it has those that tell where cache lines come from; a plan begins ten seconds later then. Default: true.",
+  "expected": "true or false"
+ },
+ "affinity.measure_descriptors": {
+  "type": "integer",
+  "minimum": 0,
+  "maximum": 32768,
+  "description": "How many counters are open at a time for that: three for each container and CPU of it. Containers with least traffic are left out. Unit: descriptors. Default: 512.",
+  "expected": "a whole number from 0 to 32768"
+ },
+ "affinity.take_back_measured": {
+  "type": "boolean",
+  "description": "Whether a plan is taken back when its containers then fetch more lines from other L3s or nodes for the same work, beyond the noise of before. Default: false.",
+  "expected": "true or false"
+ },
  "affinity.l3_distance": {
   "type": "number",
   "minimum": 0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cri_proxy.affinity.effect.text import effect_lines
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.peer_text import APART, NAMED, WHERE, bytes_text, where_both
 from cri_proxy.text.terminal import duration_text, table
@@ -112,6 +113,9 @@ def affinity_text(document: Mapping[str, Any], show_all: bool = False, groups: b
     if document["frozen"]:
         lines.append(f"           old: {document['frozen']}")
     lines += [f"           {_nearness_text(row)}" for row in document["nearness"] if row["weight"]]
+    if effect := document.get("effect"):
+        told = [effect["how"], *effect_lines(effect["last"])]
+        lines += [f"{'effect' if line is told[0] else '':<11}{line}" for line in told]
     lines.append("")
     if groups:
         return "\n".join([*lines, *_group_lines(document["groups"])])
@@ -267,6 +271,8 @@ def status_lines(affinity: Mapping[str, Any]) -> list[str]:
     ]
     if affinity["guard"]:
         lines.append(f"             {affinity['guard']}")
+    if affinity["guard"] and (effect := affinity.get("effect")):
+        lines.append(f"             {effect['how']}")
     last = affinity["last_plan"]
     if last is not None:
         lines.append(f"             {_last_plan_text(last)}")

@@ -29,6 +29,9 @@ class AffinitySettings:
     move_exclusive: bool = False
     most_memory_bytes: int = 8 * GIB
     pressure_guard: bool = True
+    measure_effect: bool = True
+    measure_descriptors: int = 512
+    take_back_measured: bool = False
     l3_ns: float = 84.0
     cluster_ns: float = CLUSTER_NS
     slit_ns: float = 4.1
@@ -60,6 +63,9 @@ def affinity_settings(config: Config) -> AffinitySettings:
         move_exclusive=config["affinity.move_exclusive"],
         most_memory_bytes=config["affinity.most_memory_moved"] * GIB,
         pressure_guard=config["affinity.pressure_guard"],
+        measure_effect=config["affinity.measure_effect"],
+        measure_descriptors=config["affinity.measure_descriptors"],
+        take_back_measured=config["affinity.take_back_measured"],
         l3_ns=config["affinity.l3_distance"],
         cluster_ns=config["affinity.cluster_distance"],
         slit_ns=config["affinity.slit_distance"],

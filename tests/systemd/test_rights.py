@@ -54,7 +54,7 @@ async def test_it_places_plans_and_keeps_its_state(runtime: FakeRuntime) -> None
     os.chmod(runtime.socket, 0o660)
     async with new_agent(runtime) as agent:
         await agent.start(command=as_the_unit())
-        assert bin(_capabilities(agent)).count("1") == 2
+        assert bin(_capabilities(agent)).count("1") == 3
         async with CriClient(agent.socket) as client:
             _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
         assert runtime.cpuset(container_id) != ""

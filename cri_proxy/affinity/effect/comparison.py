@@ -18,10 +18,9 @@ Twice the spread: what one window differs from the next without a move is noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Optional
 
 #: Windows before, and as many after.
 WINDOWS = 5
@@ -118,33 +117,3 @@ def _is_above(high: Sequence[float], low: Sequence[float], noise: float) -> bool
         and mean(high) >= LEAST_RATIO * mean(low)
         and rise >= LEAST_RISE
     )
-
-
-# ---------------------------------------------------------------------- what is counted
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A container to count: its cgroup's path, its CPUs, and how much it matters (``weight``)."""
-
-    key: str
-    path: str
-    cpus: frozenset[int]
-    weight: float = 0.0
-
-
-def fitting(subjects: Iterable[Subject], per_cpu: int, descriptors: int) -> tuple[Subject, ...]:
-    """Those with most weight whose descriptors, ``per_cpu`` for each of their CPUs, are at most ``descriptors`` in all."""
-    chosen: list[Subject] = []
-    left = descriptors
-    for subject in sorted(subjects, key=lambda each: (-each.weight, each.key)):
-        needed = per_cpu * len(subject.cpus)
-        if 0 < needed <= left:
-            chosen.append(subject)
-            left -= needed
-    return tuple(chosen)
-
-
-def ratio(misses: float, lookups: float) -> Optional[float]:
-    """The part of an L3's lookups that missed; None = there was none."""
-    return misses / lookups if lookups > 0 else None

@@ -229,6 +229,23 @@ class Mover:
                     groups.remove(together)
                     updates += back
                     failed += [FailedMove(m.id, path_of(engine, m.id), worse.sentence) for m in together]
+        return await self._taken_back(failed, updates)
+
+    async def take_back(self, engine: Engine, made: Sequence[Move], why: str) -> tuple[FailedMove, ...]:
+        """Take moves back, the last one first, as far as their places before hold. Returns those."""
+        if self._stopped(engine):
+            return ()
+        failed: list[FailedMove] = []
+        updates: list[CpusetUpdate] = []
+        for together in reversed(list(in_exchanges(made))):
+            if back := self._take_back(engine, together, why):
+                updates += back
+                failed += [FailedMove(move.id, path_of(engine, move.id), why) for move in together]
+        return await self._taken_back(failed, updates)
+
+    async def _taken_back(
+        self, failed: Sequence[FailedMove], updates: Sequence[CpusetUpdate]
+    ) -> tuple[FailedMove, ...]:
         self._services.node_state.save()
         self._services.metrics.moves.labels("taken_back").inc(len(failed))
         await self._services.node_state.updates.send_and_wait(updates, WAIT_S)

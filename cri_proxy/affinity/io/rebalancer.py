@@ -22,6 +22,7 @@ from cri_proxy.affinity.build_problem import (
     describe,
     snapshot_slices,
 )
+from cri_proxy.affinity.effect.io.effect_meter import EffectMeter, Measured
 from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, followed_bytes
 from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
@@ -64,6 +65,7 @@ class AffinityController:
     source: TrafficSource
     planner: PlannerWorker
     mover: Mover
+    meter: EffectMeter
     last: Optional[Last] = None
     #: What a better placement waits for, as the last plan has found it.
     waits_for: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ class AffinityController:
     _settings: Optional[AffinitySettings] = None
 
     def __post_init__(self) -> None:
-        self._carrier = Carrier(self.services, self.mover)
+        self._carrier = Carrier(self.services, self.mover, self.meter)
 
     # ------------------------------------------------------------------ what is known
 
@@ -194,7 +196,8 @@ class AffinityController:
             return
         self.services.health.warn("planner", [])
         if proposal is not None and proposal.accepted:
-            self._rest = self._accept(question, proposal, settings)
+            measured = await self.meter.before(engine, question, proposal, settings)
+            self._rest = self._accept(question, proposal, settings, measured)
 
     async def _ask(
         self, engine: Engine, settings: AffinitySettings
@@ -222,11 +225,17 @@ class AffinityController:
         self.waits_for, self.pending = waits_for(question, proposal), pending
         return question, proposal
 
-    def _accept(self, question: PlanningSnapshot, proposal: Proposal, settings: AffinitySettings) -> Accepted:
+    def _accept(
+        self,
+        question: PlanningSnapshot,
+        proposal: Proposal,
+        settings: AffinitySettings,
+        measured: Optional[Measured],
+    ) -> Accepted:
         gain = proposal.cost_before - proposal.cost_after
         moves = len({move.key for move in proposal.moves})
         self.last = Last(self.services.node_state.clock(), proposal.why, moves, gain)
-        return Accepted(question, proposal, settings, self.last)
+        return Accepted(question, proposal, settings, self.last, measured)
 
     async def _go_on(self, engine: Engine, rest: Accepted, pace: MoveRateLimit) -> None:
         """Make as many of the moves that are left as tokens allow; when none is left, the plan is done."""
@@ -242,8 +251,10 @@ class AffinityController:
             pace.spend(tried, followed_bytes(engine, rest.question, outcome), now_s)
         if outcome.stopped or not outcome.has_tried:
             self._rest = None
-        if self.settings.pressure_guard and await self._carrier.guard(engine, outcome, rest.last):
+        if self.settings.pressure_guard and await self._carrier.guard(engine, outcome, rest):
             self._rest = None
+        if self._rest is None:
+            await self._carrier.measure(engine, rest)
 
     def _overtaken(self, rest: Accepted) -> str:
         """Why a plan is not to be carried on: much can have happened while the planner thought or others had the lock."""
@@ -270,12 +281,13 @@ class AffinityController:
             document = self._document(question, proposal, dry_run)
             if dry_run or proposal is None or not proposal.accepted:
                 return document
+            measured = await self.meter.before(engine, question, proposal, settings)
             if engine is not self._engine(dry_run):
                 raise CannotRebalance("the engine was replaced meanwhile; ask again")
-            self._rest, accepted = None, self._accept(question, proposal, settings)
+            self._rest, accepted = None, self._accept(question, proposal, settings, measured)
             outcome = await self._carrier.all(engine, accepted)
-        if settings.pressure_guard and outcome.made:
-            self._carrier.watch(engine, outcome, accepted.last)
+        if outcome.made:
+            self._carrier.watch(engine, outcome, accepted)
         failed = [{"id": f.id, "container": f.path, "error": f.error} for f in outcome.failed]
         notes = document["notes"] + ([f"not all was tried: {outcome.stopped}"] if outcome.stopped else [])
         return {**document, "moved": len(outcome.made), "failed": failed, "notes": notes}
@@ -352,6 +364,7 @@ class AffinityController:
             "frozen": traffic.frozen,
             "rebalance": how,
             "guard": self._guard_sentence(settings, bool(still)),
+            "effect": self.meter.status(settings),
             "waits_for": self.waits_for,
             "last_plan": None
             if last is None

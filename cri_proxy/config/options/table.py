@@ -256,6 +256,15 @@ OPTIONS: tuple[Option, ...] = (
            "Containers with more memory in use do not change their NUMA node.", cluster=True),
     Option("affinity.pressure_guard", flag(), True,
            "Whether a move is taken back when containers then wait for CPUs that did not before.", cluster=True),
+    Option("affinity.measure_effect", flag(), True,
+           "Whether the hardware's counters are read before and after each plan, where it has those that tell where cache "
+           "lines come from; a plan begins ten seconds later then.", cluster=True),
+    Option("affinity.measure_descriptors", whole(0, 32_768, "descriptors"), 512,
+           "How many counters are open at a time for that: three for each container and CPU of it. Containers with "
+           "least traffic are left out.", cluster=True),
+    Option("affinity.take_back_measured", flag(), False,
+           "Whether a plan is taken back when its containers then fetch more lines from other L3s or nodes for the same "
+           "work, beyond the noise of before.", cluster=True),
     Option("affinity.l3_distance", decimal(0, 10_000, "nanoseconds"), 84.0,
            "What a cache line costs more between two L3s of one NUMA node than inside an L3.", cluster=True),
     Option("affinity.cluster_distance", decimal(0, 10_000, "nanoseconds"), 28.0,

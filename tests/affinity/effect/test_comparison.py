@@ -12,10 +12,8 @@ from cri_proxy.affinity.effect.comparison import (
     UNKNOWN,
     WORSE,
     Counts,
-    Subject,
     Window,
     compare,
-    fitting,
     windows_of,
 )
 
@@ -97,17 +95,3 @@ def test_windows_are_between_looks_and_of_those_that_all_looks_have() -> None:
     ]
     assert windows_of(looks) == ({"a": Counts(2, (1.0,))}, {"a": Counts(4, (4.0,))})
     assert windows_of([]) == ()
-
-
-def test_those_with_most_weight_are_counted_as_far_as_descriptors_go() -> None:
-    four = frozenset(range(4))
-    subjects = [
-        Subject("light", "", four, 1.0),
-        Subject("wide", "", frozenset(range(64)), 9.0),
-        Subject("heavy", "", four, 5.0),
-        Subject("nowhere", "", frozenset(), 99.0),
-    ]
-    chosen = fitting(subjects, 3, 24)
-    assert [subject.key for subject in chosen] == ["heavy", "light"]
-    assert [subject.key for subject in fitting(subjects, 3, 12)] == ["heavy"]
-    assert fitting(subjects, 3, 0) == ()

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
 from cri_proxy.affinity.io.mover import MoveOutcome, Mover
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import AffinityController
@@ -30,6 +31,7 @@ from cri_proxy.text.sources import SettingsSource
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.problem import Problem, Proposal
 from policies.machine.cpus import parse_cpus
+from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -84,15 +86,24 @@ def config_of(**values: Any) -> Config:
 class Node:
     """A daemon's parts around one fake runtime, without a daemon. Time passes when the test says so."""
 
-    def __init__(self, runtime: FakeRuntime, folder: Path, config: Optional[dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        runtime: FakeRuntime,
+        folder: Path,
+        config: Optional[dict[str, Any]] = None,
+        machine: Optional[Topology] = None,
+        meter: Optional[Callable[[Node], EffectMeter]] = None,
+    ) -> None:
+        """By default of a Hygon with two sockets, whose counters cannot be had."""
         self.runtime, self.folder = runtime, folder
         self.now_s = 1000.0
         self.source = ToldTraffic()
         self.services = self._services(config_of(**(config or {})))
         self.mover = FaultyMover(self.services, folder / "cgroup", wait=self._wait)
         self.planner = InterruptedPlanner()
-        self.affinity = AffinityController(self.services, self.source, self.planner, self.mover)
-        host, _ = make_host(self.services.config, Machine(topology(HYGON_7285_2S)))
+        self.meter = meter(self) if meter else EffectMeter(self.services, folder, folder, folder, self._wait)
+        self.affinity = AffinityController(self.services, self.source, self.planner, self.mover, self.meter)
+        host, _ = make_host(self.services.config, Machine(machine or topology(HYGON_7285_2S)))
         self.services.node_state.engine = make_engine(self.services.config, host)
         #: What containers wait while the guard does, in seconds by name.
         self.pressure: dict[str, float] = {}

@@ -20,10 +20,15 @@ SWITCHES = Event("context_switches", "context switches", 3, _SOURCE, TYPE_SOFTWA
 #: In the place of a core's events: page faults for a millisecond of CPU time.
 SOFTWARE = EventSet("software", CPU_TIME, 1e6, "millisecond of CPU time", (PAGE_FAULTS,))
 
-#: Runs for ever; maps, touches and unmaps so many pages in each round, or none.
+#: Runs for ever; maps, touches and unmaps so many pages in each round, or none. SIGUSR1: the other way round.
 BUSY = """
-import mmap, sys
+import mmap, signal, sys
 pages = int(sys.argv[1])
+def turn(*_):
+    global pages
+    pages = 0 if pages else 64
+signal.signal(signal.SIGUSR1, turn)
+print(flush=True)
 while True:
     if pages:
         with mmap.mmap(-1, pages * 4096) as memory:
@@ -67,10 +72,19 @@ def busy_in(cgroup: Path, cpu: int, pages: int = 0) -> Iterator[subprocess.Popen
     """A process of that cgroup on one CPU."""
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY, str(pages)],
+        stdout=subprocess.PIPE,
         preexec_fn=lambda: (os.sched_setaffinity(0, {cpu}), (cgroup / "cgroup.procs").write_text("0"))[0],
     )
+    assert process.stdout is not None
     try:
+        process.stdout.readline()
         yield process
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
+
+
+def worked_ns(process: subprocess.Popen[bytes]) -> int:
+    """CPU time that a process has had."""
+    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
