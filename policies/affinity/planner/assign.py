@@ -45,6 +45,11 @@ def _limits(instance: Instance) -> list[int]:
     return [sorted(level)[len(level) // 2] for level in levels]
 
 
+def usual_leaf(instance: Instance) -> int:
+    """The capacity of a usual leaf, in micro-CPUs."""
+    return _limits(instance)[0]
+
+
 def _place(arrangement: Arrangement, members: list[int]) -> None:
     instance = arrangement.instance
     size = sum([instance.sizes[vertex] for vertex in members])

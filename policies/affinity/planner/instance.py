@@ -11,6 +11,7 @@ and rounded up, so that sums are exact whatever their order. A leaf that a fixed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from policies.affinity.planner.problem import Problem, Vertex
 
@@ -50,6 +51,29 @@ class Instance:
         self.connected = [u for u, near in enumerate(self.near) if near]
         self._parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._farthest = max([max(row) for row in self.rows])
+
+    def merged(self, members: Sequence[Sequence[int]], free: frozenset[int]) -> tuple[Instance, list[int]]:
+        """The same with vertices merged, and by vertex what it is merged into; ``free``: those that can move.
+
+        Vertices of one group have the same sites, or stay where they are. It has all that an arrangement and a
+        refinement read; its problem is still the one of single vertices.
+        """
+        owner = [0] * len(self.sizes)
+        for number, group in enumerate(members):
+            for vertex in group:
+                owner[vertex] = number
+        near: list[dict[int, float]] = [{} for _ in members]
+        for a, b, weight in self.problem.edges:
+            one, other = owner[a], owner[b]
+            if one != other:
+                near[one][other] = near[other][one] = near[one].get(other, 0.0) + weight
+        coarse = copy(self)
+        coarse.sizes = [sum([self.sizes[vertex] for vertex in group]) for group in members]
+        coarse.sites = [self.sites[group[0]] for group in members]
+        coarse.movable = [group[0] in free and self.movable[group[0]] for group in members]
+        coarse.near = [list(each.items()) for each in near]
+        coarse.connected = [u for u, each in enumerate(near) if each]
+        return coarse, owner
 
     def parts(self, size: int, site: int) -> list[tuple[int, int]]:
         """What a demand at a site charges: (leaf, micro-CPUs)."""

@@ -2,7 +2,7 @@
 
 The problem is graph mapping with capacities on a tree, which holds minimum bisection and multiple knapsack and is
 NP-hard; what is used instead of an exact method, and where it comes from, stands in ``clusters``, ``assign``,
-``refine``, ``repair``, ``relabel`` and ``search``.
+``multilevel``, ``refine``, ``repair``, ``relabel`` and ``search``.
 
 A plan is accepted
 

@@ -15,25 +15,38 @@ from typing import Optional
 
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.assign import assign
+from policies.affinity.planner.chance import Chance
 from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.multilevel import combined, divided
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.relabel import relabel
 from policies.affinity.planner.repair import repair_or_pack
 
-#: (part of a leaf that a cluster may fill, in units of ``fill``; exponent of the size in an edge's worth). From
-#: the one that is best on most graphs on.
-_STARTS = ((1.0, 0.5), (1.1, 0.5), (1.0, 0.0), (1.1, 1.0), (0.7, 0.5), (0.5, 0.0), (1.1, 0.0), (0.8, 1.0))
+#: Heavy-edge clusters packed (``assign``: part of a leaf that one may fill, in units of ``fill``; exponent of the size in
+#: an edge's worth), or a multilevel division (``divided``: part of a leaf that the largest cluster may have, the same
+#: exponent). From the one that is best on most graphs on.
+_STARTS = (
+    ("packed", 1.0, 0.5),
+    ("divided", 0.5, 0.5),
+    ("packed", 1.0, 0.0),
+    ("divided", 0.9, 0.5),
+    ("divided", 0.4, 0.0),
+    ("packed", 1.1, 1.0),
+    ("packed", 1.1, 0.5),
+    ("packed", 0.7, 0.5),
+)
 #: In units of work, as refinement counts it: to cluster an edge. With 1,000 containers and 6,000 edges the default
 #: allows one start and little else.
 _WORK_OF_AN_EDGE = 3
 #: The part that is kept for shaking, and the most that shaking is worth by vertex; to improve what a start made.
-_SHAKING = 0.4
+_SHAKING = 0.2
 _WORK_OF_SHAKING_A_VERTEX = 3_000
 _WORK_OF_A_VERTEX = 12
 #: Up to so many vertices times sites, ejections are looked for as well as swaps.
 _DEEP = 3_000
-#: Up to so many, the search may look at more: what it finds then is worth a quarter of a second of the planner.
-_MIDDLE, _MORE = 8_000, 4
+#: Up to the first number, the search may look at more: what it finds then is worth a quarter of a second of the planner;
+#: from the second one on at no more, and evenly less between them.
+_MIDDLE, _LARGE, _MORE = 8_000, 24_000, 4
 
 #: Rounding errors are below this part of the mean cost.
 _ROUNDING = 1e-9
@@ -57,7 +70,8 @@ class Search:
         # There are no moves yet that would have a price.
         self.value = (Arrangement(instance, present).excess(), cost)
         self.start = "the present placement"
-        self.work = instance.problem.settings.work * (_MORE if count * len(instance.rows) <= _MIDDLE else 1)
+        part = min(1.0, max(0.0, (_LARGE - count * len(instance.rows)) / (_LARGE - _MIDDLE)))
+        self.work = int(instance.problem.settings.work * (1 + (_MORE - 1) * part))
         self.left = self.work
 
     def run(self) -> None:
@@ -66,22 +80,32 @@ class Search:
         to_start = _WORK_OF_AN_EDGE * (size + len(self.instance.problem.edges))
         to_refine = _WORK_OF_A_VERTEX * size
         number = min(settings.starts, len(_STARTS))
-        # 1. New placements, laid over the present one; and, second, the present one improved.
-        for start, (fill, exponent) in enumerate(_STARTS[:number]):
-            if start and self.left < to_start + to_refine + _SHAKING * self.work:
+        chance = Chance(settings.seed)
+        least = to_start + to_refine + _SHAKING * self.work
+        found: list[list[int]] = []
+        # 1. New placements, laid over the present one; and, second, the present one improved. What each of them and the
+        # others before have together is moved as a whole.
+        for start, (way, part, exponent) in enumerate(_STARTS[:number]):
+            if start and self.left < least:
                 break
             self.left -= to_start
-            made = self._made_anew(fill * settings.fill, exponent)
+            made = self._made_anew(way, part, exponent, chance)
             if made is not None:
-                self._try(relabel(self.instance, made, self.present), f"start {start + 1} of {number}")
+                name = f"start {start + 1} of {number}"
+                found.append(self._try(relabel(self.instance, made, self.present), name))
             if not start:
                 self._try(self.present, "the present placement")
+            for other in found[:-1]:
+                if self.left < least:
+                    break
+                self._combine(other)
         if not number:
             self._try(self.present, "the present placement")
         # 2. The best, shaken.
         self._shake()
 
-    def _try(self, at: Sequence[int], start: str) -> None:
+    def _try(self, at: Sequence[int], start: str) -> list[int]:
+        """Refine a placement and keep it if it is the best; what became of it."""
         refinement = self._refinement(Arrangement(self.instance, at))
         repair_or_pack(refinement)
         # Those that none pulls are looked at only if they had to make room: they may go home.
@@ -89,6 +113,21 @@ class Search:
         refinement.run(vertices, max(len(at), self.left))
         self.left -= refinement.work
         self._take(refinement.arrangement, self._value(refinement.arrangement), start)
+        return refinement.arrangement.at
+
+    def _combine(self, other: Sequence[int]) -> None:
+        vertices = self._roaming()
+        if vertices:
+            made, work = combined(self.instance, self.best, other, vertices, self.bias, self.left)
+            self.left -= work
+            self._try(made, f"{self.start.partition(', combined')[0]}, combined with another")
+
+    def _roaming(self) -> list[int]:
+        """Those that starts place anew."""
+        instance = self.instance
+        return [
+            u for u in instance.connected if instance.movable[u] and instance.single[self.present[u]] >= 0
+        ]
 
     def _take(self, arrangement: Arrangement, value: tuple[int, float], start: str) -> bool:
         excess, cost = self.value
@@ -97,18 +136,20 @@ class Search:
         self.best, self.value, self.start = list(arrangement.at), value, start
         return True
 
-    def _made_anew(self, fill: float, exponent: float) -> Optional[list[int]]:
+    def _made_anew(self, way: str, part: float, exponent: float, chance: Chance) -> Optional[list[int]]:
         instance = self.instance
-        at = list(self.present)
-        vertices = [
-            u for u in instance.connected if instance.movable[u] and instance.single[self.present[u]] >= 0
-        ]
+        vertices = self._roaming()
         if not vertices:
             return None
+        at = list(self.present)
         for vertex in vertices:
             at[vertex] = -1
+        if way == "divided":
+            made, work = divided(instance, at, vertices, part, exponent, chance, self.left)
+            self.left -= work
+            return made
         arrangement = Arrangement(instance, at)
-        assign(arrangement, vertices, fill, exponent)
+        assign(arrangement, vertices, part * instance.problem.settings.fill, exponent)
         return arrangement.at
 
     def _shake(self) -> None:
@@ -117,7 +158,7 @@ class Search:
         vertices = [u for u in instance.connected if instance.movable[u]]
         if len(vertices) < 2 or self.value[1] <= self.least:
             return
-        chance = _Chance(instance.problem.settings.seed)
+        chance = Chance(instance.problem.settings.seed)
         refinement = self._refinement(Arrangement(instance, self.best))
         arrangement = refinement.arrangement
         most = min(self.left, _WORK_OF_SHAKING_A_VERTEX * len(vertices))
@@ -134,7 +175,7 @@ class Search:
             if not self._take(arrangement, value, f"{self.start.partition(', shaken')[0]}, shaken"):
                 refinement.undo(count)
 
-    def _shaken(self, refinement: Refinement, vertices: Sequence[int], chance: _Chance) -> list[int]:
+    def _shaken(self, refinement: Refinement, vertices: Sequence[int], chance: Chance) -> list[int]:
         """One vertex with some of its neighbours to a site of its own, as far as they fit; or two exchanged."""
         instance, arrangement = self.instance, refinement.arrangement
         vertex = vertices[chance.below(len(vertices))]
@@ -164,14 +205,3 @@ class Search:
     def _value(self, arrangement: Arrangement) -> tuple[int, float]:
         price = sum([row[site] for row, site in zip(self.bias, arrangement.at)])
         return arrangement.excess(), self.instance.cost(arrangement.at) + price
-
-
-class _Chance:
-    """A fixed sequence of numbers: Knuth's MMIX generator."""
-
-    def __init__(self, seed: int) -> None:
-        self._state = (seed * 2862933555777941757 + 3037000493) % (1 << 64)
-
-    def below(self, count: int) -> int:
-        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
-        return (self._state >> 33) * count >> 31

@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 from policies.affinity.planner.arrangement import Arrangement
+from policies.affinity.planner.chance import Chance
 from policies.affinity.planner.clusters import Clustering
 from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.multilevel import combined, divided
 from policies.affinity.planner.order import ordered
 from policies.affinity.planner.problem import PlanSettings
 from policies.affinity.planner.refine import Refinement
@@ -87,6 +89,51 @@ def test_refinement_counts_its_gain_and_takes_moves_back(seed: int) -> None:
     refinement.undo(0)
     assert refinement.arrangement.at == start
     assert refinement.arrangement.load == Arrangement(instance, start).load
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_multilevel_division_keeps_sites_and_what_is_fixed_and_is_the_same_each_time(seed: int) -> None:
+    asked = random_problem(seed)
+    instance = Instance(asked)
+    at = [each.at for each in asked.vertices]
+    roaming = [u for u in instance.connected if instance.movable[u] and instance.single[at[u]] >= 0]
+    if not roaming:
+        return
+    for roamer in roaming:
+        at[roamer] = -1
+    made, work = divided(instance, at, roaming, 0.5, 0.5, Chance(1), 10_000)
+    assert (made, work) == divided(instance, at, roaming, 0.5, 0.5, Chance(1), 10_000)
+    assert all(site in instance.sites[u] for u, site in enumerate(made))
+    assert [site for u, site in enumerate(made) if u not in roaming] == [site for site in at if site >= 0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_placement_combined_with_another_never_becomes_worse(seed: int) -> None:
+    asked = random_problem(seed)
+    instance = Instance(asked)
+    at = [each.at for each in asked.vertices]
+    roaming = [u for u in instance.connected if instance.movable[u] and instance.single[at[u]] >= 0]
+    if not roaming:
+        return
+    random = Random(seed)
+    other = [random.choice(sites) for sites in instance.sites]
+    made, _ = combined(instance, at, other, roaming, free(instance), 10_000)
+    assert instance.cost(made) <= instance.cost(at) * (1 + 1e-9)
+    assert Arrangement(instance, made).excess() == Arrangement(instance, at).excess() == 0
+
+
+def test_merged_vertices_cost_what_the_single_ones_do() -> None:
+    asked = random_problem(3)
+    instance = Instance(asked)
+    at = [each.at for each in asked.vertices]
+    by_site: dict[int, list[int]] = {}
+    for number, site in enumerate(at):
+        by_site.setdefault(site, []).append(number)
+    coarse, owner = instance.merged(list(by_site.values()), frozenset(range(len(at))))
+    assert [list(by_site)[number] for number in owner] == at
+    assert sum(coarse.sizes) == sum(instance.sizes)
+    between = sum([weight for near in coarse.near for _, weight in near]) / 2
+    assert between == pytest.approx(sum([w for a, b, w in asked.edges if at[a] != at[b]]))
 
 
 def test_repair_takes_out_who_is_cheapest_to_take() -> None:
