@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cri_proxy.affinity.effect.io.counting import NOT_PERMITTED
+from tests.affinity.effect.io.counted_cgroup import counted_root
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -167,3 +169,28 @@ def test_what_the_unit_may_not_see_of_kubelet_is_not_known_and_no_warning(tmp_pa
             kubelet.wait()
             kubelet.stdout.close()
     assert (outside.strip(), inside.strip()) == ("True", "None")
+
+
+COUNT = """
+import os
+from pathlib import Path
+from cri_proxy.affinity.effect.io.counting import Countable, Counting
+from cri_proxy.affinity.effect.subjects import Subject
+from tests.affinity.effect.io.counted_cgroup import SOFTWARE
+cpu = min(os.sched_getaffinity(0))
+counting = Counting(Countable(SOFTWARE), Path({root!r}), Path("/nowhere"))
+counting.open((Subject("a", "/", frozenset({{cpu}})),), frozenset({{cpu}}), 512)
+print(sorted(counting.keys), counting.problem)
+"""
+
+
+def test_the_units_rights_are_enough_to_count_a_cgroup_and_those_without_perfmon_are_not() -> None:
+    root = counted_root()
+    if root is None:
+        pytest.skip("this kernel counts nothing by cgroup")
+    words = [sys.executable, "-c", COUNT.format(root=str(root))]
+    counted = subprocess.check_output([*as_the_unit()[:-3], *words], text=True)
+    assert counted.strip() == "['a']"
+    without = ["setpriv", "--bounding-set", "-all", "--no-new-privs"]
+    refused = subprocess.check_output([*without, *words], text=True)
+    assert refused.strip() == f"[] {NOT_PERMITTED}"
