@@ -12,13 +12,15 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 import pytest_asyncio
 
 from cri_proxy.affinity.effect.comparison import BETTER, NOISE, UNKNOWN, WORSE
+from cri_proxy.affinity.effect.events import TYPE_SOFTWARE
 from cri_proxy.affinity.effect.io.counting import Countable
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
 from cri_proxy.affinity.report import affinity_text, status_lines
@@ -53,6 +55,8 @@ class CountedNode:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.is_turned = False
         self.turned = False
+        self.countable = Countable(SOFTWARE)
+        self.on_wait: Callable[[], None] = lambda: None
 
     async def start(self, pages: int = 0, turned: bool = False, **affinity: Any) -> Node:
         """The node, both containers apart and busy, and talking from now on."""
@@ -76,12 +80,13 @@ class CountedNode:
     def _meter(self, node: Node) -> EffectMeter:
         assert ROOT is not None
         return EffectMeter(
-            node.services, ROOT, self.folder, self.folder, self._wait, Countable(SOFTWARE)
+            node.services, ROOT, self.folder, self.folder, self._wait, self.countable
         )  # fmt: skip
 
     async def _wait(self, seconds: float) -> None:
         """Until everything has worked; where the plan has put it, and doing what it does there."""
         self.node.now_s += seconds
+        self.on_wait()
         if self.node.together("web", "db") and not self.is_turned:
             self.is_turned = True
             for name, process in self.processes.items():
@@ -256,6 +261,40 @@ async def test_a_plan_ends_when_the_mode_changes_while_it_is_counted(counted: Co
     node.meter._wait = switched
     await whole_plan(node)
     assert not node.together("web", "db")
+
+
+async def test_what_l3s_as_a_whole_say_is_told_beside_it(counted: CountedNode) -> None:
+    """Page faults of a CPU for its context switches, in the place of misses for lookups; and resctrl's files."""
+    mon = counted.folder / "fs/resctrl/mon_data/mon_L3_00"
+    mon.mkdir(parents=True)
+    for cpu in CPUS:
+        cache = counted.folder / f"devices/system/cpu/cpu{cpu}/cache/index3"
+        cache.mkdir(parents=True)
+        (cache / "shared_cpu_list").write_text(f"{cpu}\n")
+        (cache / "id").write_text("0\n")
+    counted.countable = Countable(
+        replace(SOFTWARE, l3_misses=2, l3_lookups=3), "", TYPE_SOFTWARE, tuple(CPUS)
+    )
+    looked = 0
+
+    def traffic() -> None:
+        nonlocal looked
+        looked += 1
+        (mon / "mbm_total_bytes").write_text(f"{looked * 1000}\n")
+        (mon / "mbm_local_bytes").write_text(f"{looked * 750}\n")
+
+    traffic()
+    counted.on_wait = traffic
+    node = await counted.start()
+    await whole_plan(node)
+    shown = affinity_text(
+        {**node.affinity.status(), "edges": [], "owner_edges": [], "nearness": [], "frozen": ""}
+    )
+    assert "lookups in the plan's L3s that missed: " in shown
+    assert (
+        "memory traffic of the plan's L3s with other nodes: 25.0% before, 25.0% after (of all that runs there)"
+        in shown
+    )
 
 
 # ---------------------------------------------------------------------- where nothing counts
