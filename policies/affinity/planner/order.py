@@ -23,6 +23,8 @@ from policies.affinity.planner.problem import BlockedMove
 
 #: Containers of one exchange, at most: as many updates follow each other at the runtime, and stand or fall together.
 LONGEST_EXCHANGE = 8
+#: Exchanges that one order of moves looks for, at most: with 300 containers each takes about half a millisecond.
+MOST_TRIED = 300
 #: Containers in the way that a blocked move names.
 _NAMED = 3
 
@@ -37,7 +39,9 @@ class Step(NamedTuple):
     exchange: int = 0
 
 
-class _Order:
+class Order:
+    """One order in the making, see above. ``steps``: the moves so far; ``tried``: exchanges looked for."""
+
     def __init__(self, instance: Instance, present: Sequence[int], wanted: Sequence[int]) -> None:
         self.instance = instance
         self.wanted = wanted
@@ -51,6 +55,9 @@ class _Order:
         self.waiting: dict[int, list[int]] = {}
         self.bounced: set[int] = set()
         self.exchanges = 0
+        #: Exchanges looked for; and how often in vain, by the container that was to gain by it.
+        self.tried = 0
+        self.failed: dict[int, int] = {}
         self.free = dict(instance.problem.tree.free_bytes)
 
     def run(self) -> None:
@@ -128,12 +135,19 @@ class _Order:
     # ------------------------------------------------------------------ exchanges
 
     def _exchange(self) -> bool:
-        """Let a few containers change places, the one that gains most by it first. Whether some did."""
+        """Let a few containers change places, the one that gains most by it first; those for which none was found before
+        come after all others. Whether some did."""
         vertices = self.instance.problem.vertices
-        for first in sorted(self.gains, key=lambda u: (-self.gains[u], u)):
-            chain = self._chain(first) if vertices[first].may_overlap else None
+        candidates = [u for u in self.gains if vertices[u].may_overlap]
+        for first in sorted(candidates, key=lambda u: (self.failed.get(u, 0), -self.gains[u], u)):
+            if self.tried >= MOST_TRIED:
+                break
+            self.tried += 1
+            chain = self._chain(first)
             in_turn = chain and self._in_turn(chain)
-            if in_turn:
+            if not in_turn:
+                self.failed[first] = self.failed.get(first, 0) + 1
+            else:
                 self.exchanges += 1
                 for vertex in in_turn:
                     self._make(vertex, self.wanted[vertex], self.exchanges)
@@ -256,6 +270,6 @@ def ordered(
     instance: Instance, present: Sequence[int], wanted: Sequence[int]
 ) -> tuple[list[Step], list[BlockedMove]]:
     """The moves that lead from one placement to another, as far as they can be made, and the others. None is nowhere."""
-    order = _Order(instance, present, wanted)
+    order = Order(instance, present, wanted)
     order.run()
     return order.steps, order.blocked()

@@ -12,7 +12,7 @@ from policies.affinity.planner.chance import Chance
 from policies.affinity.planner.clusters import Clustering
 from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.multilevel import combined, divided
-from policies.affinity.planner.order import ordered
+from policies.affinity.planner.order import MOST_TRIED, Order, ordered
 from policies.affinity.planner.problem import PlanSettings
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.relabel import best_pairing, relabel
@@ -161,6 +161,18 @@ def test_a_ring_of_moves_is_opened_by_one_detour() -> None:
         at[moved] = target
         assert len(set(at)) == 3
     assert at == [1, 2, 0]
+
+
+def test_exchanges_are_looked_for_so_often_and_no_more() -> None:
+    tree = machine(sockets=1, nodes=1, l3s=2, cpus=8)
+    count = 2 * MOST_TRIED
+    small = [vertex(tree, f"c{index}", 0, 0.01) for index in range(count)]
+    asked = problem(tree, [*small, vertex(tree, "all", 1, 8, fixed=True)], {("c0", "all"): 1})
+    order = Order(Instance(asked), [0] * count + [1], [1] * (count + 1))
+    order.run()
+    assert order.tried == MOST_TRIED
+    assert not order.steps
+    assert len(order.blocked()) == count
 
 
 def test_memory_follows_only_to_new_nodes() -> None:
