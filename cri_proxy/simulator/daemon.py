@@ -292,7 +292,8 @@ class SimulatedShell:
         self.config, self.machine = config, replace(self.machine, topology=topology)
         self.observer.configure(config)
         self.observer.tell(self.engine)
-        self.send(self.engine.rehost(self._host(), make_policy(config, topology), engine_options(config)))
+        host = self._host()
+        self.send(self.engine.rehost(host, make_policy(config, host.topology), engine_options(config)))
 
     def _host(self) -> Host:
         machine = replace(self.machine, kubelet_exclusive=self.runtime.kubelet_exclusive())

@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cri_proxy.simulator.replay import run_simulation
-from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO, machine
+from tests.machines import (
+    EPYC_NPS1_1S,
+    HYGON_7285_2S,
+    KUNPENG_48_2S,
+    SNC_2S,
+    UNEVEN_CCX,
+    VM_NO_CACHE_INFO,
+    machine,
+)
 from tests.simulator.simulations import CCX, config, containers, create, moves, run
 
 WAIT = {"op": "wait", "seconds": 60}
@@ -92,6 +100,14 @@ def test_the_observer_outlives_the_daemon() -> None:
         REBALANCE,
     )
     assert moves(run(*steps)[-1]) == {"b": CCX[0]}
+
+
+def test_on_the_fine_ladder_containers_that_talk_come_into_one_cluster_of_cores() -> None:
+    steps = (create("a", 2), create("b", 2), traffic("ab"), WAIT, REBALANCE)
+    lines = run(*steps, on=KUNPENG_48_2S, text="placement: {ladder: fine}")
+    assert [line["level"] for line in lines[:2]] == ["cluster", "cluster"]
+    (to,) = moves(lines[-1]).values()
+    assert to in (lines[0]["cpus"], lines[1]["cpus"]) and lines[0]["cpus"] != lines[1]["cpus"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from cri_proxy.config.config import BadConfig
 from cri_proxy.simulator.replay import BadScenario, run_simulation, simulate
 from policies.machine.cpus import parse_cpus
-from tests.machines import HYGON_7285_2S, machine
+from tests.machines import HYGON_7285_2S, KUNPENG_48_2S, machine
 from tests.simulator.simulations import (
     CCX,
     NUMA,
@@ -220,6 +220,25 @@ def test_a_new_configuration_moves_nothing_that_need_not_move() -> None:
     line, after = run(*CROWD, {"op": "config", "file": "b.yaml"}, create("later"), files=files)[-2:]
     assert (line["moved"], line["why"]) == ([], "mode enforce, policy hygon")
     assert after["level"] == "ccx"
+
+
+def test_the_ladder_may_turn_fine_and_back_where_clusters_of_cores_are_known() -> None:
+    files = {"fine.yaml": "placement: {ladder: fine}", "manual.yaml": "{}"}
+    lines = run(
+        create("a", 2),
+        {"op": "config", "file": "fine.yaml"},
+        create("b", 2),
+        create("c", 6),
+        {"op": "config", "file": "manual.yaml"},
+        create("d", 2),
+        {"op": "resize", "id": "b", "cpu_request": "3", "cpu_limit": "3"},
+        on=KUNPENG_48_2S,
+        files=files,
+    )
+    placed = {line["id"]: (line["level"], len(parse_cpus(line["cpus"]))) for line in lines if line["id"]}
+    assert placed == {"a": ("ccx", 24), "b": ("ccx", 24), "c": ("ccx", 24), "d": ("ccx", 24)}
+    assert (lines[2]["level"], lines[2]["cpus"]) == ("cluster", "24-27")
+    assert not any(line["moved"] for line in lines)
 
 
 def test_reserved_cpus_are_taken_from_those_who_may_not_use_them() -> None:
