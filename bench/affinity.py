@@ -1,7 +1,8 @@
 """How good the planner is: ``python -m bench.affinity``; prints the tables of docs/benchmarks.md.
 
 1. Against the exact optimum, where that can be found. 2. Against others' ways on all graphs: distance per byte in
-steps (0 = same L3, 1 = same NUMA node, 2 = same socket, 4 = across) and overfull leaves. 3. Time. 4. Stability.
+steps (0 = same L3, 1 = same NUMA node, 2 = same socket, 4 = across) and overfull leaves. 3. Time. 4. Whether moves come
+to an end, in simulated hours.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Optional
 import click
 import networkx
 
-from bench.affinity_baselines import BASELINES, at_random, graph_of, packed
+from bench.affinity_baselines import BASELINES, FREE, at_random, distance_per_byte, graph_of, packed
 from bench.affinity_graphs import (
     EPYC,
     HYGON,
@@ -26,8 +27,8 @@ from bench.affinity_graphs import (
     small,
     thousand,
 )
+from bench.affinity_hours import simulate
 from bench.affinity_optimum import optimum
-from bench.affinity_stability import FREE, WAYS, distance_per_byte, simulate
 from bench.figures import machine_line
 from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.planner import plan
@@ -36,7 +37,7 @@ from policies.affinity.planner.problem import PlanSettings, Problem
 SMALL_CASES, SEEDS, REPEATS = 30, 10, 7
 #: What is below this part of another cost is none.
 _ROUNDING = 1e-9
-TABLES = ("optimum", "full", "partitioners", "others", "time", "stability")
+TABLES = ("optimum", "full", "partitioners", "others", "time", "hours")
 
 
 def planned(case: Case) -> list[int]:
@@ -232,28 +233,32 @@ def _best_ms(work) -> float:  # type: ignore[no-untyped-def]
     return min(times)
 
 
-def stability() -> None:
-    """Twenty minutes, for ten seeds each."""
+def hours(first: int, count: int, length: float) -> None:
+    """Moves, and what they lead to, in hours of steady rates with noise and one change of pattern in the middle."""
     print(
-        f"\n## Twenty simulated minutes, what is popular changes after ten ({SEEDS} seeds, mean [least, most])\n"
+        f"\n## {length:g} simulated hours, another pattern in the middle (seeds {first} to {first + count - 1})\n"
     )
     print(
-        "| way | distance per byte, minutes 5-10 | minutes 15-20 | moves | moves a minute, 5-10 and 15-20 | plans |"
+        "| machine | full | churn | moves | a minute, after an hour | moved again within 10 min | above the best | "
+        "missed of what knowing saves | plans until a change is answered |"
     )
-    print("|---|---|---|---|---|---|")
-    for way in WAYS:
-        runs = [simulate(way, seed) for seed in range(100, 100 + SEEDS)]
-        steady = sum([run.steady for run in runs]) / SEEDS
-        shifted = sum([run.shifted for run in runs]) / SEEDS
-        totals = [sum(run.moves) for run in runs]
-        late = [sum(run.moves[5:10]) + sum(run.moves[15:]) for run in runs]
-        moves = f"{sum(totals) / SEEDS:.0f} [{min(totals)}, {max(totals)}]"
-        plans = sum([run.plans for run in runs]) / SEEDS
-        minute = sum(late) / SEEDS / 10
-        print(
-            f"| {way.name} | {steady:.3f} | {shifted:.3f} | {moves} | {minute:.1f} | {plans:.1f} |",
-            flush=True,
-        )
+    print("|---" * 9 + "|")
+    for machine in MACHINES:
+        for filled in (0.5, 0.75, 0.9):
+            for churn in (False, True):
+                runs = [simulate(machine, filled, churn, first + number, length) for number in range(count)]
+                moves = sum([run.moves for run in runs])
+                again = sum([run.again for run in runs]) / moves if moves else 0.0
+                figures = [
+                    f"{moves / count:.0f}",
+                    f"{sum([run.moves_a_minute for run in runs]) / count:.2f}",
+                    f"{again:.0%}",
+                    f"{sum([run.regret for run in runs]) / count:.0%}",
+                    f"{sum([run.missed for run in runs]) / count:.1%}",
+                    ", ".join([str(run.plans) for run in runs]),
+                ]
+                said = "yes" if churn else "no"
+                print(f"| {machine.name} | {filled:.0%} | {said} | {' | '.join(figures)} |", flush=True)
 
 
 @click.command()
@@ -263,8 +268,9 @@ def stability() -> None:
     help="First seed and number of the cases on full nodes and of the larger ones.",
     show_default=True,
 )
+@click.option("--hours", "length", default=4.0, help="How long the simulated time is.", show_default=True)
 @click.option("--only", type=click.Choice(TABLES), help="One table.")
-def main(seeds: str, only: Optional[str]) -> None:
+def main(seeds: str, length: float, only: Optional[str]) -> None:
     """All tables, or one."""
     print(f"{machine_line()}, networkx {networkx.__version__}")
     first, count = [int(number) for number in seeds.split(":")]
@@ -274,7 +280,7 @@ def main(seeds: str, only: Optional[str]) -> None:
         lambda: against_partitioners(first, count),
         against_others,
         timing,
-        stability,
+        lambda: hours(first, count, length),
     )
     for name, table in zip(TABLES, tables):
         if only in (None, name):

@@ -11,12 +11,21 @@ from typing import Callable
 
 import networkx
 
-from bench.affinity_graphs import Case
+from bench.affinity_graphs import STEP_NS, Case
 from policies.affinity.planner.arrangement import Arrangement
-from policies.affinity.planner.instance import Instance
+from policies.affinity.planner.instance import NANOSECOND, Instance
+from policies.affinity.planner.problem import PlanSettings
 from policies.affinity.planner.refine import Refinement
 
 Places = list[int]
+#: Plans that cost nothing and are accepted for any gain.
+FREE = PlanSettings(hysteresis=0.0, kappa=0.0, least_gain=0.0, horizon_s=1e12)
+
+
+def distance_per_byte(case: Case, places: Places) -> float:
+    """In steps: 0 = all in one leaf, 1 = another leaf of the node, 2 = of the socket, 4 = across."""
+    total = sum([weight for _, _, weight in case.problem.edges])
+    return Instance(case.problem).cost(places) / (total * STEP_NS * NANOSECOND)
 
 
 def at_random(case: Case, seed: int) -> Places:

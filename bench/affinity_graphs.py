@@ -134,7 +134,7 @@ def _case(
     return Case(f"{machine.name}: {name}", Problem(tree, vertices, listed), tuple(app))
 
 
-def applications(machine: Machine, replicas: int, seed: int) -> Case:
+def applications(machine: Machine, replicas: int, seed: int, filled: float = UTILISATION) -> Case:
     """Copies of the three applications until the machine is as full as it may be. Each service has ``replicas``, and
     calls go to all of them alike (as kube-proxy sends them); applications are of different popularity."""
     random = Random(f"{machine.name} {replicas} {seed}")
@@ -148,7 +148,7 @@ def applications(machine: Machine, replicas: int, seed: int) -> Case:
         popular = random.lognormvariate(0, 0.8) * LINES
         services = {name: None for a, b, _ in calls for name in (a, b)}
         wanted = {name: [random.choice((200, 300, 500, 1000)) for _ in range(replicas)] for name in services}
-        if sum(sizes) + sum(map(sum, wanted.values())) > UTILISATION * capacity:
+        if sum(sizes) + sum(map(sum, wanted.values())) > filled * capacity:
             return _case(machine, f"apps, {replicas} replica(s)", sizes, edges, app)
         number: dict[str, list[int]] = {}
         for name, millis in wanted.items():

@@ -96,6 +96,7 @@ def _edge(edge: GraphEdge) -> pb.Edge:
         messages_per_s=edge.messages_per_s,
         kinds=edge.kinds,
         is_pod_level=edge.is_pod_level,
+        steady_weight=edge.steady_weight,
     )
 
 

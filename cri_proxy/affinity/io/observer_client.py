@@ -239,4 +239,5 @@ def _edge(edge: pb.Edge) -> Edge:
         messages_per_s=edge.messages_per_s,
         kinds=tuple(edge.kinds),
         is_pod_level=edge.is_pod_level,
+        steady_weight=edge.steady_weight,
     )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional, Protocol
 from policies.affinity.graph.changes import Changes, Difference
 from policies.affinity.graph.floors import counted
 from policies.affinity.graph.owner_memory import OwnerMemory
+from policies.affinity.graph.steady import SteadyWeight
 from policies.affinity.graph.traffic import (
     LINE_BYTES,
     POD_PREFIX,
@@ -73,7 +74,8 @@ class GraphSettings:
 
 
 class GraphEdge(NamedTuple):
-    """One edge that counts; ``a`` < ``b``. Rates are smoothed; ``weight`` is capped. (A tuple: there are many.)"""
+    """One edge that counts; ``a`` < ``b``. Rates are smoothed; ``weight`` is capped, and so is ``steady_weight``, by which
+    containers are placed. (A tuple: there are many.)"""
 
     a: str
     b: str
@@ -82,6 +84,7 @@ class GraphEdge(NamedTuple):
     bytes_ba_per_s: float
     messages_per_s: float
     kinds: tuple[str, ...]
+    steady_weight: float
 
     @property
     def is_pod_level(self) -> bool:
@@ -109,7 +112,7 @@ class GraphChanges:
 class _Rates:
     """What an edge has, smoothed; ``silent_s``: for how long nothing was seen on it."""
 
-    __slots__ = ("ab", "ba", "kinds", "messages", "silent_s")
+    __slots__ = ("ab", "ba", "kinds", "messages", "silent_s", "steady")
 
     def __init__(self, ab: float = 0.0, ba: float = 0.0, messages: float = 0.0) -> None:
         self.ab = ab
@@ -117,6 +120,7 @@ class _Rates:
         self.messages = messages
         self.kinds: frozenset[str] = frozenset()
         self.silent_s = 0.0
+        self.steady = SteadyWeight()
 
 
 class Graph:
@@ -197,6 +201,10 @@ class Graph:
             found.silent_s = 0.0
             if not amounts.kinds <= found.kinds:
                 found.kinds |= amounts.kinds
+        # 3. And the weights that placements go by follow.
+        for key, rates in self._rates.items():
+            lines = self._lines(seen[key]) / seconds if key in seen else 0.0
+            rates.steady.follow(self._lines(rates), lines, seconds, self.settings.half_life_s)
 
     def _remember_owners(self, seconds: float, seen: Mapping[Key, _Rates]) -> None:
         lines: dict[Key, float] = {}
@@ -221,17 +229,20 @@ class Graph:
 
     def _counted_edges(self) -> dict[Key, GraphEdge]:
         most = self.settings.most_weight
-        weights = {key: min(most, self._lines(rates)) for key, rates in self._rates.items()}
+        weights = {key: min(most, rates.steady.value) for key, rates in self._rates.items()}
         if self.settings.within != "node":
             weights = {key: weight for key, weight in weights.items() if self._is_within(key)}
         known, found = self._edges.values, {}
-        for key, weight in counted(weights, self.settings.least_weight, self.settings.least_share).items():
+        for key in counted(weights, self.settings.least_weight, self.settings.least_share):
             edge, rates = known.get(key), self._rates[key]
             # What is as it was is not made anew: that would be most of the work.
             is_known = (
-                edge is not None and _is_near(edge.weight, weight) and len(edge.kinds) == len(rates.kinds)
+                edge is not None
+                and _is_near(edge.weight, min(most, self._lines(rates)))
+                and _is_near(edge.steady_weight, weights[key])
+                and len(edge.kinds) == len(rates.kinds)
             )
-            found[key] = edge if edge is not None and is_known else _edge(key, weight, rates)
+            found[key] = edge if edge is not None and is_known else self._edge(key, rates)
         return found
 
     def _counted_owners(self) -> dict[Key, OwnerEdge]:
@@ -291,16 +302,19 @@ class Graph:
 
     def _present(self, key: Key, edge: GraphEdge) -> GraphEdge:
         rates = self._rates.get(key)
-        return (
-            edge if rates is None else _edge(key, min(self.settings.most_weight, self._lines(rates)), rates)
-        )
+        return edge if rates is None else self._edge(key, rates)
+
+    def _edge(self, key: Key, rates: _Rates) -> GraphEdge:
+        most = self.settings.most_weight
+        weight, steady = min(most, self._lines(rates)), min(most, rates.steady.value)
+        return GraphEdge(*key, weight, rates.ab, rates.ba, rates.messages, tuple(sorted(rates.kinds)), steady)
 
     # ------------------------------------------------------------------ over restarts
 
     def state(self) -> dict[str, Any]:
         """All that is remembered, as JSON. Which edges count follows from it."""
         rows = [
-            [a, b, r.ab, r.ba, r.messages, r.silent_s, sorted(r.kinds)]
+            [a, b, r.ab, r.ba, r.messages, r.silent_s, sorted(r.kinds), r.steady.value, r.steady.since_s]
             for (a, b), r in sorted(self._rates.items())
         ]
         return {
@@ -325,6 +339,7 @@ class Graph:
             raise ValueError(f"not the state of a graph: {error!r}") from None
         for found in rates.values():
             found.silent_s += elapsed_s
+            found.steady.value = found.steady.value or self._lines(found)
         expires_s = EXPIRES_AFTER_HALF_LIVES * self.settings.half_life_s
         self._rates = {key: found for key, found in rates.items() if found.silent_s <= expires_s}
         # Without edges it is young, however long it has remembered owners.
@@ -342,6 +357,7 @@ def _as_listed(edge: GraphEdge) -> Edge:
         messages_per_s=edge.messages_per_s,
         kinds=edge.kinds,
         is_pod_level=edge.is_pod_level,
+        steady_weight=edge.steady_weight,
     )
 
 
@@ -365,12 +381,9 @@ def _summed(flows: Iterable[SeenFlow]) -> dict[Key, _Rates]:
     return seen
 
 
-def _edge(key: Key, weight: float, rates: _Rates) -> GraphEdge:
-    return GraphEdge(*key, weight, rates.ab, rates.ba, rates.messages, tuple(sorted(rates.kinds)))
-
-
 def _is_same_edge(a: GraphEdge, b: GraphEdge) -> bool:
-    return a is b or (a.kinds == b.kinds and _is_near(a.weight, b.weight))
+    is_near = _is_near(a.weight, b.weight) and _is_near(a.steady_weight, b.steady_weight)
+    return a is b or (is_near and a.kinds == b.kinds)
 
 
 def _is_near(old: float, new: float) -> bool:
@@ -386,10 +399,12 @@ def _scope(owner: str, within: str) -> str:
 
 
 def _read_row(row: Any) -> tuple[Key, _Rates]:
-    a, b, ab, ba, messages, silent_s, kinds = row
+    # Without the last two, an older observer has written it: the flow is followed as a new one.
+    a, b, ab, ba, messages, silent_s, kinds, *steady = row
     if str(a) >= str(b):
         raise ValueError(f"no edge: {row}")
     rates = _Rates(read_amount(ab), read_amount(ba), read_amount(messages))
     rates.silent_s = read_amount(silent_s)
     rates.kinds = frozenset(map(str, kinds))
+    rates.steady = SteadyWeight(*map(read_amount, steady))
     return (str(a), str(b)), rates

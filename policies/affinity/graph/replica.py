@@ -100,7 +100,10 @@ class GraphReplica:
         edges, owners = self._both()
         return {
             "edges": [
-                [e.a, e.b, e.weight, e.bytes_per_s, e.messages_per_s, list(e.kinds), e.is_pod_level]
+                [
+                    *(e.a, e.b, e.weight, e.bytes_per_s, e.messages_per_s, list(e.kinds), e.is_pod_level),
+                    e.steady_weight,
+                ]
                 for _, e in sorted(edges.items())
             ],
             "owners": [[a, b, weight] for (a, b), weight in sorted(owners.items())],
@@ -121,7 +124,7 @@ class GraphReplica:
 
 
 def _read_edge(row: Any) -> tuple[Key, Edge]:
-    a, b, weight, bytes_per_s, messages_per_s, kinds, is_pod_level = row
+    a, b, weight, bytes_per_s, messages_per_s, kinds, is_pod_level, *steady = row
     edge = Edge(
         str(a),
         str(b),
@@ -130,5 +133,6 @@ def _read_edge(row: Any) -> tuple[Key, Edge]:
         read_amount(messages_per_s),
         tuple(map(str, kinds)),
         bool(is_pod_level),
+        *map(read_amount, steady),
     )
     return (edge.a, edge.b), edge

@@ -27,6 +27,7 @@ class Edge:
     """One undirected edge, for tables: rates in bytes and messages a second, ``weight`` in lines a second.
 
     ``kinds``: what it was seen on (tcp, udp, unix, shm). ``is_pod_level``: an end is a pod, not a container.
+    ``steady_weight``: the one that placements go by (steady.py); 0 = ``weight`` is.
     """
 
     a: str
@@ -36,6 +37,7 @@ class Edge:
     messages_per_s: float = 0.0
     kinds: tuple[str, ...] = ()
     is_pod_level: bool = False
+    steady_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def traffic_of(
     listed = sorted(edges, key=lambda edge: (-edge.weight, edge.a, edge.b))
     return Traffic(
         version,
-        _symmetric((edge.a, edge.b, edge.weight) for edge in listed),
+        _symmetric((edge.a, edge.b, edge.steady_weight or edge.weight) for edge in listed),
         _symmetric((a, b, weight) for (a, b), weight in sorted(owners.items())),
         tuple(listed),
         frozen,

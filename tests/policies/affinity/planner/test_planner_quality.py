@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.affinity import overfull, planned
-from bench.affinity_baselines import BASELINES
+from bench.affinity_baselines import BASELINES, distance_per_byte
 from bench.affinity_graphs import HYGON, KUNPENG, Case, applications, heavy_tailed, planted
-from bench.affinity_stability import distance_per_byte
 
 CASES = (applications(HYGON, 1, 5), applications(KUNPENG, 3, 5), heavy_tailed(HYGON, 200, 2, 5))
 

@@ -1,0 +1,16 @@
+"""Moves come to an end where rates are steady in the mean, and another pattern is answered: two simulated hours."""
+
+from __future__ import annotations
+
+from bench.affinity_graphs import Machine
+from bench.affinity_hours import simulate
+
+ONE_SOCKET = Machine("1S·1N·4C·8", 1, 1, 4, 8)
+
+
+def test_noise_moves_next_to_nothing_and_another_pattern_is_answered_within_two_plans() -> None:
+    found = simulate(ONE_SOCKET, 0.75, churn=False, seed=4, hours=2.0, settles_s=1800, work=2000)
+    assert found.moves >= 20
+    assert found.again == 0
+    assert found.settled_minutes == 60 and found.settled <= 6
+    assert found.plans is not None and found.plans <= 2
