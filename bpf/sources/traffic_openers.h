@@ -2,7 +2,8 @@
  * accepted it, as soon as that end has sent something.
  *
  * An array of buckets, as no helper is called for it; a hash of the kernel's costs three to ten times as much. Each
- * number has two buckets: with one, a table that is half full would already lose one entry in 25. An entry goes when
+ * number has a bucket in the front of the table, which few open connections fill and caches hold, and two anywhere:
+ * with one, a table that is half full would already lose one entry in 25. An entry goes when
  * its connection ends. Where both buckets are full the entry that is needed least gives way, and if its connection may
  * have had bytes to come that is counted, and told of both ends.
  */
@@ -13,7 +14,8 @@
 #endif
 #define PLACES 4
 
-/* Not needed any more: the acceptor has found it, and counts by its own storage; the opener frees the place. */
+/* Not needed any more: the acceptor has found it, and counts by its own storage or has counted; the opener frees the
+ * place. */
 #define FOUND 1
 /* The opener has closed its end; the acceptor may yet send. */
 #define CLOSING_DOWN 2
@@ -33,14 +35,17 @@ struct opener_bucket {
 
 BPF_TABLE("array", u32, struct opener_bucket, openers, OPENER_BUCKETS);
 
-static __always_inline struct opener_bucket *bucket_of(u64 key, u32 shift)
+static __always_inline struct opener_bucket *bucket_of(u64 key, u32 shift, u32 buckets)
 {
-    u32 index = (key * 0x9E3779B97F4A7C15) >> shift & (OPENER_BUCKETS - 1);
+    u32 index = (key * 0x9E3779B97F4A7C15) >> shift & (buckets - 1);
     return openers.lookup(&index);
 }
 
-#define FIRST_BUCKET 40
-#define SECOND_BUCKET 20
+/* 256 KB, for 8,192 connections open at a time. */
+#define FRONT_BUCKETS (OPENER_BUCKETS < 2048 ? OPENER_BUCKETS : 2048)
+#define FRONT_BUCKET 30, FRONT_BUCKETS
+#define FIRST_BUCKET 40, OPENER_BUCKETS
+#define SECOND_BUCKET 20, OPENER_BUCKETS
 
 static __always_inline struct opener *find_in(struct opener_bucket *bucket, u64 key)
 {
@@ -53,9 +58,13 @@ static __always_inline struct opener *find_in(struct opener_bucket *bucket, u64 
 
 static __always_inline struct opener *find_opener(u64 key)
 {
-    struct opener_bucket *bucket = bucket_of(key, FIRST_BUCKET);
+    struct opener_bucket *bucket = bucket_of(key, FRONT_BUCKET);
     struct opener *found = bucket ? find_in(bucket, key) : 0;
 
+    if (found)
+        return found;
+    bucket = bucket_of(key, FIRST_BUCKET);
+    found = bucket ? find_in(bucket, key) : 0;
     if (found)
         return found;
     bucket = bucket_of(key, SECOND_BUCKET);
@@ -79,17 +88,24 @@ static __always_inline struct opener *least_needed(struct opener_bucket *bucket,
     return least;
 }
 
-/* Two CPUs that meet at one place in the same nanoseconds may mix up their entries. */
-static __always_inline void leave_opener(u64 key, u64 cgroup)
+/* is_new: it cannot have been left before. Two CPUs that meet at one place in the same nanoseconds may mix up their entries. */
+static __always_inline void leave_opener(u64 key, u64 cgroup, bool is_new)
 {
-    struct opener_bucket *first = bucket_of(key, FIRST_BUCKET), *second = bucket_of(key, SECOND_BUCKET);
+    struct opener_bucket *front = bucket_of(key, FRONT_BUCKET), *first, *second;
     u32 now = bpf_jiffies64();
     struct opener *place, *other;
 
-    if (!first || !second || find_in(first, key) || find_in(second, key))
+    if (!front)
         return;
-    place = least_needed(first, now);
-    if (place->key) {
+    if (!is_new && find_opener(key))
+        return;
+    place = find_in(front, 0);
+    if (!place) {
+        first = bucket_of(key, FIRST_BUCKET);
+        second = bucket_of(key, SECOND_BUCKET);
+        if (!first || !second)
+            return;
+        place = least_needed(first, now);
         other = least_needed(second, now);
         if (need_of(other, now) < need_of(place, now))
             place = other;

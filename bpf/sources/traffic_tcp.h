@@ -40,6 +40,8 @@
 /* In these a socket sends its FIN; not only that, as they may last. */
 #define SENDS_FIN (1 << FIN_WAIT1 | 1 << LAST_ACK | 1 << CLOSING)
 #define FIN 1
+/* An ACK by IPv6 with timestamps. */
+#define LEAST_PACKET 72
 #define STREAM 1
 
 struct connection {
@@ -114,7 +116,7 @@ static __always_inline void accept_opener(struct __sk_buff *skb, struct bpf_tcp_
     struct opener *opener = find_opener(key);
 
     if (!opener && (state == SYN_RECEIVED || (tcp->segs_in == 1 && tcp->bytes_received))) {
-        leave_opener(key, 0);
+        leave_opener(key, 0, false);
         opener = find_opener(key);
     }
     if (opener && !opener->acceptor)
@@ -148,21 +150,27 @@ static __always_inline void close_opener(struct opener *opener, u32 state)
         WRITE_ONCE(opener->phase, CLOSING_DOWN);
 }
 
+static __always_inline bool has_higher_port(struct bpf_sock *sk)
+{
+    return sk && sk->src_port > bpf_ntohs(sk->dst_port);
+}
+
 /* Connections of few segments: the opener leaves its entry, the acceptor adds all up when it sends its FIN. */
 static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_tcp_sock *tcp, u32 state, u32 before)
 {
     struct segment segment;
     struct remote_key remote = {};
     struct opener *opener;
-    u64 me, received, cgroup, sent;
+    u64 me, received, cgroup, sent, as_opener, as_acceptor;
+    bool is_opener;
 
     if (state == ESTABLISHED || state == SYN_RECEIVED) {
         /* An opener's ACK of the handshake, or its first data in its stead. */
         if (begins_opened(tcp, before))
-            leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
+            leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb), before == 1);
         else if (tcp->bytes_acked == 0)
             accept_opener(skb, tcp, state);
-        else if (before <= 2)
+        else if (before <= 2 && tcp->bytes_acked > 1)
             join_opener(skb, tcp);
         return;
     }
@@ -176,17 +184,32 @@ static __always_inline void short_connection(struct __sk_buff *skb, struct bpf_t
     if (state != FIN_WAIT1 && received)
         received -= 1; /* the other's FIN */
     sent = segment.end - own_number(tcp);
-    opener = find_opener(key_as_acceptor(tcp));
+    /* Openers have high ports: asked first as what it probably is, as a number that is not there costs most. */
+    is_opener = has_higher_port(skb->sk);
+    as_opener = key_as_opener(tcp);
+    as_acceptor = key_as_acceptor(tcp);
+    /* Read here: the compiler would choose between places in tcp, which the kernel refuses. */
+    asm volatile("" : "+r"(as_opener), "+r"(as_acceptor));
+    opener = find_opener(is_opener ? as_opener : as_acceptor);
     if (!opener) {
-        opener = find_opener(key_as_opener(tcp));
-        if (opener)
-            close_opener(opener, state);
-        else if (read_opener(skb, &remote))
+        is_opener = !is_opener;
+        opener = find_opener(is_opener ? as_opener : as_acceptor);
+    }
+    if (!opener) {
+        if (read_opener(skb, &remote))
             add_remote(&remote, bpf_skb_cgroup_id(skb), sent + received);
         return;
     }
+    if (is_opener) {
+        close_opener(opener, state);
+        return;
+    }
     cgroup = opener->cgroup;
-    forget_opener(opener);
+    /* An opener that has not closed yet finds by it that it is one, and frees it. */
+    if (opener->phase == OPEN)
+        WRITE_ONCE(opener->phase, FOUND);
+    else
+        forget_opener(opener);
     me = bpf_skb_cgroup_id(skb);
     if (!cgroup || cgroup == me)
         return;
@@ -216,7 +239,7 @@ static __always_inline struct connection *remember(struct __sk_buff *skb, struct
         none.role = IS_OPENER; /* the other end counts */
         join_opener(skb, tcp);
     } else if (!find_opener(key_as_acceptor(tcp)))
-        leave_opener(key, bpf_skb_cgroup_id(skb));
+        leave_opener(key, bpf_skb_cgroup_id(skb), false);
     return connections.sk_storage_get(sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
 }
 
@@ -244,7 +267,7 @@ static __always_inline void keep_opener(struct __sk_buff *skb, struct connection
         }
     } else if (state == ESTABLISHED) {
         connection->tries += 1;
-        leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
+        leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb), false);
     }
 }
 
@@ -284,7 +307,7 @@ static __always_inline void resolve(struct __sk_buff *skb, struct connection *co
     if (opener && state != ESTABLISHED)
         close_opener(opener, state);
     else if (!opener && tries >= TRIES && state == ESTABLISHED)
-        leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb));
+        leave_opener(key_as_opener(tcp), bpf_skb_cgroup_id(skb), false);
     /* An end that is about to close has waited for long enough. */
     if (state != ESTABLISHED && tries < TRIES)
         connection->tries = TRIES;
@@ -404,6 +427,9 @@ static __always_inline void tcp_sent(struct __sk_buff *skb)
         return;
     }
     if (state > CLOSING || !(1 << state & HAS_COUNTERS))
+        return;
+    /* The ACK of the other's FIN, or little: the next look brings it, or the FIN. */
+    if (state == CLOSE_WAIT && skb->len <= LEAST_PACKET)
         return;
     tcp = bpf_tcp_sock(sk);
     if (!tcp)

@@ -112,6 +112,24 @@ def test_a_connection_to_another_machine_counts_there_and_not_here(node: Node, l
     assert node.seen()[0] == {}
 
 
+def test_a_connection_whose_opener_has_the_lower_port_and_closes_last_is_not_remote(node: Node) -> None:
+    node.near.do(
+        "closers = socket.create_server(('127.0.0.1', 60998))\n"
+        "def end():\n"
+        "    while True:\n"
+        "        accepted, _ = closers.accept()\n"
+        "        read(accepted, 700); accepted.sendall(bytes(300)); accepted.close()\n"
+        "threading.Thread(target=end, daemon=True).start()"
+    )
+    node.look("127.0.0.0/8")
+    for _ in range(10):
+        node.near.do(
+            "with socket.create_connection(('127.0.0.1', 60998)) as c:\n"
+            "    c.sendall(bytes(700)); assert read(c, 300) and c.recv(1) == b''"
+        )
+    assert node.seen()[0] == {}
+
+
 def test_a_connection_between_two_containers_of_the_node_is_not_remote(node: Node) -> None:
     other = node.stage.start("other", node.stage.host.namespace())
     node.near.do("serve_tcp(socket.AF_INET, '127.0.0.1', 8080, 700, 300)")
