@@ -32,8 +32,8 @@ from cluster.installer.job import UNINSTALL, job_name, termination_sentence, uni
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
-from cluster.kube.io.within import within
 from cluster.kube.requests import Resource
+from cri_api.waiting import wait_within
 from policies.machine.cpus import parse_cpus
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
@@ -337,7 +337,7 @@ async def _uninstall_one(client: Client, node: str, image: str, namespace: str, 
             return ""
 
         try:
-            end = await within(ended(), timeout_s)
+            end = await wait_within(timeout_s, ended())
         except asyncio.TimeoutError:
             raise CommandError(
                 f"{node}: the Job {name} in namespace {namespace} has not ended within {timeout_s:.0f} s; "

@@ -25,6 +25,7 @@ from bpf.service.options import BadOptions, Options
 from bpf.service.requests import CheckedRequests, read_weight
 from bpf.service.wire import write_changes, write_graph, write_groups, write_whole
 from cri_api import affinity_pb2 as pb
+from cri_api.waiting import wait_within
 from policies.affinity.graph.graph import Graph
 from policies.affinity.graph.remote import RemoteRates
 
@@ -142,7 +143,7 @@ class ServiceSockets:
         for server in self._servers:
             # Python 3.12 waits for connections, which clients keep open.
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(server.wait_closed(), _CLOSE_TIMEOUT_S)
+                await wait_within(_CLOSE_TIMEOUT_S, server.wait_closed())
 
     def release(self) -> None:
         """Give the unix socket up."""

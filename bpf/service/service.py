@@ -29,6 +29,7 @@ from bpf.sources.providers import Owners
 from bpf.sources.replay import ReplayProvider, identity_of_name
 from bpf.sources.samples import Flow, ProviderLost, Sample
 from cri_api import affinity_pb2 as pb
+from cri_api.waiting import wait_within
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemoteRates
 from policies.affinity.graph.trust import SeenParts
@@ -104,7 +105,7 @@ class Observer:
             # Not by the clock of samples, which goes on while the machine sleeps.
             self._late_s = time.monotonic() + (due_s - boot_time_s()) + LONGEST_LOOK_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - boot_time_s()))
+                await wait_within(max(0.0, due_s - boot_time_s()), self._stop.wait())
                 return
             await self._take_sample()
             self._follow_watched()
@@ -271,7 +272,7 @@ async def _output_of(command: tuple[str, ...]) -> str:
     except OSError as error:
         raise BadOptions(f"{command[0]} cannot be run: {error.strerror}") from None
     try:
-        output, errors = await asyncio.wait_for(process.communicate(), RELOAD_TIMEOUT_S)
+        output, errors = await wait_within(RELOAD_TIMEOUT_S, process.communicate())
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
+from cri_api.waiting import wait_within
 from cri_proxy import event_loop
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
 from cri_proxy.affinity.io.mover import Mover
@@ -384,7 +385,7 @@ class Daemon:
         if not store.is_late:
             with contextlib.suppress(asyncio.TimeoutError):
                 keeping = store.run(lambda: settings.keep(loaded, folder, runtime))
-                problem = await asyncio.wait_for(keeping, store.wait_s)
+                problem = await wait_within(store.wait_s, keeping)
         self.health.note("last config", problem or "")
 
     async def _try_again(self) -> None:

@@ -14,6 +14,7 @@ from typing import Callable, Optional
 import grpc
 
 from bpf.kernel.notify import notify
+from cri_api.waiting import wait_within
 from cri_proxy.daemon.engine_host import Assembly
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet_in_short
@@ -159,7 +160,7 @@ class Maintenance:
         while True:
             waiting_s = RETRY_S if services.node_state.engine is None else services.config["reconcile.poll"]
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(services.look.wait(), waiting_s)
+                await wait_within(waiting_s, services.look.wait())
             full = services.look.is_set() or loop.time() >= full_at
             services.look.clear()
             if full:

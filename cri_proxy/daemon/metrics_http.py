@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Callable, Optional
 
+from cri_api.waiting import wait_within
+
 MAX_HEAD = 16 * 1024
 #: Gone, too slow, too long, or not HTTP.
 _NO_REQUEST = (OSError, asyncio.TimeoutError, EOFError, asyncio.LimitOverrunError, IndexError)
@@ -34,7 +36,7 @@ class MetricsServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            asked = await wait_within(10, reader.readuntil(b"\r\n\r\n"))
             path = asked.split(b" ", 2)[1].split(b"?")[0] if asked.startswith(b"GET ") else b""
             found = path in (b"/metrics", b"/")
             body = self._text().encode() if found else b"only GET /metrics is served\n"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
+from cri_api.waiting import wait_within
 from cri_proxy.affinity.io.executor import AT_ONCE
 from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.engine.engine import Engine
@@ -121,6 +122,6 @@ class StandingOrders:
         """Try what could not be done before, until cancelled."""
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), AGAIN_S)
+                await wait_within(AGAIN_S, self._wake.wait())
             self._wake.clear()
             await self.carry_out()

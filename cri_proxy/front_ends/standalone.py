@@ -18,6 +18,7 @@ from typing import Any, Optional
 import grpc
 
 from bpf.kernel.clock import boot_time_s
+from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.unannounced import UnannouncedContainer
@@ -81,7 +82,7 @@ class Standalone:
             is_told = services.events.own_stream and is_settled
             poll_s = services.config["reconcile.poll"]
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._hint.wait(), poll_s if is_told else min(POLL_S, poll_s))
+                await wait_within(poll_s if is_told else min(POLL_S, poll_s), self._hint.wait())
             is_settled = services.events.own_stream and not self._hint.is_set()
             self._hint.clear()
             problem = ""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
+from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import read_text
 from cri_proxy.cri.device_hints import DEVICES, Use, hints_by_address, pci_address
 from cri_proxy.node.mounts import Mounts
@@ -61,9 +62,7 @@ class Devices:
         if unknown and self._sysfs is not None:
             # A thread that hangs in a driver is left behind.
             with contextlib.suppress(asyncio.TimeoutError):
-                found = await asyncio.wait_for(
-                    asyncio.to_thread(self.look_up, unknown, topology), self._wait_s
-                )
+                found = await wait_within(self._wait_s, asyncio.to_thread(self.look_up, unknown, topology))
                 if self._topology is topology:
                     self._remember(found)
         known = [told.get(use) or Hint(*use, self._known.get(use, NO_CPUS)) for use in uses]

@@ -7,6 +7,8 @@ import contextlib
 import socket
 from typing import Callable, Optional
 
+from cri_api.waiting import wait_within
+
 #: NETLINK_KOBJECT_UEVENT (linux/netlink.h); group 1 are the kernel's own messages.
 NETLINK_KOBJECT_UEVENT, KERNEL_GROUP = 15, 1
 #: Devices whose coming and going may change what a topology says.
@@ -45,7 +47,7 @@ class TopologyWatch:
                 self._seen = await asyncio.to_thread(self._signature)
             while True:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._interval_s)
+                    await wait_within(self._interval_s, self._wake.wait())
                 self._wake.clear()
                 now = await asyncio.to_thread(self._signature)
                 if now != self._seen:

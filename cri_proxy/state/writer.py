@@ -14,6 +14,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_api.waiting import wait_within
 from cri_proxy.engine.ledger import JournalKey
 from cri_proxy.event_loop import THREADS
 from cri_proxy.metrics import Metrics
@@ -220,7 +221,7 @@ class StateWriter:
 
     async def _moved(self, moving: asyncio.Future[str]) -> str:
         try:
-            return await asyncio.wait_for(asyncio.shield(moving), self.wait_s)
+            return await wait_within(self.wait_s, asyncio.shield(moving))
         except asyncio.TimeoutError:
             return "set aside as soon as the disk answers"
         except OSError as error:
@@ -267,7 +268,7 @@ class StateWriter:
     async def close(self) -> None:
         """Write what still waits and let go of the file, if the disk answers in time."""
         try:
-            await asyncio.wait_for(self.run(self._close), END_S)
+            await wait_within(END_S, self.run(self._close))
         except asyncio.TimeoutError:
             self._log.error("the disk has not answered before the end", unsaved=self.store.waiting)
         self.let_go()

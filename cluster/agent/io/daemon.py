@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from cluster.kube.io.within import within
 from cri_api.control import ControlError, read_reply, write_request
+from cri_api.waiting import wait_within
 
 #: A report of thousands of containers is one line.
 MOST_REPLY = 64 << 20
@@ -43,7 +43,7 @@ class DaemonClient:
         :raises ControlError: the daemon's own sentence.
         """
         try:
-            line = await within(self._line(command, arguments), patience_s)
+            line = await wait_within(patience_s, self._line(command, arguments))
         except asyncio.TimeoutError:
             raise DaemonAway(f"{self._socket} gave no answer within {patience_s:.0f} s") from None
         except (OSError, ValueError) as error:

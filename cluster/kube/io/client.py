@@ -16,8 +16,8 @@ from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError, Unreachable, of_status, refusal
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.connection import Connection, ResponseHead
-from cluster.kube.io.within import within
 from cluster.kube.requests import Resource, path, target
+from cri_api.waiting import wait_within
 
 #: For a whole request, seconds.
 REQUEST_S = 30.0
@@ -242,9 +242,9 @@ class Client:
         try:
             accept = _METADATA.format("") if metadata_only else _JSON
             head = self._head("GET", target(where, asked), b"", "", self._access.token(), accept)
-            answer = await within(connection.ask(head, b""), REQUEST_S)
+            answer = await wait_within(REQUEST_S, connection.ask(head, b""))
             if answer.status != 200:
-                self._refuse(answer, await within(_body(answer), REQUEST_S))
+                self._refuse(answer, await wait_within(REQUEST_S, _body(answer)))
             self._has_answered()
             async for line in _lines(answer, seconds + _SILENCE_S):
                 self._has_answered()
@@ -294,7 +294,7 @@ class Client:
         body = b"" if document is None else json.dumps(document, separators=(",", ":")).encode()
         async with self._turn:
             try:
-                answer, said = await within(self._exchange(method, where, body, kind, accept), REQUEST_S)
+                answer, said = await wait_within(REQUEST_S, self._exchange(method, where, body, kind, accept))
             except asyncio.TimeoutError:
                 self._drop()
                 self.problem = f"{self._access.server} has not answered within {REQUEST_S:.0f} s"
@@ -405,7 +405,7 @@ async def _lines(answer: ResponseHead, silence_s: float) -> AsyncIterator[bytes]
     begun = bytearray()
     while True:
         try:
-            piece = await within(pieces.__anext__(), silence_s)
+            piece = await wait_within(silence_s, pieces.__anext__())
         except StopAsyncIteration:
             return
         begun += piece

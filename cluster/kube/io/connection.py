@@ -14,7 +14,7 @@ from typing import Callable
 
 from cluster.kube.errors import Unreachable
 from cluster.kube.io.access import Access
-from cluster.kube.io.within import within
+from cri_api.waiting import wait_within
 
 #: To connect, TLS included, seconds.
 CONNECT_S = 10.0
@@ -71,7 +71,8 @@ class Connection:
         """:raises Unreachable: it cannot be had. :raises NoAccess: the credentials cannot be read."""
         context = access.context()
         try:
-            reader, writer = await within(
+            reader, writer = await wait_within(
+                CONNECT_S,
                 asyncio.open_connection(
                     access.host,
                     access.port,
@@ -79,7 +80,6 @@ class Connection:
                     server_hostname=access.server_name if context else None,
                     limit=_MOST_HEAD,
                 ),
-                CONNECT_S,
             )
         except asyncio.TimeoutError:
             raise Unreachable(f"{access.server} does not answer within {CONNECT_S:.0f} s") from None

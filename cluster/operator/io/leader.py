@@ -9,10 +9,10 @@ from typing import Any, Optional
 from cluster.kube.backoff import Backoff
 from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
-from cluster.kube.io.within import within
 from cluster.kube.requests import Resource
 from cluster.operator.io.clock import Clock
 from cluster.operator.lease import RENEW_WITHIN_S, RETRY_S, Election, released
+from cri_api.waiting import wait_within
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 
@@ -63,7 +63,7 @@ class Leader:
         while True:
             await self._clock.sleep(RETRY_S)
             try:
-                await within(self._turn(), RENEW_WITHIN_S)
+                await wait_within(RENEW_WITHIN_S, self._turn())
             except asyncio.TimeoutError:
                 pass
             self.check()

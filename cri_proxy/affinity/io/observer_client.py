@@ -18,6 +18,7 @@ import grpc
 from bpf.kernel.clock import boot_time_s
 from bpf.service.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
+from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.replica import GraphReplica, News
@@ -115,7 +116,7 @@ class AffinityClient:
             call = watch(pb.WatchGraphRequest())
             try:
                 while True:
-                    delta = await asyncio.wait_for(call.read(), self._patience_s())
+                    delta = await wait_within(self._patience_s(), call.read())
                     if delta is grpc.aio.EOF:
                         return "the observer has ended"
                     await self._take(delta)

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Optional
 
+from cri_api.waiting import wait_within
 from policies.affinity.planner.problem import Problem, Proposal
 
 #: 1,000 containers are planned in a tenth of a second on a quiet machine; one that is busy may take its time.
@@ -69,7 +70,7 @@ class PlannerWorker:
         async with self._lock:
             self._stop_idling()
             try:
-                answer = await asyncio.wait_for(self._ask(problem), self._timeout_s)
+                answer = await wait_within(self._timeout_s, self._ask(problem))
             except asyncio.TimeoutError:
                 await self._kill()
                 raise PlannerFailed(f"the planner was ended after {self._timeout_s:g} s") from None
@@ -116,7 +117,7 @@ class PlannerWorker:
         if process is None or process.stderr is None:
             return f"the planner could not be started: {error}"
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), ENDING_S)
+            await wait_within(ENDING_S, process.wait())
         _end(process)
         said = (await process.stderr.read()).decode(errors="replace").strip()
         code = await process.wait()

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
 
+from cri_api.waiting import wait_within
 from cri_proxy.affinity.build_problem import (
     AffinitySettings,
     PlanningSnapshot,
@@ -136,7 +137,7 @@ class AffinityController:
         next_at = loop.time() + self.settings.interval_s
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, next_at - loop.time()))
+                await wait_within(max(0.0, next_at - loop.time()), self._wake.wait())
             if self._wake.is_set():
                 self._wake.clear()
                 next_at = min(next_at, loop.time() + self.settings.interval_s)

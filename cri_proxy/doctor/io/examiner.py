@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_api.control import ControlError
+from cri_api.waiting import wait_within
 from cri_proxy.config.io.files import Files
 from cri_proxy.doctor.findings import PROBLEM, WARNING
 from cri_proxy.doctor.io.collect import EXAMINE_S
@@ -68,7 +69,7 @@ class Examiner:
         with contextlib.suppress(OSError):
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
         try:
-            out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+            out, _ = await wait_within(LIMIT_S, process.communicate())
         except asyncio.TimeoutError:
             raise ControlError(f"doctor has not ended within {LIMIT_S:.0f} s") from None
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cri_api.control import ControlError
+from cri_api.waiting import wait_within
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
@@ -155,13 +156,13 @@ async def _asked(facts: RuntimeFacts) -> RuntimeFacts:
     runtime = RuntimeClient(facts.path)
     asked = f"the runtime at {facts.path}"
     try:
-        await asyncio.wait_for(runtime.identify(), ANSWER_S)
+        await wait_within(ANSWER_S, runtime.identify())
         facts = replace(facts, name=runtime.name, version=runtime.version, api=runtime.api)
         # One that is stuck may still say its name.
         asked = f"ListContainers of {asked}"
-        await asyncio.wait_for(runtime.containers(), ANSWER_S)
+        await wait_within(ANSWER_S, runtime.containers())
         asked = ""
-        driver = await asyncio.wait_for(_cgroup_driver(runtime), ANSWER_S)
+        driver = await wait_within(ANSWER_S, _cgroup_driver(runtime))
         return replace(facts, cgroup_driver=driver)
     except asyncio.TimeoutError:
         reason = f"has not answered within {ANSWER_S:.0f} s"

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Mapping
 from typing import Any, Callable, Optional
 
+from cri_api.waiting import wait_within
 from cri_proxy.nri import ttrpc
 from cri_proxy.nri.io.plugin.launched import PLUGIN_SERVICE, RUNTIME_SERVICE
 from cri_proxy.nri.ttrpc import TtrpcWire
@@ -158,7 +159,7 @@ class NriConnection:
         timer = loop.call_later(timeout_s, _time_out, future) if timeout_s else None
         try:
             if not self._is_sent_at_once(out):
-                await asyncio.wait_for(self._send(out), timeout_s or None)
+                await wait_within(timeout_s or None, self._send(out))
             return await future
         except asyncio.TimeoutError:
             raise CallTimedOut(f"{method} was not answered within {timeout_s:g} s") from None
@@ -231,7 +232,7 @@ class NriConnection:
         self._served += 1
         try:
             work = handler(call.payload, call.timeout_s)
-            return self._wire.reply(call.stream, await asyncio.wait_for(work, call.timeout_s or None))
+            return self._wire.reply(call.stream, await wait_within(call.timeout_s or None, work))
         except CallFailed:
             raise
         except asyncio.TimeoutError:

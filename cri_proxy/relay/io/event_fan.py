@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Optional, Protocol
 
+from cri_api.waiting import wait_within
 from cri_proxy.relay.http2.caller import Caller
 from cri_proxy.relay.http2.feed import RuntimeStream
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES
@@ -219,7 +220,7 @@ class Shared:
             interception = self._fan.owner.interceptor.open(self._method)
             if interception is None or await interception.request(self.key[1]) != Forward():
                 raise ValueError("a call for events was not to be decided upon")
-            connection = await asyncio.wait_for(connected(self._fan.owner.runtime), CONNECT_S)
+            connection = await wait_within(CONNECT_S, connected(self._fan.owner.runtime))
             if self._is_shut:  # the clients have gone meanwhile
                 connection.close()
                 raise ConnectionAbortedError

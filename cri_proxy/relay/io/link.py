@@ -10,6 +10,7 @@ import asyncio
 import socket
 from typing import Any, Callable, Optional, Protocol, Union
 
+from cri_api.waiting import wait_within
 from cri_proxy.relay.http2.feed import RuntimeStream
 from cri_proxy.relay.http2.frames import Error, write_goaway
 from cri_proxy.relay.http2.headers import Headers, Metadata
@@ -133,7 +134,7 @@ class Link:
 
     async def _wait_for_runtime(self) -> None:
         try:
-            self._reached(await asyncio.wait_for(connected(self._owner.runtime), CONNECT_S))
+            self._reached(await wait_within(CONNECT_S, connected(self._owner.runtime)))
         except (OSError, asyncio.TimeoutError) as error:
             self._reached(error)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api.waiting import wait_within
 from cri_proxy.metrics import Metrics
 from cri_proxy.nri import validate as nri_validate
 from cri_proxy.nri.dispatch import is_meant, rpc_of
@@ -85,7 +86,7 @@ class NriHost:
 
     async def _say_goodbye(self, peer: RegisteredPlugin) -> None:
         try:
-            await asyncio.wait_for(peer.call("Shutdown", b"", SHUTDOWN_S), SHUTDOWN_S)
+            await wait_within(SHUTDOWN_S, peer.call("Shutdown", b"", SHUTDOWN_S))
         except (CallFailed, PeerLost, asyncio.TimeoutError):
             pass  # it goes anyway
         self._connected_plugins.drop(peer, "the host stops")

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import linux_delta
 from cri_proxy.cri.visibility import Visibility
 from cri_proxy.engine import records as grants
@@ -206,7 +207,7 @@ class NriHosting:
         runtime = self._services.runtime
         try:
             if not runtime.api:
-                await asyncio.wait_for(runtime.identify(), IDENTIFY_TIMEOUT_S)
+                await wait_within(IDENTIFY_TIMEOUT_S, runtime.identify())
         except Exception:  # it is not there, or not a runtime: the rounds say so
             return False
         return True

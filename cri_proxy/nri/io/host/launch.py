@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Protocol
 
+from cri_api.waiting import wait_within
 from cri_proxy.nri.discovery import Preregistered
 from cri_proxy.nri.io import launcher as nri_launcher
 from cri_proxy.nri.io.host.listener import listening_socket, peer_pid
@@ -73,7 +74,7 @@ class Child:
         # Its connection is closed: most end by themselves.
         for act in (self._process.terminate, self._process.kill, None):
             try:
-                await asyncio.wait_for(self._process.wait(), None if act is None else GRACE_S)
+                await wait_within(None if act is None else GRACE_S, self._process.wait())
                 return
             except asyncio.TimeoutError:
                 if act is not None:
@@ -150,7 +151,7 @@ class UnitLauncher:
         try:
             # Not waiting: the job may be queued behind our own start. Restart: one of a former daemon's may be there.
             await _run([*self._systemctl, "--no-block", "restart", unit])
-            pid = await asyncio.wait_for(fetched, UNIT_S)
+            pid = await wait_within(UNIT_S, fetched)
         except asyncio.TimeoutError:
             ours.close()
             raise OSError(f"{unit} did not ask for its connection within {UNIT_S:g} s") from None
@@ -182,7 +183,7 @@ class UnitLauncher:
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError):
             connection.setblocking(False)
             loop = asyncio.get_running_loop()
-            asked = await asyncio.wait_for(loop.sock_recv(connection, 4096), UNIT_S)
+            asked = await wait_within(UNIT_S, loop.sock_recv(connection, 4096))
             wanted = self._wanted.pop(asked.decode(errors="replace").strip(), None)
             if wanted is None:
                 return

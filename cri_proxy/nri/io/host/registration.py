@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional, Protocol
 from google.protobuf.message import DecodeError
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api.waiting import wait_within
 from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
 from cri_proxy.nri.io.host.connected import ConnectedPlugins
@@ -166,7 +167,7 @@ class Registrar:
 
     async def _exchange(self, peer: RegisteredPlugin, timeout_s: float) -> list[nri.ContainerUpdate]:
         try:
-            pods, containers = await asyncio.wait_for(self._pod_view.snapshot(), timeout_s)
+            pods, containers = await wait_within(timeout_s, self._pod_view.snapshot())
         except asyncio.TimeoutError:
             raise NotAdmitted("the runtime does not tell of its pods and containers") from None
         except AnswerFailed as error:

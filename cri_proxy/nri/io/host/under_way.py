@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+from cri_api.waiting import wait_within
+
 
 class StepsUnderWay:
     """Counts them. What a call does between ``begun`` and ``over`` must not wait for plugins."""
@@ -40,6 +42,6 @@ class StepsUnderWay:
             self._ended.clear()
             left_s = deadline_s - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(self._ended.wait(), max(left_s, 0.0))
+                await wait_within(max(left_s, 0.0), self._ended.wait())
             except asyncio.TimeoutError:
                 return

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from cri_api.waiting import wait_within
 from cri_proxy.nri.io.plugin import launched
 from cri_proxy.nri.io.plugin import sync as nri_sync
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
@@ -113,7 +114,7 @@ class NriPlugin:
             self._session = None
             self._returned.clear()
             try:
-                await asyncio.wait_for(self._returned.wait(), wait_s)
+                await wait_within(wait_s, self._returned.wait())
                 wait_s = FIRST_WAIT_S
             except asyncio.TimeoutError:
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -192,7 +193,7 @@ class NriPlugin:
 
     async def _configured(self, host: HostFacts) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._is_up.wait(), UP_S)
+            await wait_within(UP_S, self._is_up.wait())
         told = self._options.told
         if host.config != told.text:
             told.text = host.config

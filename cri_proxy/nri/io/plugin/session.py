@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 from google.protobuf.message import DecodeError, Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
@@ -127,7 +128,7 @@ class NriSession:
         )
         try:
             await connection.call("RegisterPlugin", request.SerializeToString(), REGISTER_S)
-            await asyncio.wait_for(self._synchronized_or_closed(connection), SYNCHRONIZE_S)
+            await wait_within(SYNCHRONIZE_S, self._synchronized_or_closed(connection))
         except CallFailed as error:
             connection.close(f"RegisterPlugin was refused: {error.message}")
         except CallTimedOut as error:
@@ -152,7 +153,7 @@ class NriSession:
         if taken.configure is not None:
             await self._hooks.configured(self.host)
         try:
-            await asyncio.wait_for(self._synchronized_or_closed(connection), LAUNCHED_S)
+            await wait_within(LAUNCHED_S, self._synchronized_or_closed(connection))
         except asyncio.TimeoutError:
             if self.mask:
                 self._begin(None)
@@ -242,7 +243,7 @@ class NriSession:
         failure: Optional[CallFailed] = None
         try:
             budget_s = (timeout_s or self.host.event_s) * PATIENCE
-            reply = await asyncio.wait_for(work(kind.FromString(message), told), budget_s)
+            reply = await wait_within(budget_s, work(kind.FromString(message), told))
         except PlacementRefused as error:
             told.outcome, told.fields["why"] = "refused", str(error)
             failure = CallFailed(FAILED_PRECONDITION, f"cri-resmgr: {error}")
