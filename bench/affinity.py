@@ -233,7 +233,7 @@ def _best_ms(work) -> float:  # type: ignore[no-untyped-def]
     return min(times)
 
 
-def hours(first: int, count: int, length: float) -> None:
+def hours(first: int, count: int, length: float, work: int) -> None:
     """Moves, and what they lead to, in hours of steady rates with noise and one change of pattern in the middle."""
     print(
         f"\n## {length:g} simulated hours, another pattern in the middle (seeds {first} to {first + count - 1})\n"
@@ -246,7 +246,10 @@ def hours(first: int, count: int, length: float) -> None:
     for machine in MACHINES:
         for filled in (0.5, 0.75, 0.9):
             for churn in (False, True):
-                runs = [simulate(machine, filled, churn, first + number, length) for number in range(count)]
+                runs = [
+                    simulate(machine, filled, churn, first + number, length, work=work)
+                    for number in range(count)
+                ]
                 moves = sum([run.moves for run in runs])
                 again = sum([run.again for run in runs]) / moves if moves else 0.0
                 figures = [
@@ -269,8 +272,11 @@ def hours(first: int, count: int, length: float) -> None:
     show_default=True,
 )
 @click.option("--hours", "length", default=4.0, help="How long the simulated time is.", show_default=True)
+@click.option(
+    "--work", default=PlanSettings.work, help="How much a plan of those hours may look at.", show_default=True
+)
 @click.option("--only", type=click.Choice(TABLES), help="One table.")
-def main(seeds: str, length: float, only: Optional[str]) -> None:
+def main(seeds: str, length: float, work: int, only: Optional[str]) -> None:
     """All tables, or one."""
     print(f"{machine_line()}, networkx {networkx.__version__}")
     first, count = [int(number) for number in seeds.split(":")]
@@ -280,7 +286,7 @@ def main(seeds: str, length: float, only: Optional[str]) -> None:
         lambda: against_partitioners(first, count),
         against_others,
         timing,
-        lambda: hours(first, count, length),
+        lambda: hours(first, count, length, work),
     )
     for name, table in zip(TABLES, tables):
         if only in (None, name):
