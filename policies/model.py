@@ -206,9 +206,7 @@ class Placement:
     ``exclusive``. ``exclusive`` is the part of ``cpus`` that belongs to this container alone; or, with a
     ``group``, to the containers of that group (a balloon: "TYPE[NUMBER]"), which then all have the same set.
     ``memory_charge``: bytes of the memory limit by NUMA node. ``grown``: the CPUs that resizes have added to
-    ``exclusive``, oldest first: a shrink gives the newest back. ``claim``: which of its group's sets ``exclusive`` is; the
-    latest counts for all of the group, and a container's own place says an earlier one as long as nothing else of it has
-    changed (``Node.owned``). ``hidden``: those of ``exclusive`` that nothing
+    ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nothing
     runs on, the container neither. ``one_thread``: of its shared CPUs it gets one thread a core.
     ``lift_quota``: the CPU quota is taken away.
     """
@@ -224,7 +222,6 @@ class Placement:
     hidden: frozenset[int] = NO_CPUS
     one_thread: bool = False
     lift_quota: bool = False
-    claim: int = 0
 
 
 UNTOUCHED = Placement()

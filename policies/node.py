@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Optional
 
 from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.model import Container, Placement, altered
+from policies.model import Container, Placement
 
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
@@ -103,96 +103,6 @@ def _is_alike(one: Resident, other: Resident) -> bool:
     )
 
 
-class Group:
-    """The containers of a group, what they own together, and what can be said of all without asking each.
-
-    ``claim``: the number of the latest set; ``holders``: those whose own places name it; ``is_even``: they name all of it,
-    which one that is being resized may not. ``alike``: the containers by what of their places a policy compares;
-    ``milli``: the sum of the requests; ``names``: how many there are of each container of a pod, ``pods``: of each pod.
-    """
-
-    def __init__(self) -> None:
-        self.members: dict[str, Resident] = {}
-        self.own = NO_CPUS
-        self.claim = 0
-        self.holders: dict[str, None] = {}
-        self.is_even = True
-        self.alike: dict[tuple[object, ...], dict[str, Resident]] = {}
-        self.milli = 0
-        self.names: dict[object, int] = {}
-        self.pods: dict[str, int] = {}
-
-    def add(self, key: str, member: Resident) -> None:
-        """Enter one; the latest claim is that of the group, and of equal ones both."""
-        place = member.placement
-        assert place is not None
-        first = not self.members
-        self.members[key] = member
-        if first or place.claim > self.claim:
-            self.own, self.claim, self.holders, self.is_even = place.exclusive, place.claim, {}, True
-        elif place.claim == self.claim and place.exclusive is not self.own and place.exclusive != self.own:
-            self.own |= place.exclusive
-            self.is_even = False
-        if place.claim == self.claim:
-            self.holders[key] = None
-        self.alike.setdefault(_alike_of(member), {})[key] = member
-        self.milli += member.milli_request
-        _count(self.names, (member.pod_uid, member.container and member.container.name), 1)
-        _count(self.pods, member.pod_uid, 1)
-
-    def remove(self, key: str) -> None:
-        """Take one out. The others own what they owned, as far as any of them says so."""
-        member = self.members.pop(key)
-        self.holders.pop(key, None)
-        sign = _alike_of(member)
-        del self.alike[sign][key]
-        if not self.alike[sign]:
-            del self.alike[sign]
-        self.milli -= member.milli_request
-        _count(self.names, (member.pod_uid, member.container and member.container.name), -1)
-        _count(self.pods, member.pod_uid, -1)
-        if not self.is_even and self.members and len(self.holders) == len(self.members):
-            claimed = {one.exclusive for one in self.members.values()}
-            self.own, self.is_even = frozenset().union(*claimed), len(claimed) == 1
-
-    def claimants(self, cpu: int) -> int:
-        """How many of them own one of its CPUs."""
-        places = [self.members[key].placement for key in self.holders]
-        without = sum([place is not None and cpu not in place.exclusive for place in places])
-        return len(self.members) - without
-
-    def places(self) -> list[Placement]:
-        """Their places, with what they own now; of containers whose places are alike that of one."""
-        found: list[Placement] = []
-        for members in self.alike.values():
-            for member in members.values():
-                place = member.placement
-                if place is not None:
-                    late = place.claim < self.claim
-                    found.append(altered(place, exclusive=self.own) if late else place)
-                if self.is_even:
-                    break
-        return found
-
-    @property
-    def has_twins(self) -> bool:
-        """Whether a container may be there twice, since it is being resized."""
-        return len(self.names) < len(self.members)
-
-
-def _alike_of(member: Resident) -> tuple[object, ...]:
-    place, container = member.placement, member.container
-    assert place is not None
-    smt = "" if container is None else container.preferences.smt
-    return place.cpus, place.home, place.mems, place.hidden, place.one_thread, smt, member.inside
-
-
-def _count(counts: dict[Any, int], key: object, sign: int) -> None:
-    counts[key] = counts.get(key, 0) + sign
-    if not counts[key]:
-        del counts[key]
-
-
 @dataclass
 class _LeafSums:
     """The figures of a survey behind one fence, and the leaves whose charges have changed since they were added up."""
@@ -228,8 +138,8 @@ class Node:
         #: Grows with every change.
         self.version = 0
         self._of_pod: dict[str, dict[str, Resident]] = {}
-        #: The groups that containers are in, and at which version each was changed, so that it need not be read anew.
-        self.groups: dict[str, Group] = {}
+        #: The containers of each group; what they own; and how often either has changed, so that it need not be read anew.
+        self.groups: dict[str, dict[str, Resident]] = {}
         self.group_versions: dict[str, int] = {}
         #: Those that own CPUs alone; and how many are placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
@@ -251,9 +161,11 @@ class Node:
         self._wanted_on: dict[int, set[frozenset[int]]] = {}
         #: The containers that can only be on some of the CPUs, by these.
         self._bound: dict[tuple[frozenset[int], bool], int] = {}
-        #: How many claim each exclusive CPU, and how many of them are in no group: containers alone, and groups.
+        #: How many claim each exclusive CPU, and how many of them are in no group: a container alone, or all those of a
+        #: group that own the same set. These are counted, so that a set is entered once, however many own it.
         self._exclusive: dict[int, int] = {}
         self._alone: dict[int, int] = {}
+        self._owned_by: dict[tuple[str, frozenset[int]], int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
         #: Of that, what pods are charged for containers that have their pod's limit.
         self._memory_of_pod: dict[str, dict[int, int]] = {}
@@ -279,7 +191,7 @@ class Node:
         if resident.container is not None and resident.container.preferences.affinity:
             self.with_terms[key] = resident
         if resident.group:
-            self._join(key, resident)
+            self.groups.setdefault(resident.group, {})[key] = resident
         elif resident.exclusive:
             self.owners[key] = resident
         self.sharers += resident.shares
@@ -291,12 +203,9 @@ class Node:
         resident = self.residents.pop(key)
         self.with_terms.pop(key, None)
         if resident.group:
-            group = self.groups[resident.group]
-            own = group.own
-            group.remove(key)
-            if not group.members:
+            del self.groups[resident.group][key]
+            if not self.groups[resident.group]:
                 del self.groups[resident.group]
-            self._pass_on(own, group.own if group.members else NO_CPUS)
         self.owners.pop(key, None)
         self.sharers -= resident.shares
         self.homes.remove(key, resident.placement, resident.milli_request)
@@ -321,47 +230,17 @@ class Node:
         if key in self.with_terms:
             self.with_terms[key] = resident
         if group:
+            self.groups[group][key] = resident
             self.group_versions[group] = self.version
-            known = self.groups[group]
-            own = known.own
-            known.remove(key)
-            known.add(key, resident)
-            self._pass_on(own, known.own)
         elif resident.exclusive:
             self.owners[key] = resident
         # What is charged in a group depends on nothing else.
         if was.cpus != resident.cpus or (was.exclusive != resident.exclusive and not group):
             self._book_cpus(was, -1)
             self._book_cpus(resident, +1)
-        if was.exclusive != resident.exclusive and not group:
-            self._claim(resident.exclusive, +1)
-            self._claim(was.exclusive, -1)
-
-    def _join(self, key: str, resident: Resident) -> None:
-        """Enter a container of a group, and what the group owns by it."""
-        group = self.groups.setdefault(resident.group, Group())
-        was = group.own
-        group.add(key, resident)
-        self._pass_on(was, group.own)
-
-    def _pass_on(self, was: frozenset[int], now: frozenset[int]) -> None:
-        """Note that a group owns other CPUs than before."""
-        if now is not was and now != was:
-            self._claim(now, +1, is_group=True)
-            self._claim(was, -1, is_group=True)
-
-    def settle(self) -> None:
-        """What groups own is what the containers that are there claim: an undone change has left what it had claimed."""
-        for name, group in list(self.groups.items()):
-            if group.holders:
-                continue
-            own, members = group.own, group.members
-            self.groups[name] = group = Group()
-            for key, member in members.items():
-                group.add(key, member)
-            self._pass_on(own, group.own)
-            self.version += 1
-            self.group_versions[name] = self.version
+        if was.exclusive != resident.exclusive:
+            self._claim(group, resident.exclusive, +1)
+            self._claim(group, was.exclusive, -1)
 
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
@@ -373,8 +252,7 @@ class Node:
             self._bound[bound] = self._bound.get(bound, 0) + sign
             if not self._bound[bound]:
                 del self._bound[bound]
-        if not resident.group:
-            self._claim(resident.exclusive, sign)
+        self._claim(resident.group, resident.exclusive, sign)
         if resident.memory_charge and resident.has_limit_of_pod:
             self._book_memory_of_pod(resident.pod_uid)
         else:
@@ -398,11 +276,18 @@ class Node:
         ):
             self._want(resident.cpus, resident.milli_wanted, sign)
 
-    def _claim(self, exclusive: frozenset[int], sign: int, is_group: bool = False) -> None:
-        """Note that there is one more or one less that owns some CPUs, a container or a group."""
+    def _claim(self, group: str, exclusive: frozenset[int], sign: int) -> None:
+        """Note that there is one more or one less that owns some CPUs, alone or with its group."""
         if not exclusive:
             return
-        for counts in (self._exclusive,) if is_group else (self._exclusive, self._alone):
+        if group:
+            owners = self._owned_by.get((group, exclusive), 0)
+            self._owned_by[group, exclusive] = owners + sign
+            if owners + sign and owners:
+                return
+            if not owners + sign:
+                del self._owned_by[group, exclusive]
+        for counts in (self._exclusive,) if group else (self._exclusive, self._alone):
             for cpu in exclusive:
                 counts[cpu] = counts.get(cpu, 0) + sign
                 if not counts[cpu]:
@@ -463,24 +348,12 @@ class Node:
 
     @property
     def claims(self) -> frozenset[tuple[int, int]]:
-        """The exclusive CPUs, each with how many claim it: containers alone, and groups."""
+        """The exclusive CPUs, each with how many claim it: containers alone, and the sets that groups own."""
         return frozenset(self._exclusive.items())
 
     def claimants(self, cpu: int) -> int:
         """How many records claim a CPU: a resize on its way is a second one."""
-        together = [group.claimants(cpu) for group in self.groups.values() if cpu in group.own]
-        return self._alone.get(cpu, 0) + sum(together)
-
-    def owned(self, placement: Placement) -> frozenset[int]:
-        """What a container in this place owns now, alone or with its group."""
-        return self.current(placement).exclusive if placement.group else placement.exclusive
-
-    def current(self, placement: Placement) -> Placement:
-        """A place with what its group owns now; one that names the group's latest set, or the next, stays as it is."""
-        group = self.groups.get(placement.group)
-        if group is None or placement.claim >= group.claim:
-            return placement
-        return altered(placement, exclusive=group.own, claim=group.claim)
+        return self._alone.get(cpu, 0) + sum([n for (_, own), n in self._owned_by.items() if cpu in own])
 
     @property
     def claims_alone(self) -> frozenset[tuple[int, int]]:

@@ -59,24 +59,6 @@ from policies.registry import Policy
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-#: Transitions as frequent as containers: where what a group owns changes and nothing else of its containers, the records of
-#: these follow later, before the first other transition.
-FOLLOW_LATER = frozenset(
-    (
-        "add_pod",
-        "resize_pod",
-        "end_pod",
-        "_admit",
-        "bind",
-        "started",
-        "start_failed",
-        "exited",
-        "remove",
-        "tick",
-    )
-)
-
-
 def _transition(method: _Method) -> _Method:
     """A public method that changes records: it runs to its end, or what it has done is undone.
 
@@ -94,8 +76,6 @@ def _transition(method: _Method) -> _Method:
         newest = ledger.newest_record
         ledger.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", ledger.now_s)
         try:
-            if method.__name__ not in FOLLOW_LATER:
-                ledger.refresh_places()
             returned = method(self, *args, **kwargs)
             note_changes(ledger, method.__name__, newest)
             return returned

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.ledger import KUBELET_KEY
-from cri_proxy.engine.records import Grant, Life, Stance, Ticket, owned_by, resident_of
+from cri_proxy.engine.records import Grant, Life, Stance, Ticket, resident_of
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.node import Node
 
@@ -58,7 +58,7 @@ def broken_invariants(engine: EngineView) -> list[str]:
             # It may go from one group to another: what it owned there it may share until it is gone from there.
             twin = engine.grants.get(twins.get(grant.key, ""))
             selves = {container} if twin is None else {container, _owner(twin, target)}
-            for cpu in sorted((grant.cpus - engine.node.owned(grant.placement)) & owned):
+            for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
                 others = owners[cpu] - selves
                 if others:
                     problems.append(f"CPU {cpu} is exclusive to {min(others)} and shared by {container}")
@@ -122,7 +122,7 @@ def rival_claims(engine: EngineView) -> dict[str, frozenset[int]]:
     found = {}
     for grant in engine.grants.values():
         owner = _owner(grant, target)
-        theirs = frozenset(cpu for cpu in owned_by(engine.node, grant) if best.get(cpu, owner) != owner)
+        theirs = frozenset(cpu for cpu in grant.exclusive if best.get(cpu, owner) != owner)
         if theirs and grant.stance is not Stance.KUBELET:
             found[grant.key] = theirs
     return found
@@ -132,7 +132,7 @@ def _owners(engine: EngineView, target: Mapping[str, str]) -> dict[int, set[str]
     """Whose each exclusive CPU is."""
     owners: dict[int, set[str]] = {cpu: {KUBELET_KEY} for cpu in _unclaimed(engine)}
     for grant in engine.grants.values():
-        for cpu in owned_by(engine.node, grant):
+        for cpu in grant.exclusive:
             owners.setdefault(cpu, set()).add(_owner(grant, target))
     return owners
 
@@ -144,11 +144,7 @@ def _owner(grant: Grant, target: Mapping[str, str]) -> str:
 
 def _is_one_container(engine: EngineView, cpu: int, target: Mapping[str, str]) -> bool:
     """Whether a CPU has two owners only since its container, while it is resized, goes from a group to CPUs of its own."""
-    holders = {
-        target.get(grant.key, grant.key)
-        for grant in engine.grants.values()
-        if cpu in owned_by(engine.node, grant)
-    }
+    holders = {target.get(grant.key, grant.key) for grant in engine.grants.values() if cpu in grant.exclusive}
     return len(holders) == 1 and cpu not in _unclaimed(engine)
 
 
@@ -180,9 +176,10 @@ def broken_placement(engine: EngineView, grant: Grant) -> list[str]:
         problems.append(f"{who} left {grant.fence.of}'s cpuset {format_cpus(grant.fence.cpus)}")
     if grant.fence.mems is not None and placement.mems - grant.fence.mems:
         problems.append(f"{who} left {grant.fence.of}'s memory nodes {format_cpus(grant.fence.mems)}")
-    owned = node.owned(placement)
-    if owned & node.reserved:
-        problems.append(f"{who} has exclusive CPUs that are reserved: {format_cpus(owned & node.reserved)}")
+    if placement.exclusive & node.reserved:
+        problems.append(
+            f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}"
+        )
     return problems
 
 

@@ -22,7 +22,6 @@ from cri_proxy.engine.records import (
     Life,
     MoveEffect,
     PlacementChange,
-    Stance,
     Ticket,
     resident_of,
 )
@@ -255,31 +254,10 @@ class Ledger:
         """The nodes that a container's memory may come from."""
         return grant.mems & self.host.topology.memory_nodes or self.node.mems
 
-    def refresh_place(self, key: str) -> None:
-        """Have the record of a container of a group say what the group owns now."""
-        grant = self.grants.get(key)
-        if grant is None or grant.stance is not Stance.PLACED or not grant.placement.group:
-            return
-        place = self.node.current(grant.placement)
-        if place is not grant.placement:
-            self.put(altered(grant, placement=place))
-
-    def refresh_places(self) -> None:
-        """The same of all."""
-        for group in list(self.node.groups.values()):
-            if len(group.holders) < len(group.members):
-                for key in list(group.members.keys() - group.holders.keys()):
-                    self.refresh_place(key)
-
     def drop(self, key: str) -> None:
         container = self.grants[key].container
         self.change("grant", self.grants, key, None)
-        booked = self.node.residents.get(key)
-        group = None if booked is None else self.node.groups.get(booked.group)
         self._unbook(key)
-        if group is not None and group.members and not group.holders:
-            # It alone has said what they own.
-            self.refresh_place(next(iter(group.members)))
         self.held.discard(key)
         self.lifting.discard(key)
         self.unpinned.pop(key, None)
@@ -317,9 +295,6 @@ class Ledger:
                 grant = replace(
                     grant, placement=replace(grant.placement, exclusive=grant.placement.exclusive - taken)
                 )
-            known = self.node.groups.get(grant.placement.group)
-            if known is not None:  # what it owned then they own together with it
-                grant = replace(grant, placement=replace(grant.placement, claim=known.claim))
             self.put(grant)
         for ticket in tickets:
             if ticket.key in self.grants:
@@ -327,8 +302,8 @@ class Ledger:
 
     def of_group(self, group: str) -> frozenset[int]:
         """The CPUs of a balloon: its containers own them together."""
-        known = self.node.groups.get(group)
-        return NO_CPUS if known is None else known.own
+        of_it = [g.exclusive for g in self.grants.values() if group and g.placement.group == group]
+        return frozenset().union(*of_it)
 
     def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
         """Containers that were removed while they were set aside are not put back."""
@@ -400,7 +375,6 @@ class Ledger:
                 self.drop(key)
             else:
                 self._unbook(key)
-        self.node.settle()
         self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
         for record in [r for r in self.history if r.number > newest]:
             self._amend(record.id, outcome="undone: an error in cri-resmgr")

@@ -7,14 +7,14 @@ is placed anew, with the way back kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, owned_by
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -51,8 +51,7 @@ def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
         own = _twins(ledger, before)
         barred = barred_from_owning(ledger)
         handed = NO_CPUS
-        calm = set() if changed is None else _calm(ledger, barred) - own.keys()
-        for key in _depending_on(ledger, changed, calm):
+        for key in _depending_on(ledger, changed):
             grant = ledger.grants[key]
             recompute(ledger, grant, barred, own.get(key, NO_CPUS))
             # CPUs that one has lost and another has got look as before; one recomputed in between has seen them free.
@@ -112,9 +111,9 @@ def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[i
         pending, target = ledger.grants[ticket.key], ledger.grants.get(ticket.target)
         if target is None:
             continue
-        theirs = owned_by(ledger.node, pending), owned_by(ledger.node, target)
+        theirs = pending.exclusive, target.exclusive
         was = before[target.key].exclusive if target.key in before else NO_CPUS
-        for key, cpus in ((target.key, theirs[0]), (pending.key, was)):
+        for key, cpus in ((target.key, pending.exclusive), (pending.key, was)):
             own[key] = frozenset(
                 c for c in cpus if ledger.node.claimants(c) <= sum(c in mine for mine in theirs)
             )
@@ -159,25 +158,10 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
     return (before[1] ^ now[1]).union(cpu for cpu, _ in (before[2] ^ now[2]) | (before[3] ^ now[3]))
 
 
-def _calm(ledger: Ledger, barred: frozenset[int]) -> set[str]:
-    """Keys of the containers of groups that ``recompute`` would leave as they are; of those that are alike one is asked."""
-    found: set[str] = set()
-    node = ledger.node
-    for group in node.groups.values():
-        for members in group.alike.values() if group.own.isdisjoint(barred) else ():
-            grant = ledger.grants[next(iter(members))]
-            place = node.current(grant.placement)
-            cpus = effective(ledger, place, grant.fence)
-            if cpus and cpus == place.cpus and place.mems <= node.mems and place.level != "reserved":
-                found.update(members)
-    return found
-
-
-def _depending_on(ledger: Ledger, changed: Optional[frozenset[int]], calm: Set[str]) -> list[str]:
-    """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all. Not the ``calm`` ones."""
+def _depending_on(ledger: Ledger, changed: Optional[frozenset[int]]) -> list[str]:
+    """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all."""
     found = list(ledger.grants.values())
     if changed is not None:
-        found = [grant for grant in found if grant.key not in calm or grant.displaced is not None]
         # Many containers have one home: a set is looked at once.
         matters: dict[frozenset[int], bool] = {}
         for grant in found:
@@ -224,7 +208,7 @@ def _recompute_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own:
         ledger.put(placed(grant, back, "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
-    placement = ledger.node.current(grant.placement)
+    placement = grant.placement
     cpus = effective(ledger, placement, grant.fence, own)
     if cpus and placement.exclusive.isdisjoint(barred):
         home = placement.home

@@ -23,7 +23,7 @@ from policies.model import (
     altered,
     wanted_milli,
 )
-from policies.node import Node, Resident
+from policies.node import Resident
 
 
 class Stance(str, Enum):
@@ -117,11 +117,6 @@ class Grant:
         if self.stance is Stance.KUBELET:
             return self.runs_on
         return self.placement.exclusive if self.stance in (Stance.PLACED, Stance.ADOPTED) else NO_CPUS
-
-
-def owned_by(node: Node, grant: Grant) -> frozenset[int]:
-    """The CPUs that a container owns now, alone or with its group."""
-    return node.owned(grant.placement) if grant.stance is Stance.PLACED else grant.exclusive
 
 
 #: What residents are made from: a hundred of them may change with one decision.

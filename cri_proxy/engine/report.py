@@ -14,7 +14,6 @@ from cri_proxy.engine.records import (
     MoveEffect,
     PlacementChange,
     Stance,
-    owned_by,
     resident_of,
 )
 from policies.machine.cpus import format_cpus
@@ -71,7 +70,7 @@ def level_of(topology: Topology, cpus: frozenset[int]) -> str:
     return "machine"
 
 
-def placement_row(topology: Topology, grant: Grant, node: Optional[Node] = None) -> dict[str, Any]:
+def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
     """One container as ``placements --json`` shows it. Of an adopted one the level is that of the CPUs it has."""
     container = grant.container
     level = grant.placement.level if grant.stance in (Stance.PLACED, Stance.OBSERVED) else "none"
@@ -90,7 +89,7 @@ def placement_row(topology: Topology, grant: Grant, node: Optional[Node] = None)
         "level": level,
         "cpus": format_cpus(grant.cpus),
         "mems": format_cpus(grant.placement.mems if grant.stance is Stance.PLACED else grant.mems),
-        "exclusive": format_cpus(grant.exclusive if node is None else owned_by(node, grant)),
+        "exclusive": format_cpus(grant.exclusive),
         "cpu_request_milli": container.resources.milli_request,
         "cpu_limit_milli": container.resources.milli_limit,
         "why": grant.why,
@@ -102,8 +101,7 @@ def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     """All containers, by namespace, pod and name."""
     grants = sorted(engine.grants.values(), key=lambda g: (g.container.path, g.container.attempt, g.key))
     return [
-        {**placement_row(engine.host.topology, grant, engine.node), "why": present_why(engine, grant)}
-        for grant in grants
+        {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)} for grant in grants
     ]
 
 
@@ -196,7 +194,7 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
 
 
 def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
-    row = {**placement_row(engine.host.topology, grant, engine.node), "why": present_why(engine, grant)}
+    row = {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)}
     node = engine.node
     asked, fence = grant.fence.asked.cpus, grant.fence
     row["fence_cpus"] = None if asked is None else format_cpus(asked)

@@ -218,7 +218,6 @@ def write_placement(placement: Placement) -> dict[str, Any]:
         "hidden": format_cpus(placement.hidden),
         "one_thread": placement.one_thread,
         "lift_quota": placement.lift_quota,
-        "claim": placement.claim,
     }
 
 
@@ -242,7 +241,6 @@ def read_placement(document: Mapping[str, Any]) -> Placement:
         parse_cpus(document.get("hidden", "")),
         bool(document.get("one_thread", False)),
         bool(document.get("lift_quota", False)),
-        int(document.get("claim", 0)),
     )
     return _checked(placement)
 

@@ -10,16 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import (
-    CpusetUpdate,
-    Grant,
-    Life,
-    ListedContainer,
-    Stance,
-    Ticket,
-    TicketKind,
-    owned_by,
-)
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance, Ticket, TicketKind
 from policies.machine.cpus import NO_CPUS
 from policies.model import Container
 
@@ -131,9 +122,7 @@ def _has_ended(
         return True
     if any((item.pod_uid, item.name, item.attempt) == _name(grant) for item in seen.values()):
         return False
-    return any(
-        not owned_by(engine.node, grant).isdisjoint(item.cpus or NO_CPUS) for item in _placed(engine, seen)
-    )
+    return any(not grant.exclusive.isdisjoint(item.cpus or NO_CPUS) for item in _placed(engine, seen))
 
 
 def _placed(engine: Engine, seen: Mapping[str, ListedContainer]) -> Iterator[ListedContainer]:
@@ -146,4 +135,4 @@ def _placed(engine: Engine, seen: Mapping[str, ListedContainer]) -> Iterator[Lis
 def _owned(engine: Engine, but: Iterable[str]) -> frozenset[int]:
     """What containers own, without some."""
     left = set(but)
-    return NO_CPUS.union(*(owned_by(engine.node, g) for g in engine.grants.values() if g.key not in left))
+    return NO_CPUS.union(*(g.exclusive for g in engine.grants.values() if g.key not in left))

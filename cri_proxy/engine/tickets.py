@@ -56,8 +56,6 @@ def admit(
     fence = ledger.host.bounded(fence, container.pod.cgroup_parent)
     stance, reason = stance_of(ledger, container, fence, now_s)
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
-    for earlier in predecessors(ledger, container):
-        ledger.refresh_place(earlier.key)
     replaced = predecessors(ledger, container)
     keys = {g.key for g in replaced}
     # Should they come back: no call waits for them any more, so ``resync`` must find out.
@@ -111,21 +109,7 @@ def _book(
 ) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
     was = {key: ledger.grants[key] for key in decision.others}
-    group = ledger.node.groups.get(pending.placement.group)
-    if group is not None and pending.placement.claim < group.claim:
-        # A container that is alone there is resized: until the runtime has answered it owns both sets.
-        pending = altered(pending, placement=altered(pending.placement, claim=group.claim))
-    target = ledger.grants.get(ticket.target)
-    stays = None if target is None else ledger.node.current(target.placement)
     ledger.put(pending)
-    if (
-        target is not None
-        and stays is not None
-        and group is not None
-        and stays.group == pending.placement.group
-    ):
-        # What is new to its group is new to it when the runtime has answered.
-        ledger.put(altered(target, placement=altered(stays, claim=group.claim)))
     moved = give_places(ledger, decision, pending.container)
     ticket = altered(ticket, moved=moved) if moved else ticket
     ledger.put_ticket(ticket)
@@ -181,17 +165,10 @@ def cancel(
     ledger.outcome(ticket.target or ticket_id, reason)
     # A container that made room goes back, unless something else has happened to it since, or its place is taken.
     was = {}
-    claims: dict[str, int] = {}
     for key, before, given in ticket.moved:
         grant = ledger.grants.get(key)
-        group = ledger.node.groups.get(given.group)
-        claim = 0 if group is None else claims.setdefault(given.group, group.claim)
-        if given.claim < claim:  # the group owns something else since
-            continue
         if grant is not None and grant.placement == given and _is_free(ledger, before, grant):
             was[key] = grant
-            if group is not None and before.group == given.group:
-                before = altered(before, claim=claim + 1)
             put_placement(ledger, key, before, "back: the container it made room for was not created")
     # What was set aside has not followed the changes since; and a container that was to grow after the reply waits for it.
     return _with_waiting(ledger, ticket.waiting, refreshed(ledger, was, force=bool(ticket.replaces)))

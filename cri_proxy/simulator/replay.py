@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 from cri_proxy.config.config import BadConfig, Config
-from cri_proxy.engine.records import Life, Stance, owned_by
+from cri_proxy.engine.records import Life, Stance
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.engine.resync import Resync
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with
@@ -254,7 +254,7 @@ class Simulation:
         if grant is None:
             return PlaceText(cpus, mems)
         level = grant.placement.level if grant.stance is Stance.PLACED else "none"
-        return PlaceText(cpus, mems, format_cpus(owned_by(self._shell.engine.node, grant)), level)
+        return PlaceText(cpus, mems, format_cpus(grant.exclusive), level)
 
     def _state(self) -> Line:
         node = self._shell.engine.node

@@ -8,7 +8,7 @@ from typing import Optional
 
 from policies.balloons.types import Balloon, BalloonType, parse_name
 from policies.machine.cpus import NO_CPUS
-from policies.node import Group, Node
+from policies.node import Node, Resident
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class BalloonReader:
         self._node: Optional[Node] = None
         self._version = -1
         self._found = FoundBalloons({}, NO_CPUS, NO_CPUS, 0)
-        #: By group: the version of its containers, the sum of their requests and those there twice.
-        self._known: dict[str, tuple[int, int, frozenset[str]]] = {}
+        #: By group: the version of its containers, these, what they own, the sum of their requests and those there twice.
+        self._known: dict[str, tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]] = {}
 
     def read(self, node: Node) -> FoundBalloons:
         """The balloons in the ledger. A group of a type there is none of (any more) is another policy's."""
@@ -65,25 +65,28 @@ class BalloonReader:
             if _type_of(group, self._types) is not None:
                 own.append(group)
             else:
-                owned.append(node.groups[group].own)
+                owned += [member.exclusive for member in node.groups[group].values()]
         foreign = frozenset().union(*owned)
         left = node.usable - node.reserved - foreign
         # 2. What the balloons own: what their containers own, unless others do or it may not be used now.
         balloons: dict[str, Balloon] = {}
         for group in own:
             kind, number = _type_of(group, self._types), (parse_name(group) or ("", 0))[1]
-            _, milli, twice = self._group(node, group)
+            _, members, cpus, milli, twice = self._group(node, group)
             if kind is not None:
-                books = node.groups[group]
-                balloons[group] = Balloon(kind, number, books.own & left, books.members, milli, twice, books)
-                left -= books.own
+                balloons[group] = Balloon(kind, number, cpus & left, members, milli, twice)
+                left -= cpus
         return FoundBalloons(balloons, foreign, left, int(node.sharers > 0))
 
-    def _group(self, node: Node, group: str) -> tuple[int, int, frozenset[str]]:
+    def _group(
+        self, node: Node, group: str
+    ) -> tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]:
         version = node.group_versions[group]
         known = self._known.get(group)
         if known is None or known[0] != version:
-            known = self._known[group] = (version, *_requested(node.groups[group]))
+            members = dict(node.groups[group])
+            cpus = frozenset().union(*{member.exclusive for member in members.values()})
+            known = self._known[group] = (version, members, cpus, *_requested(members))
         return known
 
 
@@ -92,14 +95,14 @@ def _type_of(group: str, types: Mapping[str, BalloonType]) -> Optional[BalloonTy
     return None if named is None else types.get(named[0])
 
 
-def _requested(group: Group) -> tuple[int, frozenset[str]]:
+def _requested(members: Mapping[str, Resident]) -> tuple[int, frozenset[str]]:
     """The sum of the requests, and the keys of containers that are there twice: they are being resized.
 
     Such a container counts with the larger request, until the runtime has answered.
     """
-    if not group.has_twins:
-        return group.milli, frozenset()
-    members = group.members
+    names = {(m.pod_uid, m.container and m.container.name) for m in members.values()}
+    if len(names) == len(members):
+        return sum([m.milli_request for m in members.values()]), frozenset()
     by_container: dict[object, list[str]] = {}
     for key, member in members.items():
         container = member.container
@@ -111,8 +114,9 @@ def _requested(group: Group) -> tuple[int, frozenset[str]]:
 
 def must_stay(balloon: Balloon) -> frozenset[int]:
     """One CPU for each container that may not use all of its balloon's, since its caller does not let it."""
-    found: set[int] = set()
-    for place in () if balloon.group is None else balloon.group.places():
-        if not place.exclusive - place.hidden <= place.cpus:
+    found = set()
+    for member in balloon.members.values():
+        place = member.placement
+        if place is not None and not place.exclusive - place.hidden <= place.cpus:
             found.update(sorted(place.exclusive & place.cpus & balloon.cpus)[:1])
     return frozenset(found)

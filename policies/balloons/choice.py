@@ -152,7 +152,7 @@ def _has(balloon: Balloon, is_one: Callable[[Container], bool]) -> bool:
 
 
 def _shares_pod(balloon: Balloon, container: Container) -> bool:
-    return balloon.group is not None and container.pod.uid in balloon.group.pods
+    return any(member.pod_uid == container.pod.uid for member in balloon.members.values())
 
 
 def _crowd(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> bool:

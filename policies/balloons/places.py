@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import Balloon, BalloonType
 from policies.machine.topology import Topology
-from policies.model import Container, Placement, altered
+from policies.model import Container, Placement
 from policies.node import Node, Resident
 
 
@@ -18,6 +19,8 @@ class BalloonPlaces:
     def __init__(self, topology: Topology, cpus: BalloonCpus) -> None:
         self.topology = topology
         self._cpus = cpus
+        #: By balloon: containers that all have the same CPUs, and these. They are not compared again until they change.
+        self._even: dict[str, tuple[Mapping[str, Resident], frozenset[int]]] = {}
 
     def of_container(
         self,
@@ -43,7 +46,6 @@ class BalloonPlaces:
             group=balloon.name,
             hidden=(own if inside is None else own & inside) - visible,
             one_thread=hides,
-            claim=_claim_of(balloon, own),
         )
 
     def visible(
@@ -61,43 +63,37 @@ class BalloonPlaces:
         self, node: Node, balloon: Balloon, own: frozenset[int], free: frozenset[int]
     ) -> dict[str, Placement]:
         """The placements of a balloon's containers that differ from what they have."""
-        group = balloon.group
-        if group is None:
+        even = self._even.get(balloon.name)
+        if even is not None and even[0] is balloon.members and even[1] == own:
             return {}
         changed: dict[str, Placement] = {}
         home = self._cpus.home(node, balloon.kind, own)
         near = self.topology.nodes_of(own) & node.mems
-        has_them = own == group.own
-        # 1. Containers that get something else with it: other CPUs, memory nodes, a home.
-        for members in group.alike.values():
-            one = next(iter(members.values()))
-            was = one.placement
-            assert was is not None
-            now = self.of_container(node, balloon, own, free, one.container, one.inside)
-            # Memory nodes are only added: what is there stays where it is.
-            now = replace(now, mems=was.mems and was.mems | near)
-            if not has_them or was.home != home or was.one_thread != now.one_thread:
-                if _shown(now) != _shown(was):
-                    changed.update({key: _with_its_own(now, member) for key, member in members.items()})
-            elif (now.hidden, now.mems) != (was.hidden, was.mems):
-                # It has got them by a request that had to leave the others alone.
-                late = {key: m for key, m in members.items() if _place(m).claim < group.claim}
-                changed.update({key: _with_its_own(now, member) for key, member in late.items()})
-            elif not group.is_even:
-                uneven = {key: m for key, m in members.items() if node.owned(_place(m)) != own}
-                changed.update({key: _with_its_own(now, member) for key, member in uneven.items()})
-        # 2. One that is being resized is told with the answer; until then it has what it had.
-        for key in balloon.twice:
-            place = node.current(_place(group.members[key]))
-            if place.exclusive <= own:
-                changed.pop(key, None)
-                if not has_them:
-                    changed[key] = replace(place, claim=group.claim + 1)
-        # 3. Where nothing else changes for any of them, the place of one says what all own now.
-        if not has_them and changed.keys() <= balloon.twice:
-            even = [key for key in group.holders if _place(group.members[key]).exclusive == group.own]
-            for key in [key for key in even if key not in balloon.twice][:1]:
-                changed[key] = replace(_place(group.members[key]), exclusive=own, claim=group.claim + 1)
+        #: Most of them get the same: it is made once.
+        made: dict[tuple[object, ...], Placement] = {}
+        for key, member in balloon.members.items():
+            was = member.placement
+            if was is None:
+                continue
+            hides = _hides(balloon.kind, member.container)
+            has_them = was.exclusive is own or was.exclusive == own
+            if has_them and (was.home is home or was.home == home) and was.one_thread == hides:
+                continue
+            if key in balloon.twice and was.exclusive <= own:  # it is told with the answer to its resize
+                continue
+            alike = hides, member.inside, was.mems, was.memory_charge, was.lift_quota
+            now = made.get(alike)
+            if now is None:
+                # Memory nodes are only added: what is there stays where it is.
+                now = made[alike] = replace(
+                    self.of_container(node, balloon, own, free, member.container, member.inside),
+                    mems=was.mems and was.mems | near,
+                    memory_charge=was.memory_charge,
+                    lift_quota=was.lift_quota,
+                )
+            changed[key] = now
+        if not changed and not balloon.twice:
+            self._even[balloon.name] = balloon.members, own
         return changed
 
     def why(self, balloon: Balloon, own: frozenset[int], milli: int) -> str:
@@ -111,28 +107,6 @@ class BalloonPlaces:
         short = "" if len(own) * 1000 >= milli else f", too few for the {milli}m requested: overcommitted"
         count = f"{len(own)} {'CPU' if len(own) == 1 else 'CPUs'}"
         return f"{joined} balloon {balloon.name}: {count} of {where}{grew}{short}"
-
-
-def _claim_of(balloon: Balloon, own: frozenset[int]) -> int:
-    """The number of a balloon's set: that of the one it has, or the next."""
-    group = balloon.group
-    return 0 if group is None else group.claim + (own != group.own)
-
-
-def _place(member: Resident) -> Placement:
-    assert member.placement is not None  # else it is in no group
-    return member.placement
-
-
-def _shown(place: Placement) -> tuple[object, ...]:
-    """What of a place is a container's own: without what its balloon owns."""
-    return place.cpus, place.home, place.mems, place.hidden, place.one_thread
-
-
-def _with_its_own(now: Placement, member: Resident) -> Placement:
-    """A place with what a container has of its own: how its memory is charged, whether its quota is lifted."""
-    was = _place(member)
-    return altered(now, memory_charge=was.memory_charge, lift_quota=was.lift_quota)
 
 
 def _hides(kind: BalloonType, container: Optional[Container]) -> bool:

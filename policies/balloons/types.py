@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Optional
 
 from policies.model import MatchExpression
-from policies.node import Group, Resident
+from policies.node import Resident
 
 #: Levels of ``share_idle_cpus_in_same``, small to large; "" = off.
 SHARE_LEVELS = ("core", "l3cache", "numa", "die", "package", "system")
@@ -73,7 +73,7 @@ class Balloon:
     """One balloon as the books have it. ``cpus``: those it owns, or that are set aside for it while it is empty.
 
     ``milli``: what its containers request; ``members``: the containers, by their keys in the books; ``twice``:
-    the keys of those that are there twice, since they are being resized; ``group``: what the books say of all of them.
+    the keys of those that are there twice, since they are being resized.
     """
 
     kind: BalloonType
@@ -82,7 +82,6 @@ class Balloon:
     members: Mapping[str, Resident] = field(default_factory=dict)
     milli: int = 0
     twice: frozenset[str] = frozenset()
-    group: Optional[Group] = None
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate, Grant, Stance, owned_by
+from cri_proxy.engine.records import CpusetUpdate, Grant, Stance
 from cri_proxy.engine.records import Life as GrantLife
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -92,44 +92,6 @@ def test_a_balloon_that_grows_for_a_container_takes_the_others_along() -> None:
     assert (told(admission.before), told(admission.after)) == ({}, {"a": "0-1,64-65"})
     assert told(engine.bind(admission.ticket, "b", 0.0)) == {"a": "0-1,64-65"}
     assert broken_invariants(engine) == []
-
-
-@pytest.mark.parametrize("members", [10, 100])
-def test_a_balloon_that_grows_or_shrinks_is_entered_once_where_its_containers_run_on_what_they_ran_on(
-    members: int,
-) -> None:
-    engine = balloons_on(HYGON_7285_2S)
-    for number in range(members):
-        run(engine, asks(f"c{number}", 0.1, "default"), f"c{number}")
-    before = owned_by(engine.node, engine.grants["c0"])
-    engine.drain()
-    admission = engine.admit(asks("new", 2, "default"), NO_CONSTRAINT, 0.0)
-    updates = admission.before + admission.after + engine.bind(admission.ticket, "new", 0.0)
-    # The new one under both of its keys, one more that says what they all own, and one where the ticket's has gone.
-    assert updates == () and len(written(engine)) <= 4
-    own = engine.grants["new"].placement.exclusive
-    assert own > before and {owned_by(engine.node, grant) for grant in engine.grants.values()} == {own}
-    assert engine.remove("new") == () and len(written(engine)) <= 3
-    left = owned_by(engine.node, engine.grants["c0"])
-    assert len(left) == len(before) and engine.node.exclusive == left
-    after, updates = restarted(engine)
-    assert updates == () and {owned_by(after.node, grant) for grant in after.grants.values()} == {left}
-    assert broken_invariants(engine) == broken_invariants(after) == []
-
-
-def written(engine: Engine) -> set[str]:
-    """The keys of the containers whose records have changed."""
-    return {key for kind, key in engine.drain() if kind == "grant"}
-
-
-def test_each_container_of_a_balloon_whose_cpus_change_is_told_once() -> None:
-    engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
-    names = [f"c{number}" for number in range(20)]
-    for name in names:
-        run(engine, asks(name, 0.1), name)
-    admission = engine.admit(asks("new", 2), NO_CONSTRAINT, 0.0)
-    updates = admission.before + engine.bind(admission.ticket, "new", 0.0)
-    assert sorted(update.id for update in updates) == sorted(names)
 
 
 def test_those_who_used_the_idle_cpus_lose_them_before_the_create() -> None:
@@ -348,8 +310,7 @@ def test_a_fenced_container_that_made_room_goes_back_with_its_memory_when_the_cr
     admission = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert engine.grants["fenced"].placement.mems > before.mems
     updates = engine.cancel(admission.ticket, 0.0)
-    after = engine.grants["fenced"].placement
-    assert after == replace(before, claim=after.claim)
+    assert engine.grants["fenced"].placement == before
     assert [(u.id, u.placement.mems) for u in updates] == [("fenced", before.mems)]
 
 
