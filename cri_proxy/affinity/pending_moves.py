@@ -92,7 +92,11 @@ class _Places:
         index, rows, at = self._index[key], self._instance.rows, self._there.at
         here = self._question.problem.vertices[index].at
         near = self._instance.near[index]
-        return sum([weight * (rows[here][at[other]] - rows[site][at[other]]) for other, weight in near])
+        gain = sum([weight * (rows[here][at[other]] - rows[site][at[other]]) for other, weight in near])
+        if fills := self._instance.fills[index]:
+            crowding = self._there.crowding_row(fills, at[index])
+            gain += crowding[here] - crowding[site]
+        return gain
 
     def best_site(self, key: str, staying: StayingContainer) -> int:
         """Where a container that stays would save most, of the sites with room for it; the present one, unless it pays."""

@@ -11,12 +11,14 @@ from policies.affinity.planner.instance import Instance
 
 
 class Arrangement:
-    """Lists by vertex: ``at`` (site, -1 = nowhere); by leaf: ``load`` (micro-CPUs); by site: ``members``."""
+    """Lists by vertex: ``at`` (site, -1 = nowhere); by leaf: ``load`` (micro-CPUs); by L3: ``fetched`` (lines a second);
+    by site: ``members``."""
 
     def __init__(self, instance: Instance, at: Sequence[int]) -> None:
         self.instance = instance
         self.at = [-1] * len(at)
         self.load = [0] * len(instance.capacities)
+        self.fetched = [0] * instance.caches
         #: How full leaves may become, in micro-CPUs.
         self.limits = instance.capacities
         # Dictionaries as ordered sets: the order in which members came is the same in every run.
@@ -37,6 +39,10 @@ class Arrangement:
             self.members[site][vertex] = None
             for leaf, part in instance.parts(size, site):
                 load[leaf] += part
+        if fills := instance.fills[vertex]:
+            for place, sign in ((source, -1), (site, 1)):
+                for cache, lines in instance.fill_parts(fills, place) if place >= 0 else ():
+                    self.fetched[cache] += sign * lines
         self.at[vertex] = site
 
     def fits(self, vertex: int, site: int) -> bool:
@@ -74,6 +80,39 @@ class Arrangement:
                 if there >= 0:
                     pull[there] = pull.get(there, 0.0) + weight
         return pull
+
+    def crowding_row(self, fills: int, source: int = -1) -> list[float]:
+        """What each site costs by so many lines a second there, beside what the others fetch; ``source``: the site that
+        they are at now."""
+        instance, fetched = self.instance, list(self.fetched)
+        for cache, lines in instance.fill_parts(fills, source) if source >= 0 else ():
+            fetched[cache] -= lines
+        costs = [instance.crowding(each) for each in fetched]
+        return [
+            sum(
+                [
+                    instance.crowding(fetched[cache] + lines) - costs[cache]
+                    for cache, lines in instance.fill_parts(fills, site)
+                ]
+            )
+            for site in range(len(instance.rows))
+        ]
+
+    def crowding_change(self, moves: Iterable[tuple[int, int]]) -> float:
+        """How much several moves at once would change what crowding costs."""
+        instance, fetched = self.instance, self.fetched
+        changes: dict[int, int] = {}
+        for vertex, site in moves:
+            fills = instance.fills[vertex]
+            for place, sign in ((self.at[vertex], -1), (site, 1)) if fills else ():
+                for cache, lines in instance.fill_parts(fills, place) if place >= 0 else ():
+                    changes[cache] = changes.get(cache, 0) + sign * lines
+        return sum(
+            [
+                instance.crowding(fetched[cache] + change) - instance.crowding(fetched[cache])
+                for cache, change in changes.items()
+            ]
+        )
 
     def excess(self) -> int:
         """Micro-CPUs above the capacities of leaves, in all."""

@@ -82,6 +82,8 @@ def best_site(arrangement: Arrangement, members: Sequence[int], size: int, sites
     costs = [0.0] * len(instance.rows)
     for there, weight in pull.items():
         costs = [cost + weight * distance for cost, distance in zip(costs, instance.rows[there])]
+    if fills := sum([instance.fills[member] for member in members]):
+        costs = [cost + more for cost, more in zip(costs, arrangement.crowding_row(fills))]
     room = [most - load for most, load in zip(instance.capacities, arrangement.load)]
     nodes, sockets = _sums_above(instance, room)
     leaves = instance.problem.tree.leaves

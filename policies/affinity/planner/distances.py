@@ -65,8 +65,9 @@ def tree_of(topology: Topology, capacity_milli_by_leaf: Sequence[int], matrix: M
             f"{len(capacity_milli_by_leaf)} capacities and {len(matrix)} rows of distances were given; "
             f"the machine has {count} leaves"
         )
+    cache_of = {leaf: number for number, cache in enumerate(topology.caches) for leaf in cache.leaves}
     leaves = tuple(
-        Leaf(leaf.name, capacity_milli_by_leaf[index], min(leaf.nodes), leaf.socket)
+        Leaf(leaf.name, capacity_milli_by_leaf[index], min(leaf.nodes), leaf.socket, cache_of[index])
         for index, leaf in enumerate(topology.leaves)
     )
     level = "ccx" if topology.at("l3") and not topology.leaves[0].children else "numa"

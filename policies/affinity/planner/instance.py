@@ -5,7 +5,8 @@ There is no networkx here, as it is too slow for it: with 1,000 containers and 6
 measures it again). The benchmark, which has the time, uses it.
 
 A container's demand is spread over the leaves of its site in proportion to their capacities, in millionths of a CPU
-and rounded up, so that sums are exact whatever their order. A leaf that a fixed demand overfills stays so.
+and rounded up, so that sums are exact whatever their order. A leaf that a fixed demand overfills stays so. The lines that
+it fetches past its L3 are spread over the L3s of its site in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ LEAST_SIZE = 10 * _MICRO
 class Instance:
     """One problem. Lists by vertex: ``sizes``, ``sites`` (those it may have), ``near`` (neighbour, lines a second);
     by site: ``rows`` (distance in seconds to every site), ``leaves``, ``single`` (its only leaf, or -1);
-    by leaf: ``capacities``. ``connected``: vertices with edges; ``movable``: those with a choice."""
+    by leaf: ``capacities``. ``connected``: vertices with edges, or with fills; ``movable``: those with a choice.
+
+    ``fills``: by vertex, lines a second past its L3, all 0 where containers do not push each other apart; ``filling``:
+    those with some; ``caches``: how many L3s there are; ``repel_s``: what each line beyond saturation costs."""
 
     def __init__(self, problem: Problem) -> None:
         _check(problem)
@@ -48,7 +52,16 @@ class Instance:
         for a, b, weight in problem.edges:
             self.near[a].append((b, weight))
             self.near[b].append((a, weight))
-        self.connected = [u for u, near in enumerate(self.near) if near]
+        self.repel_s = settings.repel_ns * NANOSECOND
+        self.fills = [vertex.fills if self.repel_s else 0 for vertex in problem.vertices]
+        self._connect()
+        numbers = [leaf.cache if leaf.cache >= 0 else (-1, index) for index, leaf in enumerate(tree.leaves)]
+        number_of = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
+        self.caches = len(number_of)
+        self._cache_shares = [
+            self._summed(shares, [number_of[each] for each in numbers]) for shares in self._shares
+        ]
+        self._fill_parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._farthest = max([max(row) for row in self.rows])
 
@@ -72,7 +85,8 @@ class Instance:
         coarse.sites = [self.sites[group[0]] for group in members]
         coarse.movable = [group[0] in free and self.movable[group[0]] for group in members]
         coarse.near = [list(each.items()) for each in near]
-        coarse.connected = [u for u, each in enumerate(near) if each]
+        coarse.fills = [sum([self.fills[vertex] for vertex in group]) for group in members]
+        coarse._connect()
         return coarse, owner
 
     def parts(self, size: int, site: int) -> list[tuple[int, int]]:
@@ -85,11 +99,26 @@ class Instance:
             self._parts[size, site] = known
         return known
 
+    def fill_parts(self, fills: int, site: int) -> list[tuple[int, int]]:
+        """Of what is fetched past the L3s of a site, by whom is there: (L3, lines a second)."""
+        known = self._fill_parts.get((fills, site))
+        if known is None:
+            shares = self._cache_shares[site]
+            total = sum([share for _, share in shares])
+            known = [(cache, -(-fills * share // total)) for cache, share in shares]
+            self._fill_parts[fills, site] = known
+        return known
+
+    def crowding(self, fetched: int) -> float:
+        """What it costs that an L3 fetches so many lines a second, in CPU-seconds a second."""
+        return self.repel_s * max(0, fetched - self.problem.settings.saturated_fills)
+
     def cost(self, at: Sequence[int]) -> float:
         """CPU-seconds a second of a placement; 0 = the best there could be.
 
         Neighbours cost their weight times distance. A pair that is to be apart costs what it lacks of the greatest
-        distance, so that no cost is negative. Vertices that are nowhere (-1) cost nothing.
+        distance, so that no cost is negative. What an L3 fetches beyond saturation costs too. Vertices that are nowhere
+        (-1) cost nothing.
         """
         rows, farthest = self.rows, self._farthest
         total = 0.0
@@ -97,7 +126,7 @@ class Instance:
             if at[a] >= 0 and at[b] >= 0:
                 distance = rows[at[a]][at[b]]
                 total += weight * distance if weight > 0 else -weight * (farthest - distance)
-        return total
+        return total + self._crowding_of(at) if self.filling else total
 
     def migrated_bytes(self, vertex: int, source: int, target: int) -> float:
         """What would have to follow a vertex: nothing inside its NUMA nodes, else the part that is to be on new ones."""
@@ -117,13 +146,25 @@ class Instance:
         """CPU-seconds a second that any moved container must be worth: ``kappa`` of the mean container's traffic, one
         step away, and ``least_gain`` at least. It does not depend on the placement: what did not pay yesterday does not
         pay after a better plan."""
-        if not self.connected:
-            return 0.0
+        settings = self.problem.settings
+        talking = sum([bool(near) for near in self.near])
+        if not talking:
+            return settings.least_gain if self.filling else 0.0
         distances = self.problem.tree.distance_ns
         step = NANOSECOND * min([d for row in distances for d in row if d > 0], default=0.0)
-        volume = sum([abs(weight) for _, _, weight in self.problem.edges]) / len(self.connected)
-        settings = self.problem.settings
+        volume = sum([abs(weight) for _, _, weight in self.problem.edges]) / talking
         return max(settings.least_gain, settings.kappa * volume * step)
+
+    def _connect(self) -> None:
+        self.filling = [u for u, fills in enumerate(self.fills) if fills]
+        self.connected = [u for u, near in enumerate(self.near) if near or self.fills[u]]
+
+    def _crowding_of(self, at: Sequence[int]) -> float:
+        fetched = [0] * self.caches
+        for u in self.filling:
+            for cache, part in self.fill_parts(self.fills[u], at[u]) if at[u] >= 0 else ():
+                fetched[cache] += part
+        return sum([self.crowding(each) for each in fetched])
 
     def _sites_of(self, vertex: Vertex, most_bytes: int) -> tuple[int, ...]:
         if vertex.at < 0 or vertex.memory_bytes <= most_bytes:
@@ -134,6 +175,14 @@ class Instance:
         shares = [(leaf, self.capacities[leaf]) for leaf in leaves]
         # Where nothing is left to spread over, what must be there is spread evenly.
         return shares if any(share for _, share in shares) else [(leaf, 1) for leaf in leaves]
+
+    @staticmethod
+    def _summed(shares: Sequence[tuple[int, int]], cache_of: Sequence[int]) -> list[tuple[int, int]]:
+        """The shares of leaves as those of the L3s that they are in."""
+        sums: dict[int, int] = {}
+        for leaf, share in shares:
+            sums[cache_of[leaf]] = sums.get(cache_of[leaf], 0) + share
+        return list(sums.items())
 
     def _distances(self) -> list[list[float]]:
         matrix = self.problem.tree.distance_ns

@@ -92,7 +92,12 @@ class Order:
                 here, there = rows[arrangement.at[other]], rows[self.wanted[other]]
                 gains[other] += weight * (here[site] - here[source] - there[site] + there[source])
                 heappush(self.heap, (-gains[other], other))
-        # 2. Those that waited for its place try again.
+        # 2. What others make L3s fetch beyond saturation is another amount now.
+        for other in instance.filling if instance.fills[vertex] else ():
+            if other in gains:
+                gains[other] = self._gain(other, self.wanted[other])
+                heappush(self.heap, (-gains[other], other))
+        # 3. Those that waited for its place try again.
         for leaf in instance.leaves[source]:
             for other in self.waiting.pop(leaf, ()):
                 if other in gains:
@@ -245,8 +250,13 @@ class Order:
     def _gain(self, vertex: int, site: int) -> float:
         at, rows = self.arrangement.at, self.instance.rows
         here, there = rows[at[vertex]], rows[site]
-        return sum(
+        gain = sum(
             [weight * (here[at[other]] - there[at[other]]) for other, weight in self.instance.near[vertex]]
+        )
+        return (
+            gain - self.arrangement.crowding_change(((vertex, site),))
+            if self.instance.fills[vertex]
+            else gain
         )
 
 

@@ -1,5 +1,7 @@
 """The planner: what should move where, so that those that talk to each other are near each other; and whether it pays.
 
+Where asked for (``repel_ns``), the same cost has what the containers of an L3 fetch past it beyond saturation.
+
 The problem is graph mapping with capacities on a tree, which holds minimum bisection and multiple knapsack and is
 NP-hard; what is used instead of an exact method, and where it comes from, stands in ``clusters``, ``assign``,
 ``multilevel``, ``refine``, ``repair``, ``relabel`` and ``search``.

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Leaf:
     """One L3, or cluster of cores (or the smallest domain there is). ``capacity_milli``: CPUs that shared containers may
-    use, x 1000."""
+    use, x 1000. ``cache``: the number of the L3 that it is in; -1 = it is one."""
 
     name: str
     capacity_milli: int
     node: int
     socket: int
+    cache: int = -1
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Vertex:
     """One container. ``at``: index of the site it is in now, -1 = nowhere yet. ``sites``: those it may have, at
     least the present one; exactly one = it is fixed. ``milli``: its CPU demand; ``memory_bytes``: what would
     have to follow it to another NUMA node. ``may_overlap``: it shares its CPUs, so that it can stand in one place with
-    another container for the milliseconds of an exchange."""
+    another container for the milliseconds of an exchange. ``fills``: cache lines a second that it fetches past its L3."""
 
     key: str
     milli: int
@@ -56,6 +57,7 @@ class Vertex:
     sites: tuple[int, ...]
     memory_bytes: int = 0
     may_overlap: bool = True
+    fills: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class PlanSettings:
     must be worth, in units of the mean cost of a container over ``horizon_s``; ``least_gain``: the same in CPUs, if that
     is more. ``refill_bytes``: cache that is read again after a move. ``fill``: how full leaves are packed while
     clustering. ``exchange_overcommit``: how far above its capacity, as a part of it, a leaf may be while containers
-    that share CPUs change places; 0 = never.
+    that share CPUs change places; 0 = never. ``repel_ns``: what each line costs that the containers of an L3 fetch past it
+    beyond ``saturated_fills`` a second, all together; 0 = they do not push each other apart.
     """
 
     starts: int = 6
@@ -79,6 +82,8 @@ class PlanSettings:
     migration_bytes_per_s: float = 1e9
     max_migrated_bytes: int = 8 << 30
     exchange_overcommit: float = 0.5
+    repel_ns: float = 0.0
+    saturated_fills: int = 100_000_000
     seed: int = 0
     #: How much the search may look at, four times as much in small problems; a unit takes about 1.5 microseconds.
     work: int = 40_000

@@ -4,8 +4,8 @@ After Fiduccia and Mattheyses (DAC 1982): vertices move one at a time, by gain, 
 that moved are looked at again. Where the better place is full, a vertex goes there if another one leaves: for the
 first one's place (Kernighan and Lin's swap) or, in a ``deep`` search, for any place that has room (an ejection).
 
-What is made small is the cost of communication plus a ``bias`` for each vertex and site: what being there costs by
-itself, as the price of a move is. Leaves never become fuller than they may be, or were.
+What is made small is the cost of communication and crowding plus a ``bias`` for each vertex and site: what being there
+costs by itself, as the price of a move is. Leaves never become fuller than they may be, or were.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Refinement:
         #: Rows of large machines take longer.
         self._width = 1 + len(arrangement.instance.rows) // 32
         self._rows: list[Optional[list[float]]] = [None] * len(arrangement.at)
+        self._fills = arrangement.instance.fills
 
     def run(self, vertices: Iterable[int], most_work: int) -> None:
         """Improve, these vertices first and then what is touched by it."""
@@ -58,7 +59,8 @@ class Refinement:
             for moved, site in moves:
                 self.move(moved, site)
             for moved, _ in moves:
-                for other in [moved, *[neighbour for neighbour, _ in instance.near[moved]]]:
+                others = instance.filling if instance.fills[moved] else ()
+                for other in [moved, *[neighbour for neighbour, _ in instance.near[moved]], *others]:
                     if not waiting[other] and instance.movable[other]:
                         waiting[other] = True
                         queue.append(other)
@@ -83,10 +85,20 @@ class Refinement:
             rows[other] = None
 
     def row(self, vertex: int) -> list[float]:
-        """What each site costs a vertex while all others stay: the weight and distance of neighbours, and the bias."""
+        """What each site costs a vertex while all others stay: the weight and distance of neighbours, the bias, and what
+        it makes L3s fetch beyond saturation."""
         known = self._rows[vertex]
-        if known is not None:
+        if known is None:
+            known = self._still_row(vertex)
+        fills = self._fills[vertex]
+        if not fills:
             return known
+        self.work += 1 + self._width
+        crowding = self.arrangement.crowding_row(fills, self.arrangement.at[vertex])
+        return [cost + more for cost, more in zip(known, crowding)]
+
+    def _still_row(self, vertex: int) -> list[float]:
+        """The same without crowding: it holds until a neighbour moves."""
         distances = self.arrangement.instance.rows
         pull = self.arrangement.pull_of((vertex,))
         self.work += 1 + len(pull) * self._width
@@ -144,6 +156,8 @@ class Refinement:
                 # With the first one gone, a tie between the two is longer or shorter than the rows say.
                 left = weight * (rows[site][target] - rows[here][target] + rows[site][here])
                 total = gain + row[site] - row[target] - left + weight * rows[site][site]
+                if instance.fills[vertex] and instance.fills[other]:
+                    total += self._crowded_together((vertex, site), (other, target))
                 if total <= best_gain:
                     continue
                 if target == here and both_single:
@@ -153,3 +167,8 @@ class Refinement:
                 if fits:
                     best_gain, best_moves = total, [(other, target), (vertex, site)]
         return (best_gain, best_moves) if best_moves else (0.0, [])
+
+    def _crowded_together(self, one: Move, other: Move) -> float:
+        """By how much two moves at once crowd L3s less than the sum of what each does by itself."""
+        change = self.arrangement.crowding_change
+        return change((one,)) + change((other,)) - change((one, other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Optional, Union
 
@@ -54,12 +55,20 @@ def sites_of(tree: Tree, level: str) -> tuple[int, ...]:
 
 
 def vertex(
-    tree: Tree, key: str, at: int, cpus: float = 1, *, fixed: bool = False, memory_gib: float = 0
+    tree: Tree,
+    key: str,
+    at: int,
+    cpus: float = 1,
+    *,
+    fixed: bool = False,
+    memory_gib: float = 0,
+    fills: float = 0,
 ) -> Vertex:
-    """A container that may be at any site of the level of its present one (nowhere: of L3s)."""
+    """A container that may be at any site of the level of its present one (nowhere: of L3s). ``fills``: million lines a
+    second."""
     level = tree.sites[at].level if at >= 0 else "ccx"
     sites = (at,) if fixed else sites_of(tree, level)
-    return Vertex(key, round(cpus * 1000), at, sites, int(memory_gib * GIB))
+    return Vertex(key, round(cpus * 1000), at, sites, int(memory_gib * GIB), fills=round(fills * 1e6))
 
 
 def problem(
@@ -124,3 +133,13 @@ def random_problem(seed: int, settings: PlanSettings = SHIPPED, full: float = 0.
     chosen = random.sample(pairs, min(len(pairs), 2 * len(vertices)))
     weights = {pair: random.lognormvariate(0, 1.5) * random.choice((1, 1, 1, 1, -1)) for pair in chosen}
     return problem(tree, vertices, weights, settings)
+
+
+def crowded(asked: Problem, seed: int, repel_ns: float = 84.0) -> Problem:
+    """The same problem with containers that fetch past their L3s, many of them more than half of what saturates one."""
+    random = Random(seed)
+    vertices = [
+        replace(each, fills=random.choice((0, 0, 5_000_001, 40_000_000, 70_000_000, 130_000_003)))
+        for each in asked.vertices
+    ]
+    return replace(asked, vertices=tuple(vertices), settings=replace(asked.settings, repel_ns=repel_ns))
