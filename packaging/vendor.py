@@ -120,7 +120,10 @@ def _name_and_version(wheel: Path) -> tuple[str, str]:
 def _download(python: str, architecture: Architecture, folder: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-    command += ["--platform", f"manylinux2014_{architecture.name}", "--dest", str(folder), *arguments]
+    # Two names of the same glibc; pip takes neither for the other.
+    for system in ("manylinux2014", "manylinux_2_17"):
+        command += ["--platform", f"{system}_{architecture.name}"]
+    command += ["--dest", str(folder), *arguments]
     try:
         subprocess.run(command, check=True)
     except subprocess.CalledProcessError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +22,12 @@ EM_386, EM_X86_64, EM_AARCH64 = 3, 62, 183
 DEBIAN = {X86_64: "amd64", AARCH64: "arm64"}
 #: What pip had to choose for the architecture: the modules that are compiled.
 COMPILED = {"cygrpc", "_multidict", "_message", "_yaml"}
+#: The oldest glibc that a package asks for, and what else its rpm needs: of the base system of openEuler and RHEL.
+GLIBC = (2, 17)
+BASE = {"/bin/sh", "/usr/lib/cri-resmgr/bin/python", "config(cri-resmgr)", "rtld(GNU_HASH)"}
+BASE |= {"coreutils", "findutils", "grep", "sed", "python(abi)"}
+BASE_LIBRARIES = re.compile(r"(ld-linux-[a-z0-9-]+|lib(c|m|pthread|rt|dl|gcc_s|stdc\+\+))\.so\.\d+\(")
+PT_LOAD, PAGE_64K = 1, 0x10000
 #: What a package is made of besides wheels, as stage.py wants it.
 PREPARED = ("site/x.py", "licences/x", "man/cri-resmgr.8", "completion/bash", "completion/zsh", "config.yaml")
 
@@ -50,6 +58,17 @@ def elf_machines(root: Path) -> dict[str, int]:
     }
 
 
+def load_alignments(elf: bytes) -> set[int]:
+    """p_align of each PT_LOAD segment of a 64-bit little-endian file (elf.h)."""
+    (offset,) = struct.unpack_from("<Q", elf, 0x20)
+    size, count = struct.unpack_from("<HH", elf, 0x36)
+    headers = [offset + place * size for place in range(count)]
+    kinds = {header: struct.unpack_from("<I", elf, header)[0] for header in headers}
+    return {
+        struct.unpack_from("<Q", elf, header + 0x30)[0] for header, kind in kinds.items() if kind == PT_LOAD
+    }
+
+
 def stage(prepared: Path, architecture: str, root: Path) -> subprocess.CompletedProcess[str]:
     """As the spec runs it."""
     for name in PREPARED:
@@ -74,6 +93,24 @@ def test_a_package_names_its_architecture_and_every_elf_file_in_it_is_for_that(
     machines = elf_machines(unpacked(built, tmp_path / "root"))
     assert set(machines) >= COMPILED
     assert set(machines.values()) == {machine}
+
+
+@pytest.mark.parametrize("architecture", [X86_64, AARCH64])
+def test_an_rpm_asks_for_nothing_but_the_base_system(architecture: str, package: Callable[..., Path]) -> None:
+    asked = ask("rpm", "-qp", "--requires", str(package("rpm", architecture=architecture))).splitlines()
+    assert f"/usr/bin/python{BOOKWORM_PYTHON}" in asked
+    names = {line.split()[0] for line in asked} - BASE - {f"/usr/bin/python{BOOKWORM_PYTHON}"}
+    others = [name for name in names if not BASE_LIBRARIES.match(name) and not name.startswith("rpmlib(")]
+    assert not others
+    glibc = [tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", " ".join(asked))]
+    assert max(glibc) <= GLIBC
+
+
+def test_modules_for_aarch64_load_with_pages_of_64_kib(package: Callable[..., Path], tmp_path: Path) -> None:
+    root = unpacked(package("deb", architecture=AARCH64), tmp_path / "root")
+    modules = {found.name: load_alignments(found.read_bytes()) for found in root.rglob("*.so")}
+    assert modules
+    assert [name for name, alignments in modules.items() if min(alignments) < PAGE_64K] == []
 
 
 def test_another_builder_makes_the_same_package_for_aarch64(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging.conftest import AARCH64, X86_64
 from tests.packaging.expected import PROGRAMS, STATE, UNITS, elsewhere
 from tests.packaging.kinds import ask
 from tests.packaging.roots import REPOSITORY
@@ -44,7 +45,9 @@ def test_what_is_edited_is_configuration(rpm: Path) -> None:
     assert files == ["/etc/cri-resmgr/config.yaml", "/etc/cri-resmgr/fallback.cfg.sample"]
 
 
-def test_rpmlint_finds_nothing(rpm: Path) -> None:
+@pytest.mark.parametrize("architecture", [X86_64, AARCH64])
+def test_rpmlint_finds_nothing(architecture: str, package: Callable[..., Path]) -> None:
+    rpm = package("rpm", architecture=architecture)
     if shutil.which("rpmlint") is None:
         pytest.skip("no rpmlint")
     settings = str(REPOSITORY / "packaging" / "rpm" / "rpmlint.toml")
