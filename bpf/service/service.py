@@ -1,4 +1,5 @@
-"""The observer's main loop: a sample every interval, into the graph, out to the clients that watch.
+"""The observer's main loop: a sample every interval (sample_pace.py), into the graph, out to the clients
+that watch.
 
 Looking takes its time (files of /proc, sockets, maps) and is done in a thread; the graph is touched by the event
 loop only. Nothing that goes wrong with a sample ends the service: the ladder goes down, or the sample is skipped.
@@ -23,6 +24,7 @@ from bpf.kernel.notify import notify, watchdog_period_s
 from bpf.service.graph_file import GraphFile
 from bpf.service.log import log
 from bpf.service.options import BadOptions, Options, parse_options, read_options
+from bpf.service.sample_pace import SamplePace
 from bpf.service.server import AffinityService, ServiceSockets
 from bpf.sources.fallback import ProviderFallback
 from bpf.sources.providers import Owners
@@ -62,6 +64,7 @@ class Observer:
         self._parts = SeenParts()
         self._service = AffinityService(self._graph, self._status, options.sysfs, self._remote)
         self._last = Sample(boot_time_s(), 0.0)
+        self._pace = SamplePace(options.interval_s, boot_time_s())
         self._saved_s = boot_time_s()
         self._late_s = time.monotonic() + LONGEST_LOOK_S
         self._problem = ""
@@ -96,12 +99,9 @@ class Observer:
     # ------------------------------------------------------------------ sampling
 
     async def _sample_until_stopped(self) -> None:
-        due_s = boot_time_s()
+        self._pace = SamplePace(self._options.interval_s, boot_time_s())
         while not self._stop.is_set():
-            # From the time that was due, not from now: no drift. Samples that were missed are not made up for.
-            due_s += self._options.interval_s
-            if due_s < boot_time_s():
-                due_s = boot_time_s() + self._options.interval_s
+            due_s = self._pace.due_after(boot_time_s())
             # Not by the clock of samples, which goes on while the machine sleeps.
             self._late_s = time.monotonic() + (due_s - boot_time_s()) + LONGEST_LOOK_S
             with contextlib.suppress(asyncio.TimeoutError):
@@ -142,8 +142,9 @@ class Observer:
         self._last = (
             replace(sample, flows=(), remotes=(), lost={})
             if is_seen
-            else replace(self._last, counters=sample.counters)
+            else replace(self._last, counters=sample.counters, fill=0.0)
         )
+        self._pace.follow(self._options.interval_s, sample.fill)
         self._service.announce()
         notify(f"STATUS={self._sentence()}")
         if at_s - self._saved_s >= SAVE_EVERY_S:
@@ -196,6 +197,8 @@ class Observer:
             observed_s=self._graph.observed_s,
             half_life_s=self._graph.settings.half_life_s,
             trust=self._parts.trust,
+            pairs_fill=self._last.fill,
+            next_sample_s=self._pace.pause_s,
         )
 
     def _sentence(self) -> str:

@@ -124,6 +124,7 @@ class EbpfProvider:
         self._root = cgroup_root or cgroup_v2_root()
         self._unresolved: list[CgroupFlow] = []
         self._missed = 0
+        self._edges = edges
         self._last_s = boot_time_s()
         self._possible_cpus = _possible_cpus()
         for name in detach_leftovers(self._root):
@@ -164,7 +165,9 @@ class EbpfProvider:
         earlier, self._unresolved = self._unresolved, []
         seen = _Seen()
         self._add(seen, earlier, is_last_try=True)
-        self._add(seen, self.drain(), is_last_try=False)
+        taken = self.drain()
+        fill = sum(flow.kind != "wake" for flow in taken) / self._edges
+        self._add(seen, taken, is_last_try=False)
         seconds, self._last_s = now_s - self._last_s, now_s
         remotes = self._remotes()
         counters = self.counters()
@@ -172,7 +175,7 @@ class EbpfProvider:
         peers = self._peers()
         self._follow_peers(peers)
         flows = with_presence(seen.flows(), peers)
-        return Sample(now_s, max(seconds, 0.0), flows, counters, remotes, self._lost())
+        return Sample(now_s, max(seconds, 0.0), flows, counters, remotes, self._lost(), fill)
 
     def drain(self) -> list[CgroupFlow]:
         """Take what the kernel has counted, between cgroups."""

@@ -44,7 +44,7 @@ class Sample:
     """All flows of the ``seconds`` before ``at_s`` (CLOCK_BOOTTIME); of 0 seconds nothing is known.
 
     ``counters`` only grow: resolved, missed, dropped... ``lost``: by endpoint, how often bytes of it found no room to be
-    counted; its flows are then more than is told here.
+    counted; its flows are then more than is told here. ``fill``: the part of the table of pairs that was in use.
     """
 
     at_s: float
@@ -53,6 +53,7 @@ class Sample:
     counters: Mapping[str, int] = field(default_factory=dict)
     remotes: tuple[RemoteFlow, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)
+    fill: float = 0.0
 
 
 class Provider(Protocol):

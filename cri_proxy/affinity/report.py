@@ -16,6 +16,8 @@ from policies.affinity.graph.traffic import LEAST_TRUST, Edge, Traffic
 
 #: As many edges are shown unless all are asked for.
 SHOWN = 20
+#: From here on it is told how full the observer's table of pairs is.
+TOLD_FILL = 0.25
 #: Where two containers can be, nearest first.
 NEARNESS = (*(words for _, words in WHERE), APART)
 #: One of them has no place that we know: it is gone, or not a container of this node.
@@ -152,6 +154,10 @@ def _provider_text(observer: Mapping[str, Any]) -> str:
         text += f": {observer['detail']}"
     if observer.get("age_s") is not None:
         text += f"; last sample {observer['age_s']:.0f} s ago"
+    if observer.get("pairs_fill", 0.0) >= TOLD_FILL:
+        text += f"; its table of pairs {observer['pairs_fill']:.0%} full, a sample every {observer['next_sample_s']:g} s"
+    if lost := observer.get("counters", {}).get("dropped"):
+        text += f"; {lost:,} times there was no room to count"
     if observer.get("resident_bytes"):
         text += f"; {observer['resident_bytes'] / 1e6:.1f} MB resident"
     return text

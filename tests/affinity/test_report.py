@@ -146,6 +146,14 @@ def test_containers_that_were_partly_seen_are_told_with_the_counters() -> None:
     ]
 
 
+def test_a_table_that_fills_and_what_it_has_lost_are_told_with_the_pace_of_samples() -> None:
+    observer = {"provider": "ebpf", "counters": {"dropped": 1234}, "pairs_fill": 0.61, "next_sample_s": 2.5}
+    told = "ebpf; its table of pairs 61% full, a sample every 2.5 s; 1,234 times there was no room to count"
+    assert observer_lines(observer)[0] == f"observer   {told}"
+    assert status_lines({**STATUS, "observer": observer})[0] == f"  affinity   seen by {told}"
+    assert observer_lines({**observer, "counters": {}, "pairs_fill": 0.01})[0] == "observer   ebpf"
+
+
 def test_groups_are_listed_by_name(engine: Engine) -> None:
     groups = [{"members": ["default/db/db", "default/web/web"], "weight": 12345.6}]
     assert affinity_text(document(engine, WEB_DB, groups=groups), groups=True).endswith(

@@ -80,6 +80,8 @@ class AffinityClient:
             "counters": dict(told.counters),
             "trust": dict(told.trust),
             "sample_s": told.sample_s,
+            "next_sample_s": told.next_sample_s,
+            "pairs_fill": told.pairs_fill,
             "observed_s": told.observed_s,
             "resident_bytes": told.resident_bytes,
             "age_s": None if self._heard_s is None else round(time.monotonic() - self._heard_s, 1),

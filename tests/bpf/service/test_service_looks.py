@@ -39,6 +39,7 @@ class Eyes:
     def __init__(self, a: str = "a", b: str = "b") -> None:
         self.flows = (Flow(a, b, "tcp", 10**9, 10**9, 100),)
         self.lost: dict[str, int] = {}
+        self.fill = 0.0
         self.looks: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.may_end = threading.Event()
         self.may_end.set()
@@ -49,7 +50,7 @@ class Eyes:
     def sample(self, now_s: float) -> Sample:
         self.looks.put(now_s)
         self.may_end.wait()
-        return Sample(now_s, SAMPLE_S, self.flows, lost=self.lost)
+        return Sample(now_s, SAMPLE_S, self.flows, lost=self.lost, fill=self.fill)
 
     async def look(self, times: int) -> None:
         """Returns when it has looked so often, and what it saw was taken in."""
@@ -75,6 +76,18 @@ async def observing(options: Options, eyes: Eyes) -> AsyncIterator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await running
         gc.unfreeze()
+
+
+async def status_of(options: Options) -> pb.Status:
+    """What the observer with these options says of itself."""
+    async with grpc.aio.insecure_channel(f"unix:{options.socket}") as channel:
+        ask = channel.unary_unary(
+            f"{SERVICE}/GetGraph",
+            request_serializer=pb.GetGraphRequest.SerializeToString,
+            response_deserializer=pb.Graph.FromString,
+        )
+        graph = await ask(pb.GetGraphRequest(), timeout=WAIT_S, wait_for_ready=True)
+    return graph.status
 
 
 def test_where_no_provider_sees_the_graph_stays_as_it_was(folder: Path) -> None:
@@ -134,14 +147,22 @@ async def test_of_whom_a_provider_has_lost_more_than_seen_is_in_the_status(folde
     eyes.lost = {"a": 150}
     async with observing(options, eyes):
         await eyes.look(2)
-        async with grpc.aio.insecure_channel(f"unix:{options.socket}") as channel:
-            ask = channel.unary_unary(
-                f"{SERVICE}/GetGraph",
-                request_serializer=pb.GetGraphRequest.SerializeToString,
-                response_deserializer=pb.Graph.FromString,
-            )
-            graph = await ask(pb.GetGraphRequest(), timeout=WAIT_S, wait_for_ready=True)
-    assert dict(graph.status.trust) == {"a": pytest.approx(0.2, abs=0.1)}
+        status = await status_of(options)
+    assert dict(status.trust) == {"a": pytest.approx(0.2, abs=0.1)}
+
+
+async def test_samples_come_sooner_while_the_table_of_pairs_is_more_than_half_full(folder: Path) -> None:
+    options = Options(
+        socket=str(folder / "o.sock"), state_file="", interval_s=SAMPLE_S, cgroup_root=str(folder)
+    )
+    eyes = Eyes()
+    told = []
+    async with observing(options, eyes):
+        for eyes.fill in (0.1, 0.6, 0.4, 0.1):
+            await eyes.look(3)
+            status = await status_of(options)
+            told.append((status.pairs_fill, status.next_sample_s))
+    assert told == [(0.1, SAMPLE_S), (0.6, SAMPLE_S / 4), (0.4, SAMPLE_S / 4), (0.1, SAMPLE_S)]
 
 
 async def is_fed(manager: socket.socket) -> bool:

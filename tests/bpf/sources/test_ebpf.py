@@ -118,6 +118,19 @@ def test_edges_that_found_no_room_are_counted(stage: Stage) -> None:
     assert sample.counters["edges_full"] >= 2
     assert sample.counters["dropped"] >= sample.counters["edges_full"]
     assert sample.lost.keys() >= {"a2", "b2"}
+    assert sample.fill == 1.0
+    assert provider.sample(10.0).fill == 0.0
+
+
+@needs_bcc
+def test_a_sample_tells_how_full_the_table_of_pairs_was(stage: Stage) -> None:
+    client, server = stage.one_pod()
+    port = int(server.do("serve_tcp(socket.AF_INET, '127.0.0.1', 0, 10, 10)"))
+    # Other tests' connections are in it as well.
+    provider = stage.provider(edges=4096)
+    assert provider.sample(0.0).fill < 0.5
+    client.do(f"call_tcp('127.0.0.1', {port}, 10, 10, 1, 2)")
+    assert 1 / 4096 <= provider.sample(10.0).fill < 0.5
 
 
 @needs_bcc
