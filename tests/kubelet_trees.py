@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 CONTAINERD = "unix:///run/containerd/containerd.sock"
 OLD = "unix:///var/run/containerd/containerd.sock"
+ISULAD = "unix:///var/run/isulad.sock"
 UNIT = "/usr/lib/systemd/system/kubelet.service"
 DROP_IN = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 CONFIG = "/var/lib/kubelet/config.yaml"
@@ -102,6 +103,19 @@ TREES = {
          "/etc/kubernetes/config": 'KUBE_LOGTOSTDERR="--logtostderr=true"\n',
          "/etc/kubernetes/kubelet": '# Add your own!\nKUBELET_ARGS="--cgroup-driver=systemd --fail-swap-on=false"\n'},
         CONTAINERD, "default", ("/etc/kubernetes/kubelet",),
+    ),
+    "openEuler's kubernetes-node, iSulad": Tree(
+        {UNIT: "[Service]\nEnvironmentFile=-/etc/kubernetes/config\nEnvironmentFile=-/etc/kubernetes/kubelet\n"
+         "ExecStart=/usr/bin/kubelet $KUBE_LOGTOSTDERR $KUBELET_ARGS\n",
+         "/etc/kubernetes/config": 'KUBE_LOGTOSTDERR="--logtostderr=true"\n',
+         "/etc/kubernetes/kubelet": 'KUBELET_ARGS="--container-runtime=remote '
+         f'--container-runtime-endpoint={ISULAD} --cgroup-driver=systemd"\n'},
+        ISULAD, "/etc/kubernetes/kubelet:1", ("/etc/kubernetes/kubelet",),
+    ),
+    "kubeadm, iSulad": Tree(
+        {**KUBEADM, FLAGS_ENV:
+         f'KUBELET_KUBEADM_ARGS="--container-runtime=remote --container-runtime-endpoint={ISULAD}"\n'},
+        ISULAD, f"{FLAGS_ENV}:1", (FLAGS_ENV,),
     ),
     "default, with other flags": Tree(
         {**KUBEADM, "/etc/default/kubelet": '\n# mine\nKUBELET_EXTRA_ARGS="--node-ip=10.0.0.1"'},

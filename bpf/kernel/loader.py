@@ -208,7 +208,9 @@ def _failure(message: bytes, output: str, code: int, python: str) -> ProviderLos
     answer = json.loads(message) if message else {}
     step, reason = answer.get("failed", ""), answer.get("reason", "")
     if step == "bcc":
-        return ProviderLost(f"{python} has no bcc ({reason}); Debian, openEuler: python3-bpfcc")
+        return ProviderLost(
+            f"{python} has no bcc ({reason}); Debian, Ubuntu: python3-bpfcc; RHEL: python3-bcc; openEuler: one of the two"
+        )
     if step == "compile" and "could not open bpf map" in output:
         # bcc makes the maps while it compiles.
         said = _first_with(output, "could not open bpf map").rpartition("error: ")[2]

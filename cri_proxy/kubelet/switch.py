@@ -150,7 +150,7 @@ def _refuse_foreign(setup: Setup, endpoint: str) -> None:
     if runtime is not None and runtime.text != "remote":
         raise CannotSwitch(
             f"{runtime.place}: kubelet uses us only with --container-runtime=remote, not {runtime.text}",
-            "first move it to a runtime that has a socket: containerd or CRI-O",
+            "first move it to a runtime that has a socket: containerd, CRI-O or iSulad",
         )
     if setup.manager:
         raise CannotSwitch(

@@ -2,7 +2,8 @@
 
 PSI (``cpu.pressure``, line ``some``, ``total=`` in microseconds; Documentation/accounting/psi.rst) is what we want:
 the time in which a task could have run and did not. It is a file of the v2 hierarchy, also of the one that hybrid
-hosts mount at ``unified``. On v1 only throttling is told (``cpu.stat``: ``throttled_time`` in nanoseconds; v2 says
+hosts mount at ``unified``; openEuler's kernels have it in v1's ``cpuacct`` as well (booted with ``psi=1 psi_v1=1``).
+Elsewhere on v1 only throttling is told (``cpu.stat``: ``throttled_time`` in nanoseconds; v2 says
 ``throttled_usec``), which a container without a CPU limit never suffers: then there is less to guard by.
 """
 
@@ -17,7 +18,7 @@ from cri_proxy.affinity.pressure_guard import PressureReading
 from cri_proxy.bounded_files import read_number, read_text
 
 PSI, THROTTLING, NOTHING = "pressure (PSI)", "throttling", "nothing"
-_UNIFIED = ("", "unified")
+_PRESSURE = ("", "unified", "cpu,cpuacct", "cpuacct")
 _CPU = ("", "cpu", "cpu,cpuacct")
 
 
@@ -49,7 +50,7 @@ class PressureReader:
         return PressureSample(readings, " and ".join(sorted(sources)) or NOTHING)
 
     def _stalled_us(self, path: str) -> Optional[int]:
-        for mount in _UNIFIED:
+        for mount in _PRESSURE:
             text = self._read(mount, path, "cpu.pressure")
             for line in text.splitlines():
                 if line.startswith("some "):

@@ -299,7 +299,7 @@ def _obstacles(facts: Facts) -> Iterator[tuple[str, str]]:
     if system is not None and system.has_bcc is False:
         yield (
             "bcc is not there for the system's Python",
-            "apt install python3-bpfcc, or: dnf install python3-bcc",
+            "apt install python3-bpfcc, or: dnf install python3-bcc (openEuler: that or python3-bpfcc)",
         )
     if cgroups is not None and cgroups.version == "v1":
         yield "containers have no cgroup v2 of their own", "boot with systemd.unified_cgroup_hierarchy=1"

@@ -22,6 +22,18 @@ V2_STAT = "usage_usec 9\nuser_usec 5\nsystem_usec 4\nnr_periods 10\nnr_throttled
     [
         pytest.param({"cpu.pressure": PSI_TEXT}, 2500000, PSI, id="v2"),
         pytest.param({"unified:cpu.pressure": PSI_TEXT, "cpu:cpu.stat": V1_STAT}, 2500000, PSI, id="hybrid"),
+        pytest.param(
+            {"cpuacct:cpu.pressure": PSI_TEXT, "cpu:cpu.stat": V1_STAT},
+            2500000,
+            PSI,
+            id="v1 with PSI (openEuler)",
+        ),
+        pytest.param(
+            {"cpu,cpuacct:cpu.pressure": PSI_TEXT, "cpu,cpuacct:cpu.stat": V1_STAT},
+            2500000,
+            PSI,
+            id="both in one",
+        ),
         pytest.param({"cpu:cpu.stat": V1_STAT}, 7000, THROTTLING, id="v1"),
         pytest.param({"cpu,cpuacct:cpu.stat": V1_STAT}, 7000, THROTTLING, id="v1, by its other name"),
         pytest.param({"cpu.stat": V2_STAT}, 8000, THROTTLING, id="v2 without PSI"),

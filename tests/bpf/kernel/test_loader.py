@@ -218,5 +218,5 @@ def test_a_python_without_bcc_is_named_with_the_package(source: Path, tmp_path: 
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(ProviderLost, match="has no bcc .*python3-bpfcc"):
+    with pytest.raises(ProviderLost, match=r"has no bcc .*python3-bpfcc; RHEL: python3-bcc;"):
         load(source, [RAW], python=str(bare))
