@@ -1,0 +1,155 @@
+/* QEMU's TCG plugin: every load and store of every virtual CPU goes through the model of the caches.
+ *
+ * Arguments: out=FILE (JSON, one object a line), cpus, ccx (CPUs a CCX), socket (CCXs a socket), l2 and l3 (bytes).
+ * A program begins counting with a store to MARK and ends it with one to MARK + 64, which writes a line; both addresses are
+ * virtual, so the program maps the page there (MAP_FIXED). The caches are modelled all the time: counting starts warm.
+ *
+ * Debian's QEMU comes without qemu-plugin.h: what is used of it is declared here, by the names of its public interface,
+ * version 1 (https://www.qemu.org/docs/master/devel/tcg-plugins.html).
+ */
+#include "model.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+typedef uint64_t qemu_plugin_id_t;
+typedef uint32_t qemu_plugin_meminfo_t;
+struct qemu_plugin_tb;
+struct qemu_plugin_insn;
+struct qemu_plugin_hwaddr;
+struct qemu_info; /* qemu_info_t: not looked at */
+enum { NO_REGISTERS = 0, LOADS_AND_STORES = 3 };
+
+size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *block);
+struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *block, size_t index);
+void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, void (*)(qemu_plugin_id_t, struct qemu_plugin_tb *));
+void qemu_plugin_register_vcpu_mem_cb(
+    struct qemu_plugin_insn *, void (*)(unsigned, qemu_plugin_meminfo_t, uint64_t, void *), int registers, int which, void *);
+void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, void (*)(qemu_plugin_id_t, void *), void *);
+bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t info);
+unsigned qemu_plugin_mem_size_shift(qemu_plugin_meminfo_t info);
+struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(qemu_plugin_meminfo_t info, uint64_t address);
+bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *);
+uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *);
+
+EXPORTED int qemu_plugin_version = 1;
+
+static const uint64_t MARK = 0x6d61726b0000; /* "mark" */
+
+static struct machine *machine;
+static struct shape shape = {.cpus = 128, .cpus_per_ccx = 8, .ccxs_per_socket = 8, .l2_bytes = 512 << 10, .l3_bytes = 8 << 20};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* over all below: CPUs may be threads */
+static struct counts since_start, at_begin;
+static bool counting;
+static unsigned marks;
+static FILE *out;
+
+static void write_counts(const char *what, const struct counts *to, const struct counts *from) {
+    fprintf(out,
+            "{\"counted\": \"%s\", \"accesses\": %llu, \"l2_misses\": %llu, \"l3_misses\": %llu, \"other_ccx\": %llu, "
+            "\"other_socket\": %llu, \"memory\": %llu, \"invalidated\": %llu}\n",
+            what, (unsigned long long)(to->accesses - from->accesses), (unsigned long long)(to->l2_misses - from->l2_misses),
+            (unsigned long long)(to->l3_misses - from->l3_misses), (unsigned long long)(to->other_ccx - from->other_ccx),
+            (unsigned long long)(to->other_socket - from->other_socket), (unsigned long long)(to->memory - from->memory),
+            (unsigned long long)(to->invalidated - from->invalidated));
+    fflush(out);
+}
+
+static void mark(uint64_t address) {
+    if (address == MARK) {
+        at_begin = since_start;
+        counting = true;
+    } else if (address == MARK + 64 && counting) {
+        char name[24];
+        snprintf(name, sizeof name, "mark %u", ++marks);
+        write_counts(name, &since_start, &at_begin);
+        counting = false;
+    }
+}
+
+static void accessed(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t virtual, void *unused) {
+    (void)unused;
+    uint64_t address = virtual;
+    /* NULL in user mode, where the program's own addresses do. */
+    struct qemu_plugin_hwaddr *hardware = qemu_plugin_get_hwaddr(info, virtual);
+    if (hardware && qemu_plugin_hwaddr_is_io(hardware))
+        return;
+    if (hardware)
+        address = qemu_plugin_hwaddr_phys_addr(hardware);
+    if (cpu >= shape.cpus) {
+        fprintf(stderr, "cache plugin: CPU %u used, cpus=%u said\n", cpu, shape.cpus);
+        abort();
+    }
+    bool store = qemu_plugin_mem_is_store(info);
+    uint64_t first = address >> LINE_SHIFT;
+    uint64_t last = (address + (1ULL << qemu_plugin_mem_size_shift(info)) - 1) >> LINE_SHIFT;
+    pthread_mutex_lock(&lock);
+    for (uint64_t line = first; line <= last; line++)
+        machine_access(machine, cpu, line, store, &since_start);
+    if (store)
+        mark(virtual);
+    pthread_mutex_unlock(&lock);
+}
+
+static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *block) {
+    (void)id;
+    for (size_t i = 0; i < qemu_plugin_tb_n_insns(block); i++)
+        qemu_plugin_register_vcpu_mem_cb(
+            qemu_plugin_tb_get_insn(block, i), accessed, NO_REGISTERS, LOADS_AND_STORES, NULL);
+}
+
+static void ended(qemu_plugin_id_t id, void *unused) {
+    (void)id;
+    (void)unused;
+    static const struct counts nothing;
+    pthread_mutex_lock(&lock);
+    write_counts("all", &since_start, &nothing);
+    pthread_mutex_unlock(&lock);
+}
+
+/* One name=value; false: it is none of ours. */
+static bool read_argument(const char *argument) {
+    struct {
+        const char *name;
+        unsigned *count;
+        uint64_t *bytes;
+    } known[] = {{"cpus=", &shape.cpus, NULL},         {"ccx=", &shape.cpus_per_ccx, NULL},
+                 {"socket=", &shape.ccxs_per_socket, NULL}, {"l2=", NULL, &shape.l2_bytes},
+                 {"l3=", NULL, &shape.l3_bytes}};
+    if (strncmp(argument, "out=", 4) == 0)
+        return (out = fopen(argument + 4, "w")) != NULL;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t length = strlen(known[i].name);
+        if (strncmp(argument, known[i].name, length) != 0)
+            continue;
+        char *end;
+        unsigned long long value = strtoull(argument + length, &end, 10);
+        if (known[i].count)
+            *known[i].count = (unsigned)value;
+        else
+            *known[i].bytes = value;
+        return *end == '\0' && end != argument + length;
+    }
+    return false;
+}
+
+EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info, int argc, char **argv) {
+    (void)info;
+    for (int i = 0; i < argc; i++)
+        if (!read_argument(argv[i])) {
+            fprintf(stderr, "cache plugin: %s: not understood, or not to be written\n", argv[i]);
+            return 1;
+        }
+    if (!out || !(machine = machine_of(shape))) {
+        fprintf(stderr, "cache plugin: needs out=FILE, and sizes that are a power of two of lines a way\n");
+        return 1;
+    }
+    qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+    qemu_plugin_register_atexit_cb(id, ended, NULL);
+    return 0;
+}

@@ -1,0 +1,24 @@
+/* Reads LINES lines in a row, once before the marks and ROUNDS times between them: sweep LINES ROUNDS. */
+#include "mark.h"
+
+#include <stdint.h>
+#include <string.h>
+
+int main(int count, char **words) {
+    if (count != 3)
+        return 2;
+    size_t bytes = (size_t)atol(words[1]) * 64;
+    long rounds = atol(words[2]);
+    volatile char *memory = aligned_alloc(64, bytes);
+    if (!memory)
+        return 1;
+    map_mark();
+    for (size_t at = 0; at < bytes; at += 64)
+        memory[at] = 1;
+    begin();
+    for (long round = 0; round < rounds; round++)
+        for (size_t at = 0; at < bytes; at += 64)
+            (void)memory[at];
+    end();
+    return 0;
+}
