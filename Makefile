@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
 # What the tests of real traffic need besides.
 TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
+# What the model of caches is built and tested with.
+CACHE := qemu-user gcc libc6-dev
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
 # What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
@@ -22,7 +24,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-cache-model bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,12 +49,12 @@ demo-cluster: setup ## nginx and wrk on a real cluster of one node, before and a
 	@$(BIN)/python -m demo.cluster
 
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING) mmdebstrap
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING) $(CACHE) mmdebstrap
 	@command -v kubectl >/dev/null || tools/debian-packages kubernetes-client
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING) $(CLUSTER)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING) $(CLUSTER) $(CACHE)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
 
@@ -117,6 +119,10 @@ bench-observer: setup ## What seeing traffic costs nginx and wrk, and the observ
 bench-affinity: setup ## Plans against the optimum and others, their time, and how much moves
 	$(BIN)/python -c "import kahip, leidenalg, pymetis, scipy" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m bench.affinity
+
+bench-cache-model: setup ## What the model of caches counts of programs whose lines are known
+	@tools/debian-packages $(CACHE)
+	$(BIN)/python -m bench.cache.user_mode
 
 bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real containerd; SOAK=180: seconds (root)
 	@tools/debian-packages $(DEBIAN) python3-bpfcc

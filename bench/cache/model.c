@@ -43,10 +43,14 @@ struct machine *machine_of(struct shape shape) {
     made->l3 = calloc(made->ccxs * l3_sets * L3_WAYS, sizeof *made->l3);
     if (made->l2 && made->l3)
         return made;
-    free(made->l2);
-    free(made->l3);
-    free(made);
+    machine_free(made);
     return NULL;
+}
+
+void machine_free(struct machine *machine) {
+    free(machine->l2);
+    free(machine->l3);
+    free(machine);
 }
 
 static struct l2_entry *l2_set(struct machine *machine, unsigned cpu, uint64_t line) {

@@ -31,6 +31,8 @@ struct machine;
 /* NULL: the shape is none (a zero, a size that is no power of two times the ways, over 64 CPUs a CCX) or memory is short. */
 struct machine *machine_of(struct shape shape);
 
+void machine_free(struct machine *machine);
+
 /* One access of a CPU (below shape.cpus) to a line (address >> LINE_SHIFT); counts is added to. */
 void machine_access(struct machine *machine, unsigned cpu, uint64_t line, bool store, struct counts *counts);
 
