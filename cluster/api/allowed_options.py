@@ -650,6 +650,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "description": "Whether a plan is taken back when its containers then fetch more lines from other L3s or nodes for the same work, beyond the noise of before. Default: false.",
   "expected": "true or false"
  },
+ "affinity.repel": {
+  "type": "number",
+  "minimum": 0,
+  "maximum": 1000,
+  "description": "Containers of an L3 that together fetch more from memory than `affinity.l3_saturation` push each other apart: what each line beyond it costs, in parts of `affinity.l3_distance`; 0: they do not. Needs the hardware's counters; a plan begins up to ten seconds later then. Default: 0.",
+  "expected": "a number from 0 to 1000"
+ },
+ "affinity.l3_saturation": {
+  "type": "integer",
+  "minimum": 1,
+  "maximum": 100000,
+  "description": "What the containers of an L3 fetch from memory when it is saturated; a line has 64 bytes. Unit: million lines a second. Default: 100.",
+  "expected": "a whole number from 1 to 100000"
+ },
  "affinity.l3_distance": {
   "type": "number",
   "minimum": 0,

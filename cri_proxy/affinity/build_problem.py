@@ -56,13 +56,14 @@ Weights = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class _Ground:
-    """What all of a question is made from. ``memory``: bytes by key in the books."""
+    """What all of a question is made from. By key in the books, ``memory``: bytes; ``fills``: lines a second from memory."""
 
     engine: Engine
     settings: AffinitySettings
     at_s: float
     sites: CandidateDomains
     memory: Mapping[str, int]
+    fills: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -83,20 +84,36 @@ class _Kept:
 
 
 def snapshot_slices(
-    engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
+    engine: Engine,
+    settings: AffinitySettings,
+    now_s: float,
+    memory_in_use: Mapping[str, int] = NO_SIZES,
+    fills: Mapping[str, int] = NO_SIZES,
 ) -> Slices[PlanningSnapshot]:
     """What the planner is to be asked about the engine, and the traffic it knows of, as they are now.
 
-    ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request.
+    ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request. ``fills``: lines a second
+    that containers fetch from memory, by id, as far as that was counted.
     """
     traffic = engine.traffic
+    counted = {
+        key: count
+        for key, count in fills.items()
+        if settings.repel and count >= settings.least_fills
+        if key in engine.grants and key in engine.node.residents
+    }
     ground = _Ground(
-        engine, settings, now_s, CandidateDomains(engine.host.topology), _memory(engine, memory_in_use)
+        engine,
+        settings,
+        now_s,
+        CandidateDomains(engine.host.topology),
+        _memory(engine, memory_in_use),
+        counted,
     )
     yield
     # 1. Which may be moved, and where to.
     movable, kept = yield from _movable(ground)
-    # 2. Which pulls which; those that may not be moved pull from where they are.
+    # 2. Which pulls which; those that may not be moved pull, and push, from where they are.
     weights = yield from _weights(engine, traffic, settings)
     vertices = _Vertices(movable, _fixed(ground, weights, movable))
     yield
@@ -128,10 +145,14 @@ def snapshot_slices(
 
 
 def snapshot_of(
-    engine: Engine, settings: AffinitySettings, now_s: float, memory_in_use: Mapping[str, int] = NO_SIZES
+    engine: Engine,
+    settings: AffinitySettings,
+    now_s: float,
+    memory_in_use: Mapping[str, int] = NO_SIZES,
+    fills: Mapping[str, int] = NO_SIZES,
 ) -> PlanningSnapshot:
     """The same in one go."""
-    slices = snapshot_slices(engine, settings, now_s, memory_in_use)
+    slices = snapshot_slices(engine, settings, now_s, memory_in_use, fills)
     while True:
         try:
             next(slices)
@@ -194,8 +215,8 @@ def _movable(ground: _Ground) -> Slices[tuple[Movable, _Kept]]:
 
 
 def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int]:
-    """The sites that those that pull others, and may not be moved, stand in."""
-    pulling = weights.keys() | {key for row in weights.values() for key in row}
+    """The sites that those that pull or push others, and may not be moved, stand in."""
+    pulling = weights.keys() | {key for row in weights.values() for key in row} | ground.fills.keys()
     residents = ground.engine.node.residents
     return {
         key: ground.sites.around(residents[key].cpus)
@@ -314,13 +335,12 @@ def _problem(ground: _Ground, vertices: _Vertices, weights: Weights, tree: Tree)
             if key in vertices.movable:
                 here, choice = vertices.movable[key]
                 shares = not grants[key].exclusive
-                listed.append(
-                    Vertex(key, _demand_milli(grants[key]), here, choice, ground.memory[key], shares)
-                )
+                memory, milli = ground.memory[key], _demand_milli(grants[key])
+                listed.append(Vertex(key, milli, here, choice, memory, shares, ground.fills.get(key, 0)))
             else:
                 # What it is charged is not there to be filled.
                 here = vertices.fixed[key]
-                listed.append(Vertex(key, 0, here, (here,)))
+                listed.append(Vertex(key, 0, here, (here,), fills=ground.fills.get(key, 0)))
             row = weights.get(key, {})
             edges += [(index[key], index[b], row[b]) for b in sorted(row) if row[b] and b in index]
         yield

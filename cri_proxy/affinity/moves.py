@@ -10,6 +10,7 @@ from typing import Any, Optional, TypeVar
 
 from cri_proxy.affinity.pressure_guard import Ban
 from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
+from cri_proxy.affinity.repelling import fills_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import MOST_PEERS, being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
@@ -166,8 +167,15 @@ def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, A
     ]
 
 
+def _caches(question: PlanningSnapshot) -> list[frozenset[int]]:
+    """By site, the L3s that it has CPUs of."""
+    leaves = question.problem.tree.leaves
+    numbers = [leaf.cache if leaf.cache >= 0 else -1 - index for index, leaf in enumerate(leaves)]
+    return [frozenset([numbers[leaf] for leaf in site.leaves]) for site in question.problem.tree.sites]
+
+
 class _Words:
-    """Why each container is moved: what it is near afterwards."""
+    """Why each container is moved: what it is near afterwards, and what it is kept apart from."""
 
     def __init__(self, question: PlanningSnapshot, proposal: Proposal) -> None:
         self._question = question
@@ -175,6 +183,8 @@ class _Words:
         after = {move.key: move.target for move in proposal.moves}
         self._leaves = [frozenset(site.leaves) for site in sites]
         self._at = [after.get(vertex.key, vertex.at) for vertex in vertices]
+        self._caches = _caches(question)
+        self._filling = [number for number, vertex in enumerate(vertices) if vertex.fills]
         self._index = {vertex.key: index for index, vertex in enumerate(vertices) if vertex.key in after}
         self._with = {
             move.key: [question.paths.get(other.key, other.key) for other in together if other is not move]
@@ -186,13 +196,41 @@ class _Words:
         """``to be near default/web-1/nginx (12.3 MB/s)``, for the three strongest of those it is near then; and the
         containers it changes places with."""
         partners = f"; it changes places with {', '.join(self._with[key])}" if self._with.get(key) else ""
-        return self._near(self._index[key]) + partners
+        return self._why(self._index[key]) + partners
 
     def peers(self, key: str) -> tuple[str, ...]:
         """Those that a container is moved for or from, heaviest first."""
         edges, vertices = self._question.near[self._index[key]], self._question.problem.vertices
         strongest = nsmallest(MOST_PEERS, edges, key=lambda edge: (-abs(edge[0]), edge[1]))
-        return tuple([vertices[other].key for _, other in strongest])
+        chosen = [other for _, other in strongest]
+        chosen += [other for other in self._apart_from(self._index[key]) if other not in chosen]
+        return tuple([vertices[other].key for other in chosen[:MOST_PEERS]])
+
+    def _why(self, index: int) -> str:
+        apart = self._apart_from(index)
+        if not apart:
+            return self._near(index)
+        vertices, paths = self._question.problem.vertices, self._question.paths
+        names = [
+            f"{paths.get(vertices[other].key, vertices[other].key)} ({fills_text(vertices[other].fills)} from memory)"
+            for other in apart[:NAMED]
+        ]
+        near = self._near(index)
+        text = f"kept apart: from {', '.join(names)}"
+        return f"{near}; {text}" if self._question.near[index] and near.startswith("to be near ") else text
+
+    def _apart_from(self, index: int) -> list[int]:
+        """Those that saturate with a container the L3s that it leaves, heaviest first."""
+        problem = self._question.problem
+        vertex, caches = problem.vertices[index], self._caches
+        if not vertex.fills or not problem.settings.repel_ns or vertex.at < 0:
+            return []
+        left = caches[vertex.at] - caches[self._at[index]]
+        there = [other for other in self._filling if other != index and left & caches[self._at[other]]]
+        fills = [problem.vertices[other].fills for other in there]
+        if vertex.fills + sum(fills) <= problem.settings.saturated_fills:
+            return []
+        return sorted(there, key=lambda other: (-problem.vertices[other].fills, other))
 
     def _near(self, index: int) -> str:
         edges, here = self._question.near[index], self._leaves[self._at[index]]

@@ -118,6 +118,8 @@ def affinity_text(document: Mapping[str, Any], show_all: bool = False, groups: b
     if effect := document.get("effect"):
         told = [effect["how"], *effect_lines(effect["last"])]
         lines += [f"{'effect' if line is told[0] else '':<11}{line}" for line in told]
+    if repelling := document.get("repelling"):
+        lines.append(f"repelling  {repelling}")
     lines.append("")
     if groups:
         return "\n".join([*lines, *_group_lines(document["groups"])])
@@ -279,6 +281,8 @@ def status_lines(affinity: Mapping[str, Any]) -> list[str]:
         lines.append(f"             {affinity['guard']}")
     if affinity["guard"] and (effect := affinity.get("effect")):
         lines.append(f"             {effect['how']}")
+    if repelling := affinity.get("repelling"):
+        lines.append(f"             {repelling}")
     last = affinity["last_plan"]
     if last is not None:
         lines.append(f"             {_last_plan_text(last)}")

@@ -10,6 +10,8 @@ from policies.affinity.planner.distances import CLUSTER_NS
 from policies.affinity.planner.problem import PlanSettings
 
 GIB = 1 << 30
+#: A container counts for an L3 that fetches this part of what saturates it: a hundred such would have to come together.
+LEAST_PART = 100
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class AffinitySettings:
     measure_effect: bool = True
     measure_descriptors: int = 512
     take_back_measured: bool = False
+    repel: float = 0.0
+    l3_saturation: int = 100
     l3_ns: float = 84.0
     cluster_ns: float = CLUSTER_NS
     slit_ns: float = 4.1
@@ -44,7 +48,19 @@ class AffinitySettings:
             max_migrated_bytes=self.most_memory_bytes,
             exchange_overcommit=self.exchange_overcommit,
             least_gain=self.least_gain,
+            repel_ns=self.repel * self.l3_ns,
+            saturated_fills=self.saturated_fills,
         )
+
+    @property
+    def saturated_fills(self) -> int:
+        """Lines a second that the containers of an L3 fetch from memory when it is saturated."""
+        return self.l3_saturation * 1_000_000
+
+    @property
+    def least_fills(self) -> int:
+        """What fetches less pushes none, and is pushed by none."""
+        return self.saturated_fills // LEAST_PART
 
 
 def affinity_settings(config: Config) -> AffinitySettings:
@@ -66,6 +82,8 @@ def affinity_settings(config: Config) -> AffinitySettings:
         measure_effect=config["affinity.measure_effect"],
         measure_descriptors=config["affinity.measure_descriptors"],
         take_back_measured=config["affinity.take_back_measured"],
+        repel=config["affinity.repel"],
+        l3_saturation=config["affinity.l3_saturation"],
         l3_ns=config["affinity.l3_distance"],
         cluster_ns=config["affinity.cluster_distance"],
         slit_ns=config["affinity.slit_distance"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cri_proxy.affinity.repelling import apart_text
 from cri_proxy.affinity.report import move_text, status_lines, would_move_text
 from cri_proxy.cli.cluster_text import cluster_lines
 from cri_proxy.engine.peer_text import peer_text
@@ -66,6 +67,8 @@ def explain_text(document: dict[str, Any]) -> str:
         lines += [_memory_text(memory) for memory in row["memory"]]
         lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
         lines += [f"  {move_text(move)}" for move in row.get("moves", ())]
+        if row.get("apart"):
+            lines.append(f"  {apart_text(row['apart'])}")
         if row.get("would_move"):
             lines.append(f"  {would_move_text(row['would_move'])}")
     if document["history"]:

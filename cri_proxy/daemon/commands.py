@@ -146,7 +146,9 @@ class Commands:
         if document is None:
             raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
         for row in document["containers"]:
-            row["would_move"] = self._daemon.affinity.would_move(engine.grants[row["id"]])
+            grant = engine.grants[row["id"]]
+            row["would_move"] = self._daemon.affinity.would_move(grant)
+            row["apart"] = self._daemon.affinity.apart(engine, grant)
         return {**document, "unsaved": self._is_unsaved(name)}
 
     def _is_unsaved(self, name: str) -> bool:

@@ -23,6 +23,7 @@ from bpf.kernel.notify import notify, watchdog_period_s
 from cri_api.waiting import wait_within
 from cri_proxy import event_loop
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
+from cri_proxy.affinity.effect.io.fill_meter import FillMeter
 from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.affinity.io.observer_client import AffinityClient
 from cri_proxy.affinity.io.planner_process import PlannerWorker
@@ -213,7 +214,8 @@ class Daemon:
         self.observer.later = services.store.later
         mover = Mover(services, Path(config["topology.cgroup_root"]))
         meter = EffectMeter(services, Path(config["topology.cgroup_root"]))
-        self.affinity = AffinityController(services, self.observer, PlannerWorker(), mover, meter)
+        fill_meter = FillMeter(services, Path(config["topology.cgroup_root"]))
+        self.affinity = AffinityController(services, self.observer, PlannerWorker(), mover, meter, fill_meter)
         self.orders = StandingOrders(services, mover)
         self.observer.on_change = self.affinity.follow
         self.assembly.on_engage = self._engage

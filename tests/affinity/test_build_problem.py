@@ -255,6 +255,73 @@ def test_traffic_of_those_that_are_gone_is_left_out() -> None:
     assert ask(engine, both_ways(("a", "gone", 700.0))).problem.edges == ()
 
 
+# ---------------------------------------------------------------------- who pushes whom
+
+FILLS = {"a": 80_000_000, "b": 90_000_000, "idle": 999_999, "gone": 90_000_000}
+
+
+def filled(engine: Engine, **changes: Any) -> PlanningSnapshot:
+    return snapshot_of(engine, replace(SETTINGS, **{"repel": 1.0, **changes}), 100.0, fills=FILLS)
+
+
+@pytest.fixture
+def crowded() -> Engine:
+    """Containers a, b and one that fetches next to nothing, in one CCX."""
+    engine = engine_on(HYGON_7285_2S)
+    for key in ("a", "b", "idle"):
+        put(engine, key, CCX[0])
+    return engine
+
+
+def test_what_containers_fetch_is_asked_about_where_it_is_to_count(crowded: Engine) -> None:
+    question = filled(crowded)
+    assert {key: vertex.fills for key, vertex in vertices(question).items()} == {
+        "a": 80_000_000,
+        "b": 90_000_000,
+        "idle": 0,
+    }
+    assert question.problem.settings.repel_ns == SETTINGS.l3_ns
+    assert question.problem.settings.saturated_fills == 100_000_000
+    off = filled(crowded, repel=0.0)
+    assert off.problem == ask(crowded).problem
+
+
+def test_those_that_saturate_an_l3_are_moved_apart_and_the_move_says_why(crowded: Engine) -> None:
+    question = filled(crowded)
+    proposal = plan(question.problem)
+    [row] = describe(question, proposal)
+    other = "b" if row["id"] == "a" else "a"
+    millions = FILLS[other] // 1_000_000
+    assert (
+        row["why"]
+        == f"kept apart: from default/pod-of-{other}/{other} ({millions} million lines a second from memory)"
+    )
+    made = plan_of(crowded, question, proposal, 100)
+    assert made.moves[0].peers == (other,)
+    crowded.apply(made)
+    assert crowded.grants["a"].cpus != crowded.grants["b"].cpus
+    assert not broken_invariants(crowded)
+    assert plan(filled(crowded).problem).moves == ()
+
+
+def test_one_that_comes_near_its_peer_by_it_is_told_both(crowded: Engine) -> None:
+    put(crowded, "peer", CCX[1])
+    crowded.set_traffic(both_ways(("a", "peer", 1e7)))
+    question = filled(crowded)
+    rows = {row["id"]: row["why"] for row in describe(question, plan(question.problem))}
+    assert rows["a"].startswith(
+        "to be near default/pod-of-peer/peer (640.0 MB/s); kept apart: from default/pod-of-b/b ("
+    )
+
+
+def test_a_container_that_may_not_be_moved_pushes_from_where_it_is(crowded: Engine) -> None:
+    crowded.amend(replace(crowded.grants["b"], since_s=99.0))
+    question = filled(crowded, minimum_age_s=60.0)
+    b = vertices(question)["b"]
+    assert (b.fills, b.milli, len(b.sites)) == (90_000_000, 0, 1)
+    assert [move.key for move in plan(question.problem).moves] == ["a"]
+
+
 def test_a_question_can_be_sent_to_another_process() -> None:
     engine = engine_on(HYGON_7285_2S)
     put(engine, "a", CCX[0])

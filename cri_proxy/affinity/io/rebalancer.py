@@ -24,6 +24,7 @@ from cri_proxy.affinity.build_problem import (
     snapshot_slices,
 )
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter, Measured
+from cri_proxy.affinity.effect.io.fill_meter import FillMeter
 from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, followed_bytes
 from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
@@ -33,6 +34,7 @@ from cri_proxy.affinity.moves import waits_for
 from cri_proxy.affinity.pending_moves import PendingMove, pending_moves
 from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.rate_limit import MoveRateLimit
+from cri_proxy.affinity.repelling import apart_row
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.pins import FROZEN
 from cri_proxy.engine.records import Grant
@@ -67,6 +69,7 @@ class AffinityController:
     planner: PlannerWorker
     mover: Mover
     meter: EffectMeter
+    fill_meter: FillMeter
     last: Optional[Last] = None
     #: What a better placement waits for, as the last plan has found it.
     waits_for: list[str] = field(default_factory=list)
@@ -209,11 +212,14 @@ class AffinityController:
         :raises CannotRebalance: the engine is never still.
         """
         memory = await self.mover.memory(engine)
+        fills = await self.fill_meter.count(engine, settings)
         clock = self.services.node_state.clock
-        question = await ask_in_slices(engine, lambda: snapshot_slices(engine, settings, clock(), memory))
+        question = await ask_in_slices(
+            engine, lambda: snapshot_slices(engine, settings, clock(), memory, fills)
+        )
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
-        if not question.problem.edges:
+        if not question.problem.edges and not any(vertex.fills for vertex in question.problem.vertices):
             self.waits_for, self.pending = [], {}
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
@@ -344,6 +350,12 @@ class AffinityController:
             return None
         return pending.row(grant, self._turn(), self.services.node_state.clock())
 
+    def apart(self, engine: Engine, grant: Grant) -> Optional[dict[str, Any]]:
+        """For ``explain``: from which others a container is kept apart; None where that is not asked for, or from none."""
+        if not self.settings.enabled:
+            return None
+        return apart_row(engine, grant.key, self.fill_meter.rates, self.settings, self.fill_meter.why_not)
+
     def _turn(self) -> str:
         """What a move waits for that a plan has found to pay."""
         settings = self.settings
@@ -366,6 +378,7 @@ class AffinityController:
             "rebalance": how,
             "guard": self._guard_sentence(settings, bool(still)),
             "effect": self.meter.status(settings),
+            "repelling": self.fill_meter.status(settings),
             "waits_for": self.waits_for,
             "last_plan": None
             if last is None

@@ -265,6 +265,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("affinity.take_back_measured", flag(), False,
            "Whether a plan is taken back when its containers then fetch more lines from other L3s or nodes for the same "
            "work, beyond the noise of before.", cluster=True),
+    Option("affinity.repel", decimal(0, 1000), 0.0,
+           "Containers of an L3 that together fetch more from memory than `affinity.l3_saturation` push each other apart: "
+           "what each line beyond it costs, in parts of `affinity.l3_distance`; 0: they do not. Needs the hardware's "
+           "counters; a plan begins up to ten seconds later then.", cluster=True),
+    Option("affinity.l3_saturation", whole(1, 100_000, "million lines a second"), 100,
+           "What the containers of an L3 fetch from memory when it is saturated; a line has 64 bytes.", cluster=True),
     Option("affinity.l3_distance", decimal(0, 10_000, "nanoseconds"), 84.0,
            "What a cache line costs more between two L3s of one NUMA node than inside an L3.", cluster=True),
     Option("affinity.cluster_distance", decimal(0, 10_000, "nanoseconds"), 28.0,
