@@ -17,6 +17,8 @@ DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-
 TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
 # What the model of caches is built and tested with.
 CACHE := qemu-user gcc libc6-dev
+# What the test of `top` has as its terminal.
+TERMINAL := tmux
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
 # What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
@@ -49,12 +51,12 @@ demo-cluster: setup ## nginx and wrk on a real cluster of one node, before and a
 	@$(BIN)/python -m demo.cluster
 
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(PACKAGING) $(CACHE) mmdebstrap
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(PACKAGING) $(CACHE) mmdebstrap
 	@command -v kubectl >/dev/null || tools/debian-packages kubernetes-client
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(VIRTUAL) $(PACKAGING) $(CLUSTER) $(CACHE)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(VIRTUAL) $(PACKAGING) $(CLUSTER) $(CACHE)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
 

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "observer": "cri_proxy.cli.observer",
     "overrides": "cri_proxy.cli.cluster",
     "rebalance": "cri_proxy.cli.affinity",
+    "top": "cri_proxy.cli.top",
 }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 from cri_api.control import ControlError
 from cri_proxy.affinity.io.rebalancer import AffinityController, CannotRebalance
 from cri_proxy.affinity.report import edge_rows, endpoint_name, nearness_rows, owner_rows
 from cri_proxy.control import Command
+from cri_proxy.daemon.commands_view import read_most, sliced
 from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Traffic
@@ -37,11 +39,20 @@ class AffinityCommands:
         return controller
 
     async def affinity(self, arguments: dict[str, Any]) -> Any:
-        """The graph as the daemon sees it, with where each container is."""
+        """The graph as the daemon sees it, with where each container is.
+
+        ``most``: only as many edges, those with the most bytes a second first, and nothing that is made of all of them.
+        """
         controller, engine = self._controller, self._daemon.services.node_state.engine
         if engine is None:
             raise ControlError("the daemon is degraded and passes bytes only: see cri-resmgr status")
-        return {**controller.status(), **await graph_document(engine, controller.traffic())}
+        most = read_most(arguments)
+        if most is None:
+            return {**controller.status(), **await graph_document(engine, controller.traffic())}
+        traffic = controller.traffic()
+        heaviest = nlargest(most, traffic.listed, key=lambda edge: edge.bytes_per_s)
+        rows = await sliced(heaviest, lambda some: edge_rows(engine, some))
+        return {**controller.status(), "version": traffic.version, "edges": rows}
 
     async def rebalance(self, arguments: dict[str, Any]) -> Any:
         """A plan; carried out unless ``dry_run``."""

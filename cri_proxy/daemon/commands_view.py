@@ -22,6 +22,7 @@ from cri_proxy.engine.node_report import (
     running,
     zone_rows,
 )
+from cri_proxy.engine.report import recent_moves
 from cri_proxy.engine.zones import Zone, zones_of
 from cri_proxy.version import VERSION
 from policies.affinity.graph.groups import Group, groups_of
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Containers that are written down at once: a millisecond.
 SLICE = 100
+#: Moves that are told unless more are asked for.
+MOVES = 50
 #: What ways there are to learn of containers, by the names that front ends have.
 FRONT_ENDS = {"proxy": "cri", "nri-plugin": "nri", "standalone": "standalone"}
 #: The commands of the control socket that the view socket has as well.
@@ -58,7 +61,7 @@ class ViewCommands:
 
     def table(self) -> Mapping[str, Command]:
         """Those that both sockets have besides ``SHARED``, by the name they have on the wire."""
-        return {"report": self.report, "doctor": self.doctor}
+        return {"report": self.report, "moves": self.moves, "doctor": self.doctor}
 
     async def report(self, arguments: dict[str, Any]) -> Any:
         """All that is told of the node, or some of it.
@@ -105,6 +108,17 @@ class ViewCommands:
         document |= {"remote_peers": remote_rows(engine, peers), "remote_left_out": left_out}
         return {**document, "placements": rows, "affinity_groups": groups}
 
+    async def moves(self, arguments: dict[str, Any]) -> Any:
+        """The last moves with their reason, at most ``most``, the latest first."""
+        node_state, most = self._daemon.services.node_state, read_most(arguments)
+        engine: Optional[Engine] = node_state.engine
+        rows = (
+            []
+            if engine is None
+            else recent_moves(engine, MOVES if most is None else most, node_state.clock())
+        )
+        return {"moves": rows}
+
     async def doctor(self, arguments: dict[str, Any]) -> Any:
         """What ``cri-resmgr doctor`` finds, made by a process of its own; an answer is kept for a minute."""
         return await self._examiner.problems()
@@ -136,6 +150,17 @@ class ViewCommands:
             self._groups = traffic.listed, await asyncio.to_thread(groups_of, traffic.listed)
         still = controller.still(controller.settings)
         return await sliced(self._groups[1], lambda some: group_rows(engine, zones, some, traffic, still))
+
+
+def read_most(arguments: Mapping[str, Any]) -> Optional[int]:
+    """How many rows are wanted; None = it is not said.
+
+    :raises ControlError: it is no whole number.
+    """
+    most = arguments.get("most")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+        raise ControlError(f"most is {most!r}, expected a whole number of 0 or more, or null")
+    return most
 
 
 async def sliced(

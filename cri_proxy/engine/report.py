@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from cri_proxy.engine.changes import CAUSES
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.peer_text import LISTED, peer_rows
+from cri_proxy.engine.peer_text import LISTED, NAMED, peer_rows
 from cri_proxy.engine.records import (
     DecisionRecord,
     Grant,
@@ -263,6 +264,65 @@ def move_rows(engine: Engine, key: str, now_s: float) -> list[dict[str, Any]]:
                 }
             )
     return rows[:LISTED]
+
+
+def recent_moves(engine: Engine, most: int, now_s: float) -> list[dict[str, Any]]:
+    """The last causes by which containers that run got other CPUs, the latest first: moves of plans, and what made room.
+
+    A row has all containers that one cause has changed alike: the names of some (``containers``) and how many (``count``).
+    """
+    rows: list[dict[str, Any]] = []
+    for record in reversed(engine.history):
+        if len(rows) >= most:
+            break
+        age_s = round(max(0.0, now_s - record.at_s), 3)
+        if record.move is not None:
+            place = record.placement
+            rows.append(
+                _moved_row(record, age_s, "moved", [record.path], 1, place.cpus, place.level, record.why)
+            )
+        for change in record.changes:
+            if change.operation in ("moved", "shrunk", "grown"):
+                names = [path_of(engine, key) or key[:13] for key in change.keys[:NAMED]]
+                why = (
+                    change.why
+                    or for_text(record.path, CAUSES.get(record.operation, record.operation)).strip()
+                )
+                rows.append(
+                    _moved_row(
+                        record,
+                        age_s,
+                        change.operation,
+                        names,
+                        len(change.keys),
+                        change.cpus,
+                        change.level,
+                        why,
+                    )
+                )
+    return rows[:most]
+
+
+def _moved_row(
+    record: DecisionRecord,
+    age_s: float,
+    operation: str,
+    names: list[str],
+    count: int,
+    cpus: frozenset[int],
+    level: str,
+    why: str,
+) -> dict[str, Any]:
+    return {
+        "number": record.number,
+        "age_s": age_s,
+        "operation": operation,
+        "containers": names,
+        "count": count,
+        "cpus": format_cpus(cpus),
+        "level": level,
+        "why": f"{why} -> {record.outcome}" if record.outcome else why,
+    }
 
 
 def _memory_row(node: Node, memory_node: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.peer_text import LISTED
 from cri_proxy.engine.records import CpusetUpdate, Move, Plan
-from cri_proxy.engine.report import explain
+from cri_proxy.engine.report import explain, recent_moves
 from policies.machine.cpus import format_cpus
 from policies.model import CpusetConstraint, Qos, Resources
 from policies.topology_aware import TopologyAware
@@ -55,6 +55,37 @@ def carry_out(engine: Engine, *moves: Move, exclusive: bool = False, at_s: float
 
 def where(engine: Engine, key: str) -> Optional[int]:
     return next((i for i, cpus in enumerate(CCX) if engine.grants[key].cpus <= cpus), None)
+
+
+# ---------------------------------------------------------------------- what is told of them
+
+
+def test_the_last_moves_are_told_with_their_reason_the_latest_first() -> None:
+    engine = shared(("a", 0), ("b", 0), ("c", 1), cpus=2)
+    carry_out(engine, move(engine, "a", 1), at_s=9.0)
+    carry_out(engine, move(engine, "b", 1), at_s=11.0)
+    rows = recent_moves(engine, 10, 12.0)
+    assert [(row["containers"], row["operation"], row["age_s"]) for row in rows] == [
+        (["default/pod-of-b/b"], "moved", 1.0),
+        (["default/pod-of-a/a"], "moved", 3.0),
+    ]
+    assert all(row["why"] == "to be near its peer; plan: it pays" for row in rows)
+    assert recent_moves(engine, 1, 12.0) == rows[:1]
+
+
+def test_containers_that_one_cause_has_moved_alike_are_one_entry() -> None:
+    engine = owning(("own", 0))
+    for number in range(5):
+        run(
+            engine,
+            make_container(f"c{number}", limit=1, request=0.5),
+            f"c{number}",
+            within=CpusetConstraint(CCX[0]),
+        )
+    engine.remove("own", 20.0)
+    [row] = recent_moves(engine, 10, 21.0)
+    assert (row["operation"], row["count"], len(row["containers"])) == ("grown", 5, 3)
+    assert "default/pod-of-own/own (removal)" in row["why"]
 
 
 # ---------------------------------------------------------------------- a plan

@@ -60,6 +60,7 @@ COMMANDS = [
     ("run",),
     ("simulate",),
     ("status",),
+    ("top",),
     ("topology",),
 ]
 #: Commands that ask the daemon, with arguments that are good.

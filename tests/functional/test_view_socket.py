@@ -18,7 +18,7 @@ from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import StartAgent, ask
 from tests.functional.support import new_agent, run_pod_with
 
-QUESTIONS = {"status", "topology", "placements", "explain", "affinity", "metrics", "report"}
+QUESTIONS = {"status", "topology", "placements", "explain", "affinity", "metrics", "moves", "report"}
 
 
 def view_of(agent: Agent) -> Path:
@@ -69,6 +69,17 @@ async def test_the_report_has_zones_containers_and_what_the_daemon_is(
     assert zones["l3-0"]["charged_milli_cpus"] == row["milli_cpus"]
     assert len(report["machine"]["numa_nodes"]) == 8
     assert report["cluster"]["state"] == "none"
+
+
+async def test_moves_and_edges_may_be_asked_for_in_a_number(agent: Agent) -> None:
+    assert await look(agent, "moves", most=0) == await look(agent, "moves") == {"moves": []}
+    assert "groups" in await look(agent, "affinity")
+    few = await look(agent, "affinity", most=10)
+    assert few["edges"] == [] and "groups" not in few and "observer" in few
+    for command in ("moves", "affinity"):
+        for most in (-1, True, "x", 1.5):
+            with pytest.raises(ControlError, match="expected a whole number of 0 or more, or null"):
+                await look(agent, command, most=most)
 
 
 async def test_another_life_of_the_daemon_has_another_instance(agent: Agent) -> None:
