@@ -110,6 +110,7 @@ bench: setup ## Added latency and decision time, measured side by side
 	$(BIN)/python -m bench.standalone_latency
 	$(BIN)/python -m bench.idle_cost
 	$(BIN)/python -m bench.floods
+	$(BIN)/python -m bench.top_cost
 
 bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
 	$(BIN)/python -m bench.placement
