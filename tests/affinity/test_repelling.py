@@ -44,7 +44,8 @@ def test_a_container_is_kept_apart_from_those_that_would_saturate_an_l3_with_it(
 
 def test_where_its_l3_is_saturated_that_is_told() -> None:
     assert text("a").endswith(
-        "; kept apart: from default/pod-of-b/b (70 million); its L3 is saturated, together with default/pod-of-c/c (45 million)"
+        "; kept apart: from default/pod-of-b/b (70 million); its L3 is saturated, "
+        "together with default/pod-of-c/c (45 million)"
     )
 
 

@@ -30,7 +30,7 @@ from tests.affinity.effect.io.counted_cgroup import (
     counted_root,
     worked_ns,
 )
-from tests.affinity.io.affinity_node import Node, looked_twice
+from tests.affinity.io.affinity_node import Node
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 
