@@ -110,7 +110,6 @@ class Hours:
         end, changed = round(hours * HOUR_S), round(hours * HOUR_S / 2)
         changed -= changed % SAMPLE_S
         plans_since = 0
-        self._note_blind(0)
         for now in range(SAMPLE_S, end + 1, SAMPLE_S):
             if now == changed:
                 self._random.shuffle(self.rates)
@@ -120,6 +119,8 @@ class Hours:
             self.graph.observe(SAMPLE_S, self._flows(), self.identities)
             is_settled = now % changed >= settles_s
             if self._rest is None and now >= self._plan_at_s:
+                if not self.outcome.blind:
+                    self._note_blind(now)
                 answered = self._plan(now)
                 plans_since += now > changed
                 if now > changed and answered and self.outcome.plans is None:
