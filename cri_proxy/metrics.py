@@ -51,6 +51,11 @@ class Metrics:
             "Connections without a call closed because there were more than relay.idle_connections",
             registry=r,
         )
+        self.spans_dropped = Counter(
+            "cri_resmgr_spans_dropped_total",
+            "Spans that were not sent, because tracing.endpoint was away or slow",
+            registry=r,
+        )
         self.decision_seconds = Histogram(
             "cri_resmgr_decision_seconds",
             "Time to decide about a request",

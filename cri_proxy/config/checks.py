@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any, Optional
+from urllib.parse import urlsplit
 
 import voluptuous as vol
 
@@ -220,6 +221,26 @@ def socket_paths() -> Check:
     """A tuple of such paths."""
     expected = f"a list of absolute paths of at most {MAX_SOCKET_BYTES} bytes each"
     return Check(expected, lambda raw: tuple(_socket(item) for item in _texts(raw)), write_list)
+
+
+def http_url() -> Check:
+    """An address that something is sent to."""
+    expected = 'http://HOST:PORT/PATH or https://HOST/PATH, or "" for none'
+
+    def read(raw: Raw) -> str:
+        text = _text(raw)
+        try:
+            url = urlsplit(text)
+            is_whole = url.scheme in ("http", "https") and url.hostname and url.path and url.port != 0
+        except ValueError:  # a port that is none
+            is_whole = False
+        if text and (
+            not is_whole or url.query or url.fragment or url.username or not text.isprintable() or " " in text
+        ):
+            raise vol.Invalid("")
+        return text
+
+    return Check(expected, read, write_text)
 
 
 def endpoint(empty: str) -> Check:

@@ -105,6 +105,25 @@ Outcomes: `placed`; `passed`: nothing was to be decided; `untouched: STANCE`; `r
 Further lines are `degraded` and `recovered` (`topic`, `reason`), `failed open` (`method`, `reason`, of a bug the traceback),
 `annotations` (`ignored`: what of them was not understood), `update failed` (another container's CPUs could not be changed
 yet), `containers moved`, `configuration loaded` (`changed`), standalone `arrival` (`late_ms`).
+
+## Traces
+
+kubelet and containerd can trace what they do (kubelet's `tracing` with `endpoint` and `samplingRatePerMillion`; containerd's
+`io.containerd.tracing.processor.v1.otlp`). With
+
+    tracing:
+      endpoint: http://localhost:4318/v1/traces
+
+an intercepted call that comes with a `traceparent` whose caller records it has a span of ours under kubelet's: the
+method, when it was decided and when the runtime replied, and the fields of its line in the log
+(`cri_resmgr.container`, `cri_resmgr.cpus`, `cri_resmgr.why`, ...). It is OTLP/HTTP in JSON, which OpenTelemetry's
+collector and Jaeger take at port 4318; their gRPC port, 4317, which kubelet sends to, does not take it. How many
+calls have spans is the caller's to say; calls without the header have none. The header itself goes to the runtime as
+it came, also where NRI plugins are asked before.
+
+A thread sends, a second after the first span at the latest; 4,096 wait in memory. What a collector that is away or
+slow does not take is dropped, counted (`cri_resmgr_spans_dropped_total`) and told by `cri-resmgr status`; calls do
+not wait for it. Beside an untouched kubelet and as NRI plugin there are no calls to trace.
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Coroutine, Sequence
@@ -19,7 +21,12 @@ from cri_proxy.relay.io.server import FrameRelay
 from cri_proxy.relay.io.serving import Serving
 from cri_proxy.runtime import RuntimeClient, discover
 from cri_proxy.services.services import Services
+from cri_proxy.tracing.io.exporter import Tracer
 from cri_proxy.unix_sockets import activated
+from cri_proxy.version import VERSION
+
+#: How long a stop waits for spans to be sent.
+LAST_SPANS_S = 1.0
 
 
 class Transport(Protocol):
@@ -49,9 +56,12 @@ class Proxy:
         services.reconciler.welcome = restores.welcome
         self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
         self._calls = LastCall(self._nri)
+        self._tracer = Tracer(VERSION, services.metrics.spans_dropped.inc, self._note_spans)
 
     async def open(self) -> None:
         services, config, runtime = self._services, self._services.config, self._services.runtime
+        self._loop = asyncio.get_running_loop()
+        self._tracer.follow(config["tracing.endpoint"])
         transport = self._make_transport()
         control = Path(config["control.socket"])
         wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
@@ -73,7 +83,9 @@ class Proxy:
         if images or services.config["relay.transport"] == "grpc":
             image_channel = self._image_runtime and self._image_runtime.channel
             inner = Path(services.config["control.socket"]).with_name("relay.sock")
-            return Serving(Relay(services.runtime.channel, image_channel, self._calls), inner)
+            return Serving(
+                Relay(services.runtime.channel, image_channel, self._calls, self._tracer.around), inner
+            )
         return FrameRelay(
             services.runtime.path,
             self._calls,
@@ -85,6 +97,7 @@ class Proxy:
             on_dismissal=services.metrics.connections_dismissed.inc,
             most_kept=services.config["relay.memory"] << 20,
             on_loss=self._note_loss,
+            around=self._tracer.around,
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:
@@ -101,6 +114,11 @@ class Proxy:
         self._services.log.warning(
             "a connection was closed for the memory it takes (relay.memory)", why=why, kind="memory"
         )
+
+    def _note_spans(self, why: str) -> None:
+        """Called in the thread that sends."""
+        with contextlib.suppress(RuntimeError):  # the loop is over
+            self._loop.call_soon_threadsafe(self._services.health.warn, "tracing", [why] if why else [])
 
     def _note_bug(self, error: Exception) -> None:
         self._services.node_state.failed_open("", "bug", error)
@@ -127,6 +145,7 @@ class Proxy:
 
     def reconfigured(self) -> None:
         """What clients connect to stays until the next start; the interceptor asks the keeper."""
+        self._tracer.follow(self._services.config["tracing.endpoint"])
         self._nri.reconfigured()
 
     def status(self) -> dict[str, Any]:
@@ -143,3 +162,4 @@ class Proxy:
         await self._nri.close()
         if self._image_runtime is not None:
             await self._image_runtime.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, LAST_SPANS_S)

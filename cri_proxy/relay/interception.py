@@ -7,6 +7,7 @@ request message, does what the ``Outcome`` says, and reports the reply and the e
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Callable, Optional, Protocol, Union
@@ -52,6 +53,12 @@ SHOWING = frozenset(
         "StreamPodSandboxMetrics",
     ]
 )
+
+
+#: The headers by which programs hand a trace on (W3C Trace Context and Baggage).
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
+#: Those of the call that an ``Answer`` is being made for: they go with the client's request to the runtime.
+TRACE: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace", default=())
 
 
 def runtime_method(full_method: str) -> str:
@@ -158,6 +165,15 @@ class Interception(Protocol):
         ``end`` is REFUSED also if nothing was sent to the runtime. Of an answer: when the coroutine is over.
         """
         ...
+
+
+#: May put something around the interception of a call: its full method, its ``traceparent`` ("" = none).
+Around = Callable[[str, str, Interception], Interception]
+
+
+def as_it_is(full_method: str, traceparent: str, interception: Interception) -> Interception:
+    """Nothing is put around."""
+    return interception
 
 
 class Interceptor(Protocol):

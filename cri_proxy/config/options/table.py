@@ -19,6 +19,7 @@ from cri_proxy.config.checks import (
     empty_or_path,
     endpoint,
     flag,
+    http_url,
     listen,
     matching,
     names,
@@ -332,6 +333,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("log.format", one_of("console", "json"), "console", "Lines for people, or a JSON object a line."),
     Option("metrics.listen", listen(), "",
            'Where Prometheus metrics are served over HTTP; "" does not serve them.'),
+    Option("tracing.endpoint", http_url(), "",
+           "Where spans of intercepted calls are sent, in the JSON of OTLP/HTTP, such as http://localhost:4318/v1/traces: "
+           "of the calls whose caller traces them (kubelet's `tracing`). \"\" sends none."),
 )  # fmt: skip
 
 BY_KEY = {option.key: option for option in OPTIONS}

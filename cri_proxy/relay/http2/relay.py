@@ -249,6 +249,11 @@ class RelayedConnection:
         self.take_over(stream_id)
         self.feed.read_along(stream_id, source, at)
 
+    def headers_of(self, stream_id: int) -> Headers:
+        """The request headers of an intercepted call; none of one that is over."""
+        stream = self._wire.streams.get(stream_id)
+        return () if stream is None else stream.headers
+
     def unary_headers(self, stream_id: int) -> Optional[Headers]:
         """The request headers of a call that was asked about; None: its request is not one message and its end."""
         stream = self._wire.streams.get(stream_id)

@@ -7,13 +7,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
-from cri_proxy.relay.http2.headers import Metadata
+from cri_proxy.relay.http2.headers import Headers, Metadata, value_of
 from cri_proxy.relay.http2.stream import Ended, ReplyReceived, RequestReceived
 from cri_proxy.relay.interception import (
     INTERNAL,
+    TRACE,
+    TRACE_HEADERS,
     UNAVAILABLE,
     Answer,
     AnswerFailed,
+    Around,
     CallEnd,
     Forward,
     Interception,
@@ -49,8 +52,17 @@ class FrameCall:
         self.under_way = DrainedCall(method, asyncio.get_running_loop().time())
         self._interception = interception
         self._link = link
+        self._trace: tuple[tuple[str, str], ...] = ()
         self._steps: deque[tuple[Union[ReplyReceived, Ended], Done]] = deque()
         self._more = asyncio.Event()
+
+    def trace(self, headers: Headers, around: Around) -> None:
+        """Put its span around the interception. Called before ``run``."""
+        trace = [
+            (name, value_of(headers, name.encode()).decode("ascii", "replace")) for name in TRACE_HEADERS
+        ]
+        self._trace = tuple([(name, value) for name, value in trace if value])
+        self._interception = around(self.method, dict(trace)[TRACE_HEADERS[0]], self._interception)
 
     def add(self, step: Union[ReplyReceived, Ended], done: Done) -> None:
         """Something was seen of the call."""
@@ -117,6 +129,7 @@ class FrameCall:
         """Make the reply ourselves; to its end, whether or not the client waits for it."""
         reply: Optional[bytes] = None
         trailers: Metadata = ()
+        TRACE.set(self._trace)
         try:
             reply = await outcome.reply()
             ended = Ended(asked.stream, self, CallEnd.OK, 0, "")

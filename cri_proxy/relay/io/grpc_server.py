@@ -17,15 +17,19 @@ import grpc
 
 from cri_proxy.relay.interception import (
     INTERNAL,
+    TRACE,
+    TRACE_HEADERS,
     UNAVAILABLE,
     Answer,
     AnswerFailed,
+    Around,
     CallEnd,
     Forward,
     Interception,
     Interceptor,
     Outcome,
     Refuse,
+    as_it_is,
     end_of,
 )
 from cri_proxy.relay.io.drain import DrainedCall, Settling, grace_of
@@ -91,11 +95,16 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of a grpc.aio server. ``images``: the channel for ImageService where that is another process."""
 
     def __init__(
-        self, runtime: grpc.aio.Channel, images: Optional[grpc.aio.Channel], interceptor: Interceptor
+        self,
+        runtime: grpc.aio.Channel,
+        images: Optional[grpc.aio.Channel],
+        interceptor: Interceptor,
+        around: Around = as_it_is,
     ) -> None:
         self._runtime = runtime
         self._images = images or runtime
         self._interceptor = interceptor
+        self._around = around
         self._active: set[_Call] = set()
         #: Answers under way: they outlive the calls they are made for.
         self._answers: set[asyncio.Task[Any]] = set()
@@ -164,6 +173,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             if interception is None:
                 await self._pass(call, requests, context)
             else:
+                trace = _trace(context)
+                interception = self._around(method, dict(trace).get(TRACE_HEADERS[0], ""), interception)
+                TRACE.set(trace)
                 await self._intercept(call, interception, requests, context)
         finally:
             self._active.discard(call)
@@ -253,6 +265,11 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         if reply is not None:
             await context.write(reply)
         return code, details
+
+
+def _trace(context: grpc.aio.ServicerContext) -> tuple[tuple[str, str], ...]:
+    found = dict(context.invocation_metadata() or ())
+    return tuple([(name, str(found[name])) for name in TRACE_HEADERS if name in found])
 
 
 def is_long(method: str) -> bool:

@@ -25,7 +25,7 @@ from cri_proxy.relay.http2.stream import (
     ReplyReceived,
     RequestReceived,
 )
-from cri_proxy.relay.interception import Interception, Interceptor
+from cri_proxy.relay.interception import Around, Interception, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import DrainedCall
 from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, Endpoint
@@ -64,6 +64,7 @@ class LinkOwner(Protocol):
 
     runtime: str
     interceptor: Interceptor
+    around: Around
     tasks: set[asyncio.Task[Any]]
     #: Connections to the runtime that are being made.
     joining: set[asyncio.Task[None]]
@@ -299,6 +300,8 @@ class Link:
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, RequestReceived):
+            if self.connection is not None:
+                event.call.trace(self.connection.headers_of(event.stream), self._owner.around)
             run_call(event.call, event, self._owner.tasks)
         elif isinstance(event, ReplyReceived):
             event.call.add(event, self._noting(event.call.method))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy import greeting
-from cri_proxy.relay.interception import UNAVAILABLE, Interceptor
+from cri_proxy.relay.interception import UNAVAILABLE, Around, Interceptor, as_it_is
 from cri_proxy.relay.io.drain import DrainedCall, Settling
 from cri_proxy.relay.io.event_fan import EventFan
 from cri_proxy.relay.io.given_back import GivingBack
@@ -54,7 +54,7 @@ class FrameRelay:
     raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
     (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
     missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together;
-    with more, ``BufferBudget.loser`` goes, which ``on_loss`` is told with a sentence.
+    with more, ``BufferBudget.loser`` goes, which ``on_loss`` is told with a sentence. ``around``: put around interceptions.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class FrameRelay:
         on_dismissal: Callable[[], None] = lambda: None,
         most_kept: int = MAX_KEPT,
         on_loss: Callable[[str], None] = lambda sentence: None,
+        around: Around = as_it_is,
     ) -> None:
         self.runtime = runtime
         self.interceptor = interceptor
+        self.around = around
         #: Paths that clients may use.
         self.sockets: list[Path] = []
         #: Intercepted calls under way.

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.relay.interception import AnswerFailed
+from cri_proxy.relay.interception import TRACE, AnswerFailed
 from cri_proxy.runtime import RuntimeClient
 
 #: Longer than any client waits (kubelet: 2 and 4 minutes, times whatever runtimeRequestTimeout is set to): it is the
@@ -26,7 +26,9 @@ class Upstream:
     async def forward(self, full_method: str, message: bytes, timeout_s: float) -> bytes:
         """The reply to the client's own request, perhaps a changed one."""
         try:
-            reply: bytes = await self._runtime.channel.unary_unary(full_method)(message, timeout=timeout_s)
+            reply: bytes = await self._runtime.channel.unary_unary(full_method)(
+                message, timeout=timeout_s, metadata=TRACE.get()
+            )
         except grpc.aio.AioRpcError as error:
             raise failure(error) from None
         return reply

@@ -1,0 +1,1 @@
+"""Spans of intercepted calls, under the trace of the program that called."""
