@@ -14,8 +14,9 @@ smallest that holds the limit, the step by demand the smallest that holds the ne
 
 1. It starts at the step by limit: programs size their threads by the CPUs that they see at their start.
 2. Shrinking is slow: after a full window, one step at a time, and all its containers together so many times a minute.
-3. Growth is at once, by waiting, or where the kernel does not tell that, by using most of the set. Time throttled is
-   no waiting: a container that is stopped by its own quota would use no more with more CPUs.
+3. Growth is at once, by waiting, or where the kernel does not tell that, by using most of the set, and to twice the
+   set at least: what waits does not say how much more it would use. Time throttled is no waiting: a container that is
+   stopped by its own quota would use no more with more CPUs.
 4. A container that has grown too often within an hour goes back to its step by limit until that hour is over.
 """
 
@@ -25,7 +26,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 #: Peaks are kept for intervals of this length, seconds: of a window of ten minutes 120, however often samples come.
@@ -34,19 +35,23 @@ PEAK_S = 5.0
 HOUR_S = 3600.0
 #: Samples that are nearer say nothing: the clock of a tick is as coarse as that.
 SHORTEST_NS = 10_000_000
-#: Growths that are told of.
-TOLD = 5
+#: A set in which tasks wait grows to the step that holds so many times of it.
+GROWTH = 2
+#: The window of a PSI trigger, seconds: what it has seen to wait is a part of this.
+TRIGGER_S = 0.5
 
 
 @dataclass(frozen=True)
 class DemandSettings:
     """The options of the section ``demand``. Parts are 0 to 1, times seconds.
 
-    ``percentile``: of the peaks; ``half_life_s``: after it a peak counts half. ``headroom``: the part of demand on top.
+    ``interval_s``: between samples. ``percentile``: of the peaks; ``half_life_s``: after it a peak counts half.
+    ``headroom``: the part of demand on top.
     ``waiting``: the part of the time that tasks wait from which on a set is too small; ``usage``: the part of a set from
     which on it is, without PSI. ``shrinks_per_minute``: of all containers; ``growths_per_hour``: of one container.
     """
 
+    interval_s: float = 5.0
     window_s: float = 600.0
     percentile: float = 0.95
     half_life_s: float = 600.0
@@ -137,26 +142,40 @@ class Demand:
         self._since_s: Optional[float] = None
         self._last: Optional[DemandSample] = None
         self._latest: Optional[Between] = None
+        #: The estimate, until another peak is seen.
+        self._estimate: Optional[int] = None
 
     # ------------------------------------------------------------------ what was seen
 
-    def add(self, sample: DemandSample) -> None:
-        """Take in a sample. One that is too near to the last one, or older, is left out."""
+    def add(self, sample: DemandSample, is_triggered: bool = False) -> None:
+        """Take in a sample. One that is too near to the last one, or older, is left out.
+
+        ``is_triggered``: a PSI trigger has fired just now, so that what has waited since the last sample did so within
+        ``TRIGGER_S``, unless it was throttled meanwhile: then as much must be left of it without that.
+        """
         last = self._last
         found = between(last, sample) if last is not None else None
         if last is not None and found is None and sample.time_ns - last.time_ns < SHORTEST_NS:
             return
         self._last, self._latest = sample, found
-        if found is None:
+        if found is None or last is None:
             return
-        now_s = sample.time_ns / 1e9
+        if is_triggered and found.waiting is not None and not found.throttled:
+            span_s = (sample.time_ns - last.time_ns) / 1e9
+            waiting = min(found.waiting * span_s / TRIGGER_S, 1.0)
+            self._latest = replace(found, waiting=max(found.waiting, waiting))
+        self._note_peak(sample.time_ns / 1e9, found.milli_usage)
+
+    def _note_peak(self, now_s: float, milli_usage: int) -> None:
         self._since_s = now_s if self._since_s is None else self._since_s
-        if self._peaks and now_s - self._peaks[-1][0] < PEAK_S:
-            began, peak = self._peaks[-1]
-            self._peaks[-1] = (began, max(peak, found.milli_usage))
+        if not self._peaks or now_s - self._peaks[-1][0] >= PEAK_S:
+            self._peaks.append((now_s, milli_usage))
+        elif milli_usage > self._peaks[-1][1]:
+            self._peaks[-1] = (self._peaks[-1][0], milli_usage)
         else:
-            self._peaks.append((now_s, found.milli_usage))
-        while self._peaks and now_s - self._peaks[0][0] > self.settings.window_s:
+            return
+        self._estimate = None
+        while now_s - self._peaks[0][0] > self.settings.window_s:
             self._peaks.popleft()
 
     def changed(self, verdict: Verdict, now_s: float) -> None:
@@ -165,6 +184,12 @@ class Demand:
             self.growths.append(Growth(now_s, verdict.why))
         self._since_s, self._latest = None, None
 
+    def reconfigure(self, settings: DemandSettings) -> None:
+        """Go by other settings from now on; of what was seen, what is older than the window is left out."""
+        self.settings, self._estimate = settings, None
+        while self._peaks and self._peaks[-1][0] - self._peaks[0][0] > settings.window_s:
+            self._peaks.popleft()
+
     # ------------------------------------------------------------------ what follows from it
 
     @property
@@ -172,11 +197,11 @@ class Demand:
         """The estimate, milli-CPUs without headroom; 0 = nothing is known."""
         if not self._peaks:
             return 0
-        newest = self._peaks[-1][0]
-        weighted = [
-            (float(peak), 0.5 ** ((newest - at_s) / self.settings.half_life_s)) for at_s, peak in self._peaks
-        ]
-        return int(weighted_percentile(weighted, self.settings.percentile))
+        if self._estimate is None:
+            newest, half_life_s = self._peaks[-1][0], self.settings.half_life_s
+            weighted = [(float(peak), 0.5 ** ((newest - at_s) / half_life_s)) for at_s, peak in self._peaks]
+            self._estimate = int(weighted_percentile(weighted, self.settings.percentile))
+        return self._estimate
 
     def milli_need(self, milli_request: int, milli_limit: Optional[int]) -> int:
         """Demand with headroom, up to the next tenth of a CPU, in the bounds of request and limit."""
@@ -196,12 +221,14 @@ class Demand:
         milli_request: int,
         milli_limit: Optional[int],
         now_s: float,
+        milli_set: Optional[int] = None,
     ) -> Verdict:
         """What is to become of a set that is ``step`` of the staircase, by the sample that was added last.
 
-        ``steps``: milli-CPUs, ascending. Once it is done the caller tells ``changed``; whether a shrink may be made now
-        is the caller's to say (``ShrinkBudget``).
+        ``steps``: milli-CPUs, ascending; ``milli_set``: how large the set is, where that is not its step. Once it is
+        done the caller tells ``changed``; whether a shrink may be made now is the caller's to say (``ShrinkBudget``).
         """
+        milli_set = steps[step] if milli_set is None else milli_set
         while self.growths and now_s - self.growths[0].at_s > HOUR_S:
             self.growths.popleft()
         most = self.settings.growths_per_hour
@@ -211,11 +238,12 @@ class Demand:
         if step > step_by_limit:
             return Verdict("start", step_by_limit, "its limit's rung")
         # 2. Too small: at once.
-        cause = self._is_too_small(steps[step]) if step < step_by_limit else ""
+        cause = self._is_too_small(milli_set) if step < step_by_limit else ""
         if cause:
             if len(self.growths) >= most:
                 return Verdict("limit", step_by_limit, f"{cause}; {_too_often(len(self.growths) + 1)}")
-            return Verdict("grow", max(step + 1, wanted), cause)
+            larger = max(step + 1, wanted, step_for(steps, GROWTH * milli_set))
+            return Verdict("grow", min(larger, step_by_limit), cause)
         # 3. Too small too often.
         if len(self.growths) > most:
             action = "keep" if step == step_by_limit else "limit"
@@ -259,11 +287,15 @@ class ShrinkBudget:
         self.per_minute = per_minute
         self._made: deque[float] = deque()
 
-    def take(self, now_s: float) -> bool:
-        """Whether one more may, at this time; it is counted then."""
+    def left(self, now_s: float) -> int:
+        """How many may, at this time."""
         while self._made and now_s - self._made[0] >= 60.0:
             self._made.popleft()
-        if len(self._made) >= self.per_minute:
+        return max(0, self.per_minute - len(self._made))
+
+    def take(self, now_s: float) -> bool:
+        """Whether one more may, at this time; it is counted then."""
+        if not self.left(now_s):
             return False
         self._made.append(now_s)
         return True
