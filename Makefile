@@ -26,7 +26,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-placement bench-observer bench-affinity bench-cache-model bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -98,19 +98,11 @@ lint: setup ## ruff, mypy --strict, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config setup.cfg
 
-bench: setup ## Added latency and decision time, measured side by side
-	$(BIN)/python -m bench.relay_latency
-	$(BIN)/python -m bench.event_fan_out
-	$(BIN)/python -m bench.create_cost
-	$(BIN)/python -m bench.container_memory
-	$(BIN)/python -m bench.start_time
-	$(BIN)/python -m bench.decision_time
-	$(BIN)/python -m bench.state_write
-	$(BIN)/python -m bench.nri_latency
-	$(BIN)/python -m bench.standalone_latency
-	$(BIN)/python -m bench.idle_cost
-	$(BIN)/python -m bench.floods
-	$(BIN)/python -m bench.top_cost
+bench: setup ## Added latency and decision time, side by side; says which kept ratio has become worse
+	$(BIN)/python -m bench
+
+bench-short: setup ## Two minutes: ratios of CPU time, memory and counts against those that are kept (bench/ratios.json)
+	$(BIN)/python -m bench.short
 
 bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
 	$(BIN)/python -m bench.placement

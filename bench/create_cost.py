@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import ratios
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
@@ -88,8 +89,9 @@ async def serve(path: str, running: int) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-async def measure(running: int, creates: int) -> None:
-    """A row for a node with so many containers."""
+async def measure(running: int, creates: int) -> float:
+    """Rows for a node with so many containers; what the daemon with its state on disk adds beside a direct create."""
+    added = []
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="crb-"))
         path = f"{folder}/r.sock"
@@ -100,10 +102,11 @@ async def measure(running: int, creates: int) -> None:
             agents.append(Agent(path, machine(HYGON_7285_2S), {"state": {"directory": in_memory}}))
         for state, agent in zip(("on disk", "in memory"), agents):
             async with agent:
-                await measure_daemon(running, state, agent, path, creates)
+                added.append(await measure_daemon(running, state, agent, path, creates))
+    return added[0]
 
 
-async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, creates: int) -> None:
+async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, creates: int) -> float:
     assert agent.process is not None
     pid = agent.process.pid
     # It knows all containers: what it asks the runtime about them at first is no create's cost.
@@ -126,6 +129,7 @@ async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, c
     print_row(str(running), state, *(f"{figure:.2f}" for figure in figures), f"{resident_mb(pid):.1f}")
     direct.close()
     through.close()
+    return (own50 - direct50) / direct50
 
 
 async def measure_log(creates: int) -> None:
@@ -169,7 +173,7 @@ def pid_cpu_s(agent: Agent) -> float:
     return cpu_s(agent.process.pid)
 
 
-async def main(creates: int) -> None:
+async def main(creates: int) -> int:
     print(machine_line(), end="\n\n")
     print_row(
         "running",
@@ -184,8 +188,11 @@ async def main(creates: int) -> None:
         "MB",
     )
     print_row(*["---"] * 10)
-    for running in RUNNING:
-        await measure(running, creates)
+    found = {
+        f"create, {running} running: p50 added beside a direct one": await measure(running, creates)
+        for running in RUNNING
+    }
+    return ratios.tell(found)
 
 
 if __name__ == "__main__":
@@ -202,4 +209,4 @@ if __name__ == "__main__":
     elif options.log:
         asyncio.run(measure_log(options.creates))
     else:
-        asyncio.run(main(options.creates))
+        sys.exit(asyncio.run(main(options.creates)))

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from typing import Any, Optional, Protocol
 
 import grpc
 
+from bench import ratios
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client, calls_by
 from cri_api import runtime_v1_pb2 as cri
@@ -117,8 +119,8 @@ class Way:
 # ---------------------------------------------------------------------- measuring
 
 
-def measure(ways: Sequence[Way], what: str, count: int) -> None:
-    """Calls of one kind, every way, in turns; a row for each way."""
+def measure(ways: Sequence[Way], what: str, count: int) -> dict[str, float]:
+    """Calls of one kind, every way, in turns; a row for each way. What frames add as a part of what grpc.aio adds."""
     by_many, by_grpc = f"x{CLIENTS}" in what, "grpc" in what
     method = what.split()[0].strip("`,")
     message = VERSION if method == "Version" else b""
@@ -135,11 +137,12 @@ def measure(ways: Sequence[Way], what: str, count: int) -> None:
     for _ in range(max(1, count // TURN // (CLIENTS if by_many else 1))):
         for way in ways:
             turn(way)
-    report(what, ways)
+    return report(what, ways)
 
 
-def report(what: str, ways: Sequence[Way]) -> None:
+def report(what: str, ways: Sequence[Way]) -> dict[str, float]:
     """One row a way: percentiles, what is added to direct's, and that as a part of grpc.aio's addition."""
+    found = {}
     direct50, direct99 = (percentile(ways[0].seconds, p) for p in (50, 99))
     grpc50 = percentile(ways[1].seconds, 50)
     for way in ways:
@@ -153,10 +156,14 @@ def report(what: str, ways: Sequence[Way]) -> None:
                 f"{(p99 - direct99) * 1e6:,.0f}",
                 f"{p50 / direct50:.2f}",
             ]
-            cells += [f"{(p50 - direct50) / (grpc50 - direct50):.2f}", f"{calls / way.elapsed_s:,.0f}"]
+            of_grpc = (p50 - direct50) / (grpc50 - direct50)
+            cells += [f"{of_grpc:.2f}", f"{calls / way.elapsed_s:,.0f}"]
             cells += [f"{way.cpu_s / calls * 1e5:.1f}"]
+            if way.name == "frames":
+                found[f"relay latency, {what}: added beside what grpc.aio adds"] = of_grpc
         print_row(*cells)
         way.forget()
+    return found
 
 
 def measure_events(ways: Sequence[Way]) -> None:
@@ -259,7 +266,7 @@ def run_relay(kind: str, runtime: str, path: str) -> None:
 # ---------------------------------------------------------------------- all of it
 
 
-def main(count: int) -> None:
+def main(count: int) -> int:
     kinds = ["grpc.aio", "frames"] + ["frames, uvloop"] * bool(importlib.util.find_spec("uvloop"))
     print(machine_line(), end="\n\n")
     with contextlib.ExitStack() as stack:
@@ -285,10 +292,10 @@ def main(count: int) -> None:
         )
         print_row(*["---"] * 10)
         lists = f"`ListContainers`, {CONTAINERS}"
-        measure(ways, "`Version`", count)
+        found = measure(ways, "`Version`", count)
         measure(ways, "`Version`, grpc's client", count)
-        measure(ways, f"`Version` x{CLIENTS}", count)
-        measure(ways, lists, count // 4)
+        found.update(measure(ways, f"`Version` x{CLIENTS}", count))
+        found.update(measure(ways, lists, count // 4))
         measure(ways, f"{lists}, grpc's client", count // 4)
         print()
         measure_events(ways)
@@ -296,6 +303,7 @@ def main(count: int) -> None:
         measure_memory(ways)
         for way in ways:
             way.close()
+    return ratios.tell(found)
 
 
 if __name__ == "__main__":
@@ -306,4 +314,4 @@ if __name__ == "__main__":
     if options.serve:
         run_relay(*options.serve)
     else:
-        main(options.calls)
+        sys.exit(main(options.calls))
