@@ -56,6 +56,11 @@ class Metrics:
             "Spans that were not sent, because tracing.endpoint was away or slow",
             registry=r,
         )
+        self.history_dropped = Counter(
+            "cri_resmgr_history_dropped_total",
+            "Entries of the history that were lost, because its disk was away or full for long",
+            registry=r,
+        )
         self.decision_seconds = Histogram(
             "cri_resmgr_decision_seconds",
             "Time to decide about a request",

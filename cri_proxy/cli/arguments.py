@@ -18,6 +18,7 @@ ELSEWHERE = {
     "agent": "cri_proxy.cli.agent",
     "doctor": "cri_proxy.cli.doctor",
     "freeze": "cri_proxy.cli.cluster",
+    "history": "cri_proxy.cli.history",
     "kubelet": "cri_proxy.cli.kubelet",
     "nri": "cri_proxy.cli.nri",
     "observer": "cri_proxy.cli.observer",

@@ -24,6 +24,8 @@ from cri_proxy.engine.node_report import (
 )
 from cri_proxy.engine.report import recent_moves
 from cri_proxy.engine.zones import Zone, zones_of
+from cri_proxy.history.entries import BadQuery, read_query
+from cri_proxy.history.io.file import HistoryUnusable
 from cri_proxy.version import VERSION
 from policies.affinity.graph.groups import Group, groups_of
 from policies.affinity.graph.traffic import Traffic
@@ -61,7 +63,7 @@ class ViewCommands:
 
     def table(self) -> Mapping[str, Command]:
         """Those that both sockets have besides ``SHARED``, by the name they have on the wire."""
-        return {"report": self.report, "moves": self.moves, "doctor": self.doctor}
+        return {"report": self.report, "moves": self.moves, "history": self.history, "doctor": self.doctor}
 
     async def report(self, arguments: dict[str, Any]) -> Any:
         """All that is told of the node, or some of it.
@@ -118,6 +120,13 @@ class ViewCommands:
             else recent_moves(engine, MOVES if most is None else most, node_state.clock())
         )
         return {"moves": rows}
+
+    async def history(self, arguments: dict[str, Any]) -> Any:
+        """A page of the history: what was decided and moved, over restarts too (``read_query`` has the arguments)."""
+        try:
+            return await self._daemon.history.page(read_query(arguments))
+        except (BadQuery, HistoryUnusable) as error:
+            raise ControlError(str(error)) from None
 
     async def doctor(self, arguments: dict[str, Any]) -> Any:
         """What ``cri-resmgr doctor`` finds, made by a process of its own; an answer is kept for a minute."""

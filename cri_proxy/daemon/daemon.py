@@ -41,6 +41,7 @@ from cri_proxy.daemon.standing_orders import StandingOrders
 from cri_proxy.daemon.tasks import Tasks
 from cri_proxy.engine.engine import Engine
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
+from cri_proxy.history.io.keeper import HistoryKeeper
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.lock import NodeLock
 from cri_proxy.node.machine import read_memory_bytes
@@ -196,6 +197,13 @@ class Daemon:
         self.services.reload = self.reload
         self.assembly = Assembly(self.services, read_boot_id(self.options.boot_id_file))
         self.rounds = Maintenance(self.services, self.assembly, self._bring_up, self._try_again)
+        self.history = HistoryKeeper(
+            Path(loaded.config["state.directory"]),
+            metrics.history_dropped.inc,
+            lambda why: self.health.warn("history", [why] if why else []),
+            read_boot_id(self.options.boot_id_file),
+        )
+        self.services.node_state.on_records = self.history.add
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.services.node_state.on_doubt = self.rounds.look_soon
@@ -224,6 +232,8 @@ class Daemon:
     def _engage(self, engine: Engine) -> None:
         self.affinity.follow(engine)
         self.orders.engaged(engine)
+        # What the daemon before had not entered by its end.
+        self.history.add(engine.history, engine.grants)
 
     async def _serve(self) -> None:
         """Open the sockets; what connects waits for ``FrontEnd.start_behind``.
@@ -317,6 +327,7 @@ class Daemon:
             services.node_state.save()
             await services.store.close()
             self.assembly.end()
+        await self.history.close()
         services.store.let_go()
         await services.runtime.close()
         self.ownership.give_up()
@@ -453,6 +464,7 @@ class Daemon:
         logs.set_up(config["log.level"], config["log.format"], self._repeats)
         services.node_state.shrink_wait_s = config["placement.shrink_wait"]
         services.store.wait_s = config["state.wait"]
+        self.history.entries, self.history.days = config["history.entries"], config["history.days"]
         services.node_state.fail_closed = tuple(config["placement.fail_closed_namespaces"])
         services.machine.source = Path(config["topology.source"])
         services.machine.kubelet = Path(config["kubelet.directory"])

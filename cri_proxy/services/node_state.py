@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
@@ -11,7 +11,7 @@ from bpf.kernel.clock import boot_time_s
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.orders import NO_ORDERS, Orders
 from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import CpusetUpdate, Effects, Grant
+from cri_proxy.engine.records import CpusetUpdate, DecisionRecord, Effects, Grant
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
@@ -24,6 +24,10 @@ MODES = (ENFORCE, OBSERVE, OFF)
 
 
 async def _nothing(pod: Pod) -> None:
+    pass
+
+
+def _no_records(records: list[DecisionRecord], grants: Mapping[str, Grant]) -> None:
     pass
 
 
@@ -50,6 +54,8 @@ class NodeState:
     on_doubt: Callable[[], None] = lambda: None
     #: Called with the id of every container that an event says has started.
     on_started: Callable[[str], None] = lambda container_id: None
+    #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
+    on_records: Callable[[list[DecisionRecord], Mapping[str, Grant]], None] = _no_records
     #: Called with every new pod before the client hears of it; waited for.
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
 
@@ -96,6 +102,9 @@ class NodeState:
         changes = self.engine.drain()
         self.store.write(changes)
         if changes:
+            records = [value for value in changes.values() if isinstance(value, DecisionRecord)]
+            if records:
+                self.on_records(records, self.engine.grants)
             self.follow_quotas(
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
             )

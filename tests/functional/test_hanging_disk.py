@@ -76,6 +76,8 @@ async def test_calls_go_on_and_all_is_written_when_the_disk_answers(runtime: Fak
         await agent.wait_notified("WATCHDOG=1")
         disk.go()
     status = await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
+    names = {row["container"] for row in (await ask(agent, "history"))["entries"]}
+    assert {f"default/{name}/{name}" for name in ("before", "a", "b", "c")} <= names
     assert not (await ask(agent, "explain", container=ids[0]))["unsaved"] and not mark.exists()
     at_the_runtime = cpusets(runtime)
     status = await restart(agent)

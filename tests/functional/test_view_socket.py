@@ -18,7 +18,17 @@ from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import StartAgent, ask
 from tests.functional.support import new_agent, run_pod_with
 
-QUESTIONS = {"status", "topology", "placements", "explain", "affinity", "metrics", "moves", "report"}
+QUESTIONS = {
+    "status",
+    "topology",
+    "placements",
+    "explain",
+    "affinity",
+    "metrics",
+    "moves",
+    "report",
+    "history",
+}
 
 
 def view_of(agent: Agent) -> Path:

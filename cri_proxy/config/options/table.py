@@ -178,6 +178,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("state.wait", duration(), 1.0,
            "How long a call waits for its record to be written. Past that it goes on, the record is kept in "
            "memory, and `status` says so until it is written; no call waits meanwhile."),
+    Option("history.entries", whole(0, 1_000_000), 10_000,
+           "How many decisions and moves are kept for `cri-resmgr history`, in history.db of state.directory, over "
+           "restarts too. They have 64 MiB at most, whatever their number. 0 keeps none."),
+    Option("history.days", whole(1, 3_650, "days"), 7, "How long they are kept."),
     Option("control.socket", socket_path(), "/var/run/cri-resmgr/control.sock",
            "The socket the command line talks to.", live=False),
     Option("control.view_socket", endpoint("none"), "/var/run/cri-resmgr/view/view.sock",

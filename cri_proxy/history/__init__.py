@@ -1,0 +1,1 @@
+"""What was decided and what moved, and why: kept over restarts, apart from the state."""
