@@ -17,6 +17,7 @@ from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.history.entries import MOST, BadQuery, read_query
 from cri_proxy.history.io.file import FILE, HistoryUnusable, read_file
 from cri_proxy.history.text import BadTime, entry_lines, read_since
+from cri_proxy.history.trace import write_trace
 
 #: As many entries are shown on a terminal where nothing says how many.
 SHOWN = 50
@@ -35,13 +36,25 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document a line.")
 @click.option(
+    "--perfetto",
+    "trace_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a trace to FILE, for ui.perfetto.dev: a track a container.",
+)
+@click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
     help="Configuration to use while the daemon is down.",
 )
 def history(
-    name: Optional[str], since: Optional[str], last: Optional[int], as_json: bool, config_file: Optional[Path]
+    name: Optional[str],
+    since: Optional[str],
+    last: Optional[int],
+    as_json: bool,
+    trace_file: Optional[Path],
+    config_file: Optional[Path],
 ) -> None:
     """What was decided and moved, when and why, the oldest first; works with the daemon down, too.
 
@@ -53,7 +66,9 @@ def history(
         read_query({"name": name})
     except (BadTime, BadQuery) as error:
         raise click.UsageError(str(error)) from None
-    if last is None and since is None and not as_json:
+    if as_json and trace_file is not None:
+        raise click.UsageError("say --json or --perfetto")
+    if last is None and since is None and not as_json and trace_file is None:
         last = SHOWN
     try:
         rows = list(_entries(_way_to_ask(config_file), {"name": name, "since_s": since_s}, last))
@@ -61,6 +76,9 @@ def history(
         fail(str(error))
     rows.reverse()
     rows.sort(key=lambda row: row["time_s"])
+    if trace_file is not None:
+        _write_trace(trace_file, rows)
+        return
     for row in rows:
         if as_json:
             click.echo(json.dumps(row, separators=(",", ":")))
@@ -71,6 +89,14 @@ def history(
         click.echo(
             "no decisions or moves" + (f" of {name}" if name else "") + (" since then" if since else "")
         )
+
+
+def _write_trace(file: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        file.write_bytes(write_trace(rows))
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}", "name a file in a folder that is there")
+    click.echo(f"{file}: {len(rows)} entries; open it in ui.perfetto.dev, or with trace_processor")
 
 
 def _way_to_ask(config_file: Optional[Path]) -> Ask:

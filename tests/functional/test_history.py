@@ -135,3 +135,13 @@ async def test_the_command_line_says_what_it_expects(agent: Agent) -> None:
     assert code == 2 and "'yesterday' is no time, expected a length of time" in errors
     code, _, errors = await agent.cli("history", "")
     assert code == 2 and "expected a container, a pod or an id" in errors
+
+
+async def test_the_command_line_writes_a_trace(agent: Agent, client: CriClient) -> None:
+    await run_pod_with(client, "web", cpu_limit=2000)
+    file = agent.folder / "node.pftrace"
+    code, told, _ = await agent.cli("history", "--perfetto", str(file))
+    assert code == 0 and "ui.perfetto.dev" in told
+    assert b"default/web" in file.read_bytes()
+    code, _, errors = await agent.cli("history", "--perfetto", str(agent.folder / "no" / "folder"))
+    assert code == 1 and "cannot be written: No such file or directory\n  name a file" in errors
