@@ -17,7 +17,9 @@ smallest that holds the limit, the step by demand the smallest that holds the ne
 3. Growth is at once, by waiting, or where the kernel does not tell that, by using most of the set, and to twice the
    set at least: what waits does not say how much more it would use. Time throttled is no waiting: a container that is
    stopped by its own quota would use no more with more CPUs.
-4. A container that has grown too often within an hour goes back to its step by limit until that hour is over.
+4. A size at which tasks waited though the estimate fits into it was judged wrongly: use is more ragged than its mean, or
+   others have the CPUs. The set does not become as small again for an hour, each time it happens again for twice as long.
+5. A container that has grown too often within an hour goes back to its step by limit until that hour is over.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ from typing import Optional
 PEAK_S = 5.0
 #: How long growths count against a container, seconds.
 HOUR_S = 3600.0
+#: From this part of the time on it is its quota, where the kernel does not tell waiting, that holds a container up.
+THROTTLED = 0.1
+#: The longest time for which a size that was too small is not tried again, seconds.
+LONGEST_BAR_S = 86_400.0
 #: Samples that are nearer say nothing: the clock of a tick is as coarse as that.
 SHORTEST_NS = 10_000_000
 #: A set in which tasks wait grows to the step that holds so many times of it.
@@ -56,7 +62,7 @@ class DemandSettings:
     percentile: float = 0.95
     half_life_s: float = 600.0
     headroom: float = 0.25
-    waiting: float = 0.1
+    waiting: float = 0.5
     usage: float = 0.9
     shrinks_per_minute: int = 6
     growths_per_hour: int = 6
@@ -88,6 +94,15 @@ class Growth:
 
     at_s: float
     cause: str
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A size that was too small, milli-CPUs, that is not to be had again until then; and how often that has happened."""
+
+    milli_set: int
+    times: int
+    until_s: float
 
 
 @dataclass(frozen=True)
@@ -142,6 +157,9 @@ class Demand:
         self._since_s: Optional[float] = None
         self._last: Optional[DemandSample] = None
         self._latest: Optional[Between] = None
+        self._bar = _Bar(0, 0, float("-inf"))
+        #: A set that was found too small just now, though the estimate fits into it, milli-CPUs; else 0.
+        self._misjudged = 0
         #: The estimate, until another peak is seen.
         self._estimate: Optional[int] = None
 
@@ -182,7 +200,18 @@ class Demand:
         """The set is another one, by this verdict: what was used before counts, but the window begins anew."""
         if verdict.action in ("grow", "limit"):
             self.growths.append(Growth(now_s, verdict.why))
+            if self._misjudged:
+                self._raise_bar(now_s)
+        self._misjudged = 0
         self._since_s, self._latest = None, None
+
+    def _raise_bar(self, now_s: float) -> None:
+        was = self._bar
+        # What went well for an hour after its time is forgotten.
+        times = was.times + 1 if now_s < was.until_s + HOUR_S else 1
+        milli_set = max(self._misjudged, was.milli_set if now_s < was.until_s else 0)
+        # The power is bounded, so that its figure is.
+        self._bar = _Bar(milli_set, times, now_s + min(HOUR_S * 2 ** min(times - 1, 10), LONGEST_BAR_S))
 
     def reconfigure(self, settings: DemandSettings) -> None:
         """Go by other settings from now on; of what was seen, what is older than the window is left out."""
@@ -239,6 +268,7 @@ class Demand:
             return Verdict("start", step_by_limit, "its limit's rung")
         # 2. Too small: at once.
         cause = self._is_too_small(milli_set) if step < step_by_limit else ""
+        self._misjudged = milli_set if cause and wanted <= step else 0
         if cause:
             if len(self.growths) >= most:
                 return Verdict("limit", step_by_limit, f"{cause}; {_too_often(len(self.growths) + 1)}")
@@ -259,6 +289,10 @@ class Demand:
             return Verdict(
                 "keep", step, f"{seen_s:.0f} of {self.settings.window_s:.0f} s of its window are seen"
             )
+        bar = self._bar
+        if now_s < bar.until_s and steps[step - 1] <= bar.milli_set:
+            left = f"not as small again for {math.ceil((bar.until_s - now_s) / 60)} minutes"
+            return Verdict("keep", step, f"a set of {bar.milli_set / 1000:g} CPUs was too small: {left}")
         why = f"{need / 1000:g} CPUs needed for {self.settings.window_s:.0f} s"
         return Verdict("shrink", step - 1, why)
 
@@ -271,7 +305,7 @@ class Demand:
             is_waiting = latest.waiting >= self.settings.waiting
             return f"its tasks waited {latest.waiting:.0%} of the time" if is_waiting else ""
         is_full = latest.milli_usage >= self.settings.usage * milli_set
-        if not is_full or latest.throttled >= self.settings.waiting:
+        if not is_full or latest.throttled >= THROTTLED:
             return ""
         return f"it used {latest.milli_usage / 1000:g} of {milli_set / 1000:g} CPUs"
 

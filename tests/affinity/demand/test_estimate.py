@@ -103,9 +103,9 @@ def test_headroom_keeps_a_container_out_of_a_place_that_it_would_just_fill():
 def test_waiting_grows_a_set_at_once():
     load = Load()
     load.settle(3_000)
-    verdict = load.runs(7_900, 0.5, waiting=0.3)
+    verdict = load.runs(7_900, 0.5, waiting=0.6)
     assert (verdict.action, load.steps[verdict.step]) == ("grow", 32_000)
-    assert "waited 30%" in verdict.why
+    assert "waited 60%" in verdict.why
 
 
 def test_a_container_throttled_at_its_own_quota_does_not_grow():
@@ -133,7 +133,7 @@ def test_a_peak_of_half_a_second_counts_where_the_percentile_takes_it():
 
 
 def test_a_container_that_grows_too_often_goes_back_to_its_limit_for_an_hour_and_says_so():
-    settings = DemandSettings(window_s=60.0, growths_per_hour=2, percentile=0.5)
+    settings = DemandSettings(window_s=60.0, growths_per_hour=2)
     load = Load(settings, limit=30_000, steps=(8_000, 32_000))
     for _ in range(2):
         load.settle(3_000)
@@ -151,6 +151,56 @@ def test_a_container_that_grows_too_often_goes_back_to_its_limit_for_an_hour_and
     load.settle(3_000)
     load.settle(3_000)
     assert load.steps[load.step] == 8_000
+
+
+def grows_again_after_s(load: Load) -> float:
+    """Use three CPUs evenly, until the set is of eight; wait there; how long it has stayed larger than that."""
+    grown_s = load.now_s
+    while load.steps[load.step] > 8_000:
+        load.carry_out(load.runs(3_000))
+    lasted_s = load.now_s - grown_s
+    assert load.carry_out(load.runs(3_000, 0.5, waiting=0.5)).action == "grow"
+    return lasted_s
+
+
+def test_a_size_at_which_tasks_waited_against_the_estimate_is_not_had_again_for_an_hour_then_two_then_four():
+    load = Load(limit=30_000, steps=(8_000, 32_000))
+    first, *later = [round(grows_again_after_s(load) / 60) for _ in range(4)]
+    assert first < 5
+    assert later == [60, 120, 240]
+
+
+def test_while_a_size_is_barred_larger_ones_are_not_and_the_verdict_says_so():
+    load = Load()
+    load.settle(3_000)
+    load.carry_out(load.runs(3_000, 0.5, waiting=0.5))
+    load.carry_out(load.runs(3_000, 0.5, waiting=0.5))
+    assert load.steps[load.step] == 64_000
+    load.carry_out(load.runs(3_000))
+    verdict = [load.carry_out(load.runs(3_000)) for _ in range(40)][-1]
+    assert load.steps[load.step] == 40_000
+    assert "a set of 32 CPUs was too small: not as small again for" in verdict.why
+
+
+def test_growth_that_the_estimate_explains_bars_nothing():
+    load = Load(limit=30_000, steps=(8_000, 32_000))
+    load.settle(3_000)
+    assert load.carry_out(load.runs(7_900, 5.0, waiting=0.5)).action == "grow"
+    load.settle(3_000)
+    assert load.steps[load.step] == 8_000
+
+
+def test_a_size_that_went_well_for_an_hour_after_its_bar_is_judged_as_if_for_the_first_time():
+    load = Load(limit=30_000, steps=(8_000, 32_000))
+    for _ in range(3):
+        grows_again_after_s(load)
+    while load.steps[load.step] > 8_000:
+        load.carry_out(load.runs(3_000))
+    began = load.now_s
+    while load.now_s - began < HOUR_S:
+        load.carry_out(load.runs(3_000))
+    load.carry_out(load.runs(3_000, 0.5, waiting=0.5))
+    assert round(grows_again_after_s(load) / 60) == 60
 
 
 def test_a_limit_that_is_lowered_takes_the_set_down_with_it():
