@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections import Counter as Counted
 from collections.abc import Iterable
+from typing import Optional
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import DecisionRecord, Stance, TicketKind
 from cri_proxy.engine.report import domain_pools
 
 #: Seconds. Decisions take tens to hundreds of microseconds.
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 #: Seconds. Plans take a tenth of a second for 1,000 containers, and half a second more with a new worker process.
 PLAN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+#: Why requests go through untouched because of us.
+FAILED_OPEN = (
+    "bug",
+    "budget",
+    "unreadable",
+    "too large",
+    "compressed",
+    "incomplete",
+    "too slow",
+    "slow state",
+)
 
 
 class Metrics:
@@ -164,11 +177,27 @@ class Metrics:
             "cri_resmgr_build_info", "Always 1; the version is the label", ["version"], registry=r
         )
         self.build.labels(version).set(1)
+        self.counterparts = KubeletCounterparts(self.requests)
+        r.register(self.counterparts)
+        # There from the first scrape on: what a counter has counted before one sees no rate of.
+        for counter, values in (
+            (self.failed_open, FAILED_OPEN),
+            (self.updates, ("sent", "failed", "retried")),
+            (self.drift, ("repaired", "foreign", "resized", "pod resized")),
+            (self.start_failures, ("placed", "untouched")),
+            (self.resyncs, ("ok", "failed")),
+            (self.plans, ("accepted", "rejected", "failed")),
+            (self.moves, ("made", "refused", "taken_back")),
+            (self.effects, ("better", "worse", "within the noise", "not known")),
+        ):
+            for value in values:
+                counter.labels(value)
 
     def watch(self, engine: Engine) -> Collector:
         """Add gauges that are read from an engine when asked for; returns what to hand to ``unwatch``."""
         collector = _EngineCollector(engine)
         self.registry.register(collector)
+        self.counterparts.follow(engine)
         return collector
 
     def unwatch(self, collector: Collector) -> None:
@@ -216,3 +245,102 @@ class _EngineCollector(Collector):
             containers.add_metric([stance], count)
         in_doubt.add_metric([], sum(1 for ticket in engine.tickets.values() if ticket.in_doubt))
         return families
+
+
+#: What kubelet's metrics say of one container, not of a pod.
+SCOPE = "container"
+#: Boundaries by kubelet's names, and the levels of the machine they are.
+BOUNDARIES = {"uncore_cache": "l3", "numa_node": "numa"}
+
+
+class KubeletCounterparts(Collector):
+    """What kubelet's CPU manager would count if it placed: under the names that it has there, so that dashboards find it.
+
+    Decisions are counted as they are made (``note``), those of creates and resizes that place a container. Types are not
+    told: kubelet's counters have names that a counter may not have in the text format of our library.
+    """
+
+    def __init__(self, requests: Counter) -> None:
+        self._requests = requests
+        self._engine: Optional[Engine] = None
+        #: The last entry of the engine's history that was looked at.
+        self._newest = 0
+        self._aligned = dict.fromkeys(BOUNDARIES, 0)
+        self._failed = dict.fromkeys(BOUNDARIES, 0)
+        self._pinned = 0
+
+    def follow(self, engine: Engine) -> None:
+        """Look at this engine from now on, at what it decides after this."""
+        self._engine, self._newest = engine, engine.ledger.newest_record
+
+    def note(self, records: Iterable[DecisionRecord]) -> None:
+        """Count decisions of the engine; those that were counted before, and are amended now, are passed over."""
+        engine = self._engine
+        if engine is None:
+            return
+        for record in sorted(records, key=lambda record: record.number):
+            if record.number <= self._newest:
+                continue
+            self._newest = record.number
+            is_asked = record.operation in (TicketKind.CREATE.value, TicketKind.RESIZE.value)
+            if is_asked and record.stance == Stance.PLACED.value and record.placement.cpus:
+                self._pinned += bool(record.placement.exclusive)
+                self._count(engine, record)
+
+    def _count(self, engine: Engine, record: DecisionRecord) -> None:
+        grant, node = engine.grants.get(record.id), engine.node
+        resources = None if grant is None else grant.container.resources
+        milli = 0 if resources is None else resources.milli_limit or resources.milli_request
+        for boundary, level in BOUNDARIES.items():
+            domains = [domain.cpus for domain in node.topology.at(level)]
+            if any(record.placement.cpus <= cpus for cpus in domains):
+                self._aligned[boundary] += 1
+            # One that needs more than such a domain has could not be in one.
+            elif 0 < milli <= max((len(cpus & node.usable) for cpus in domains), default=0) * 1000:
+                self._failed[boundary] += 1
+
+    def describe(self) -> Iterable[Metric]:
+        return _counterparts()
+
+    def collect(self) -> Iterable[Metric]:
+        aligned, failed, requests, errors, shared, exclusive = families = _counterparts()
+        for boundary in BOUNDARIES:
+            labels = {"boundary": boundary, "scope": SCOPE}
+            aligned.add_sample(aligned.name, labels, self._aligned[boundary])
+            failed.add_sample(failed.name, labels, self._failed[boundary])
+        refused = sum(
+            sample.value
+            for family in self._requests.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.labels["outcome"] == "refused"
+        )
+        requests.add_sample(requests.name, {}, self._pinned + refused)
+        errors.add_sample(errors.name, {}, refused)
+        if self._engine is not None:
+            node = self._engine.node
+            shared.add_sample(shared.name, {}, len(node.shared) * 1000)
+            exclusive.add_sample(exclusive.name, {}, len(node.exclusive))
+        return families
+
+
+def _counterparts() -> tuple[Metric, ...]:
+    return tuple(
+        Metric(f"kubelet_{name}", documentation, "unknown")
+        for name, documentation in (
+            (
+                "container_aligned_compute_resources_count",
+                "As kubelet's: placements of containers whose CPUs are inside one boundary: uncore_cache (L3), numa_node",
+            ),
+            (
+                "container_aligned_compute_resources_failure_count",
+                "As kubelet's: those whose CPUs are not, though the limit, or else the request, would fit in one",
+            ),
+            (
+                "cpu_manager_pinning_requests_total",
+                "As kubelet's: creates and resizes that got CPUs of their own, and those of the next line",
+            ),
+            ("cpu_manager_pinning_errors_total", "As kubelet's: creates and resizes that were refused for want of CPUs"),
+            ("cpu_manager_shared_pool_size_millicores", "As kubelet's: CPUs that no container owns"),
+            ("cpu_manager_exclusive_cpu_allocation_count", "As kubelet's: CPUs that containers own"),
+        )
+    )  # fmt: skip

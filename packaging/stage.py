@@ -112,6 +112,8 @@ def _documents(prepared: Path, kind: str, root: Path) -> None:
     # As in the sources, so that the pages' links and the doctor's hints lead somewhere.
     for page in ("README.md", *sorted(f"docs/{found.name}" for found in (REPOSITORY / "docs").glob("*.md"))):
         _put(root / DOCS / page, (REPOSITORY / page).read_bytes())
+    for path in sorted((REPOSITORY / "packaging" / "monitoring").iterdir()):
+        _put(root / DOCS / "monitoring" / path.name, path.read_bytes())
     licences = root / LICENCES[kind]
     shutil.copytree(prepared / "licences", licences)
     _put(licences / "LICENSE", (REPOSITORY / "LICENSE").read_bytes())

@@ -101,7 +101,7 @@ def test_each_metric_of_an_alert_is_one() -> None:
     table, _, alerts = metrics_markdown().partition("## What to be woken for")
     rules = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", alerts, re.DOTALL)[0])["groups"][0]["rules"]
     for rule in rules:
-        assert set(rule) <= {"alert", "expr", "for"}, rule
+        assert set(rule) <= {"alert", "expr", "for", "annotations"}, rule
         named = set(re.findall(r"cri_resmgr_\w+|\bup\b", rule["expr"]))
         assert named, rule
         assert {name for name in named if f"`{name}`" not in table} <= {"up"}, rule

@@ -5,9 +5,12 @@ python -m cri_proxy.daemon.metrics_documents > docs/metrics.md
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cri_proxy.metrics import Metrics, engine_families
 from cri_proxy.services.nri_metrics import NriMetrics
 
+ALERTS = Path(__file__).resolve().parents[2] / "packaging" / "monitoring" / "alerts.yaml"
 COMMAND = "python -m cri_proxy.daemon.metrics_documents > docs/metrics.md"
 
 _PAGE = """\
@@ -22,7 +25,49 @@ HTTP, at `/metrics`. `cri-resmgr status --json` has the counters that are not ze
 |---|---|---|
 {rows}
 
-Counters begin at 0 with each start of the daemon, and those with labels appear when they are first counted.
+Counters begin at 0 with each start of the daemon. Those of calls and of plugins appear when they are first counted.
+
+## A dashboard, and kubelet's names
+
+`packaging/monitoring/` has a Grafana dashboard (`dashboard.json`: import it, choose the Prometheus) and the alerts below
+(`alerts.yaml`, for `rule_files`); the packages put both into `/usr/share/doc/cri-resmgr/monitoring/`. A test asks a
+real Prometheus, which scrapes a real daemon, every query of both.
+
+Metrics that begin with `kubelet_` are those that kubelet's CPU manager has: while we place, its own stand still (policy
+`none`), and a dashboard that shows them finds these. They are not quite the same:
+
+| metric | kubelet's | ours |
+|---|---|---|
+| `kubelet_container_aligned_compute_resources_count` | \
+exclusive CPUs only, where an option demands alignment; also `physical_cpu` and scope `pod` | \
+every placement by a create or a resize; `boundary` is `uncore_cache` or `numa_node`, `scope` is `container` |
+| `kubelet_container_aligned_compute_resources_failure_count` | \
+what was refused or not aligned | \
+placed across boundaries though the limit (without one the request) is no more than one has; \
+counted with each placement, not by why |
+| `kubelet_cpu_manager_pinning_requests_total` | \
+Guaranteed containers with whole CPUs | \
+creates and resizes that got CPUs of their own, and those refused |
+| `kubelet_cpu_manager_pinning_errors_total` | \
+allocations that failed | \
+creates and resizes refused (`cri_resmgr_requests_total{{outcome="refused"}}`); policies that never refuse have none |
+| `kubelet_cpu_manager_shared_pool_size_millicores` | \
+the default set, with CPUs reserved | \
+usable CPUs that no container owns, without those reserved |
+| `kubelet_cpu_manager_exclusive_cpu_allocation_count` | \
+CPUs it has assigned | \
+CPUs that containers own, those that kubelet has assigned among them |
+
+Moves of plans, repairs and other containers that make room are not counted there. Both in one Prometheus are told apart by
+their job: `kubelet_cpu_manager_pinning_requests_total{{job="cri-resmgr"}}`. A dashboard that sums over all jobs counts both;
+where kubelet's policy is `static` too, drop ours in the scrape job:
+
+```yaml
+metric_relabel_configs:
+  - source_labels: [__name__]
+    regex: kubelet_.*
+    action: drop
+```
 
 ## What to be woken for
 
@@ -30,48 +75,9 @@ The daemon has to serve its metrics (`metrics.listen`), and Prometheus to scrape
 A daemon that passes bytes only because its installation is broken, and one that is dead, serve none: that is `up == 0`.
 
 ```yaml
-groups:
-  - name: cri-resmgr
-    rules:
-      - alert: CriResmgrDown              # dead, or only the launcher is left and passes bytes: systemctl status
-        expr: up{{job="cri-resmgr"}} == 0
-        for: 2m
-      - alert: CriResmgrNowhere           # no daemon is scraped at all: is the job still there?
-        expr: absent(up{{job="cri-resmgr"}})
-        for: 10m
-      - alert: CriResmgrNotEnforcing      # observe or off by command, or off since it is degraded: nothing is placed
-        expr: cri_resmgr_mode{{mode="enforce"}} == 0
-        for: 15m
-      - alert: CriResmgrDegraded          # cri-resmgr status says why
-        expr: cri_resmgr_degraded == 1
-        for: 5m
-      - alert: CriResmgrFailedOpen        # a request went through unplaced: the log has the line "failed open"
-        expr: >
-          cri_resmgr_failed_open_total
-          - (cri_resmgr_failed_open_total offset 15m or cri_resmgr_failed_open_total * 0) > 0
-      - alert: CriResmgrStartsFail        # containers we had placed did not start: cri-resmgr explain
-        expr: >
-          cri_resmgr_start_failures_total
-          - (cri_resmgr_start_failures_total offset 15m or cri_resmgr_start_failures_total * 0) > 0
-      - alert: CriResmgrDrift             # something else writes cpusets: status lists as foreign what we gave up on
-        expr: >
-          cri_resmgr_drift_total{{result=~"repaired|foreign"}}
-          - (cri_resmgr_drift_total offset 1h or cri_resmgr_drift_total * 0) > 3
-      - alert: CriResmgrForeign           # such a container is left alone from then on
-        expr: cri_resmgr_containers{{stance="foreign"}} > 0
-        for: 5m
-      - alert: CriResmgrUpdatesFail       # the runtime does not take new cpusets: the log has "update failed"
-        expr: >
-          cri_resmgr_updates_total{{result="failed"}}
-          - (cri_resmgr_updates_total{{result="failed"}} offset 15m or cri_resmgr_updates_total{{result="failed"}} * 0) > 0
-        for: 5m
-      - alert: CriResmgrInDoubt           # the runtime should have told by now what became of a create
-        expr: cri_resmgr_tickets_in_doubt > 0
-        for: 10m
-```
+{alerts}```
 
-`increase()` would not see the first count of a counter that was not there before. [incident](incident.md) says what
-each degraded reason means.
+[incident](incident.md) says what each degraded reason means.
 
 ## Logs
 
@@ -136,7 +142,7 @@ def metrics_markdown() -> str:
         f"| `{f.name}{'_total' if f.type == 'counter' else ''}` | {f.type} | {f.documentation} |"
         for f in sorted(families, key=lambda family: family.name)
     ]
-    return _PAGE.format(command=COMMAND, rows="\n".join(rows))
+    return _PAGE.format(command=COMMAND, rows="\n".join(rows), alerts=ALERTS.read_text())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ where its end changed others, or its successor was created; else its last place 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ def write_trace(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
     def track(path: str) -> int:
         if path not in tracks:
-            tracks[path] = uuid = zlib.crc32(path.encode()) + 1
+            tracks[path] = uuid = len(tracks) + 1
             pod, _, name = path.rpartition("/")
             # Of containers below their pod.
             parent = track(pod) if pod.count("/") == 1 else 0
@@ -107,7 +106,7 @@ def _event(
     track: int,
     kind: int,
     name: str = "",
-    told: Mapping[str, str] = {},  # noqa: B006: it is not written to
+    told: Mapping[str, str] = {},
     flow: Iterable[int] = (),
 ) -> bytes:
     fields = [_number(_TYPE, kind), _number(_TRACK_UUID, track)]

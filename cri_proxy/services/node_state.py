@@ -104,6 +104,7 @@ class NodeState:
         if changes:
             records = [value for value in changes.values() if isinstance(value, DecisionRecord)]
             if records:
+                self.metrics.counterparts.note(records)
                 self.on_records(records, self.engine.grants)
             self.follow_quotas(
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}

@@ -29,6 +29,14 @@ def etcd(cache: Path) -> Path:
     return _unpacked("etcd-server", "bookworm", cache / "etcd-server") / "usr" / "bin" / "etcd"
 
 
+def prometheus(cache: Path) -> Path:
+    """The folder with Debian 12's prometheus and promtool, unpacked once in this folder, as etcd is.
+
+    :raises OSError, subprocess.SubprocessError: it cannot be had.
+    """
+    return _unpacked("prometheus", "bookworm", cache / "prometheus") / "usr" / "bin"
+
+
 def kubectl(cache: Path) -> Path:
     """The path of Debian 12's kubectl, 1.20, unpacked once in this folder.
 

@@ -19,6 +19,8 @@ PROGRAMS = (
     "/usr/share/doc/cri-resmgr/config.yaml.sample",
     "/usr/share/doc/cri-resmgr/README.md",
     "/usr/share/doc/cri-resmgr/docs/operations.md",
+    "/usr/share/doc/cri-resmgr/monitoring/alerts.yaml",
+    "/usr/share/doc/cri-resmgr/monitoring/dashboard.json",
 )
 UNITS = (
     "/usr/lib/systemd/system/cri-resource-manager.service",
