@@ -109,7 +109,8 @@ class PlacementPreferences:
     hide (one thread a core is used, the other stays idle), spread (one thread a core). ``cfs_quota``: keep, lift.
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
-    ``balloon``: the type of balloon. ``notes``: sentences about what could not be understood and is ignored.
+    ``balloon``: the type of balloon. ``cpuset_file``: whether it is told its CPUs.
+    ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
 
@@ -126,6 +127,7 @@ class PlacementPreferences:
     hints_deny: tuple[str, ...] = ()
     strict_hints: bool = False
     balloon: str = ""
+    cpuset_file: Optional[bool] = None
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""

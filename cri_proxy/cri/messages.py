@@ -43,6 +43,8 @@ class CreateRequest:
     container: Container
     fence: CpusetConstraint
     uses: tuple[Use, ...] = ()
+    #: What it mounts, by the container's own paths.
+    mounted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes
         labels=kept_labels(config.labels),
         annotations=kept_annotations(config.annotations),
     )
-    return CreateRequest(understood(container), read_fence(resources), read_uses(config))
+    mounted = tuple(mount.container_path for mount in config.mounts)
+    return CreateRequest(understood(container), read_fence(resources), read_uses(config), mounted)
 
 
 def read_restore(message: bytes, reply: bytes, memory_capacity_bytes: int = 0) -> dict[str, CreateRequest]:
@@ -381,6 +384,12 @@ def write_create_delta(placement: Placement) -> bytes:
         return b""
     config = cri.ContainerConfig(linux=cri.LinuxContainerConfig(resources=linux))
     return bytes(cri.CreateContainerRequest(config=config).SerializeToString())
+
+
+def write_mount_delta(host_path: str, container_path: str) -> bytes:
+    """Bytes to append to a CreateContainerRequest: one more folder, that can only be read inside."""
+    mount = cri.Mount(host_path=host_path, container_path=container_path, readonly=True)
+    return bytes(cri.CreateContainerRequest(config=cri.ContainerConfig(mounts=[mount])).SerializeToString())
 
 
 def write_update_delta(placement: Placement, give_back: Optional[Quota] = None) -> bytes:

@@ -43,6 +43,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
 from cri_proxy.history.io.keeper import HistoryKeeper
 from cri_proxy.metrics import Metrics
+from cri_proxy.node.cpuset_files import FOLDER, CpusetFiles
 from cri_proxy.node.lock import NodeLock
 from cri_proxy.node.machine import read_memory_bytes
 from cri_proxy.node.watch import TopologyWatch
@@ -204,6 +205,8 @@ class Daemon:
             read_boot_id(self.options.boot_id_file),
         )
         self.services.node_state.on_records = self.history.add
+        self.cpuset_files = CpusetFiles(Path(loaded.config["control.socket"]).parent / FOLDER, self.log)
+        self.services.node_state.cpuset_files = self.cpuset_files
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.services.node_state.on_doubt = self.rounds.look_soon
@@ -232,6 +235,7 @@ class Daemon:
     def _engage(self, engine: Engine) -> None:
         self.affinity.follow(engine)
         self.orders.engaged(engine)
+        self.tasks.begin("cpuset files", self.cpuset_files.recall(engine.grants))
         # What the daemon before had not entered by its end.
         self.history.add(engine.history, engine.grants)
 
@@ -328,6 +332,7 @@ class Daemon:
             await services.store.close()
             self.assembly.end()
         await self.history.close()
+        self.cpuset_files.close()
         services.store.let_go()
         await services.runtime.close()
         self.ownership.give_up()
@@ -464,6 +469,7 @@ class Daemon:
         logs.set_up(config["log.level"], config["log.format"], self._repeats)
         services.node_state.shrink_wait_s = config["placement.shrink_wait"]
         services.store.wait_s = config["state.wait"]
+        self.cpuset_files.mode = config["placement.cpuset_file"]
         self.history.entries, self.history.days = config["history.entries"], config["history.days"]
         services.node_state.fail_closed = tuple(config["placement.fail_closed_namespaces"])
         services.machine.source = Path(config["topology.source"])

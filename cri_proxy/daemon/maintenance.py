@@ -192,6 +192,9 @@ class Maintenance:
             await services.store.checkpoint()
         if services.runtime.api and (full or not self._events_read):
             is_compared = await self._compare(full)
+            files, compared = node_state.cpuset_files, node_state.active()
+            if is_compared and full and files is not None and compared is not None:
+                files.tidy(compared.grants)
         # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.
         newest = next(reversed(tuple(engine.pods.values())), None)
         if newest is not None:

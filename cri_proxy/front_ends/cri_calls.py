@@ -20,6 +20,7 @@ from cri_proxy.cri.messages import (
     read_update,
     sum_pod_size,
     write_create_delta,
+    write_mount_delta,
     write_update_delta,
 )
 from cri_proxy.engine.engine import Engine
@@ -28,6 +29,7 @@ from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.front_ends.restores import Restores
+from cri_proxy.node.cpuset_files import INSIDE
 from cri_proxy.relay.interception import (
     FAILED_PRECONDITION,
     INTERNAL,
@@ -42,7 +44,7 @@ from cri_proxy.relay.interception import (
 )
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
-from policies.model import BudgetSpent, PlacementRefused
+from policies.model import BudgetSpent, Container, PlacementRefused
 
 
 class CriInterceptor:
@@ -152,6 +154,8 @@ def _reason(error: Exception) -> str:
 class CreateContainer(InterceptedCall):
     method = "CreateContainer"
     creation: Optional[Creation] = None
+    #: The container, if it gets a folder with its CPUs.
+    told_inside: Optional[Container] = None
 
     async def decide(self, message: bytes) -> Outcome:
         node_state, engine = self.node_state, self.engine
@@ -173,6 +177,11 @@ class CreateContainer(InterceptedCall):
         self.fields.update(creation.fields)
         node_state.save()
         delta = write_create_delta(creation.placement)  # while the thread that writes wakes up
+        key, placement = creation.admission.ticket, creation.placement
+        folder = await node_state.cpuset_folder(key, container, placement, request.mounted)
+        if folder:
+            self.told_inside = container
+            delta += write_mount_delta(folder, INSIDE)
         await node_state.make_room(creation.make_room)
         return Forward(delta)
 
@@ -203,6 +212,8 @@ class CreateContainer(InterceptedCall):
         if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
             why = f"not created: {details[:MESSAGE_CHARS]}"
+            if self.told_inside is not None:
+                self.node_state.no_cpuset_folder(self.told_inside)
             self.node_state.carry_out(self.creation.failed(self.node_state.clock(), why))
         else:
             self.outcome = "in doubt"
@@ -342,6 +353,8 @@ class StartContainer(_AboutContainer):
         elif (
             end is CallEnd.REFUSED and code != UNAVAILABLE
         ):  # of a runtime that is away the place is not to blame
+            if (grant := self.engine.grants.get(self.container_id)) is not None:
+                self.node_state.no_cpuset_folder(grant.container)
             distrusted = self.engine.start_failed(self.container_id, details, self.node_state.clock())
             self.node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
             self.fields["next_create_untouched"] = distrusted

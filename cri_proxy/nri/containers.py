@@ -77,7 +77,8 @@ def read_container(
         labels=kept_labels(container.labels),
         annotations=kept_annotations(container.annotations),
     )
-    return CreateRequest(understood(found), read_fence(resources), _uses(container))
+    mounted = tuple(mount.destination for mount in container.mounts)
+    return CreateRequest(understood(found), read_fence(resources), _uses(container), mounted)
 
 
 def read_attempt(container: nri.Container) -> Optional[int]:
@@ -219,6 +220,16 @@ def write_adjustment(placement: Placement, fence: CpusetConstraint) -> Optional[
     if not cpu.ByteSize():
         return None
     return nri.ContainerAdjustment(linux=nri.LinuxContainerAdjustment(resources=nri.LinuxResources(cpu=cpu)))
+
+
+def with_mount(
+    adjust: Optional[nri.ContainerAdjustment], host_path: str, container_path: str
+) -> nri.ContainerAdjustment:
+    """An adjustment with one more folder, that can only be read inside."""
+    whole = nri.ContainerAdjustment() if adjust is None else adjust
+    options = ["rbind", "rprivate", "ro", "nosuid", "nodev", "noexec"]
+    whole.mounts.add(source=host_path, destination=container_path, type="bind", options=options)
+    return whole
 
 
 def write_update(update: CpusetUpdate, may_fail: bool = True) -> Optional[nri.ContainerUpdate]:

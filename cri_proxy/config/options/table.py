@@ -145,6 +145,10 @@ OPTIONS: tuple[Option, ...] = (
            "is 5m.", cluster=True),
     Option("placement.shrink_wait", duration(), 2.0,
            "How long a create waits for others to leave the CPUs it gets."),
+    Option("placement.cpuset_file", one_of("off", "annotated", "all"), "off",
+           "Which containers find their CPUs and memory nodes in a file, /run/cri-resmgr.io/cpuset, which follows moves: "
+           "none, those with the annotation cri-resmgr.io/cpuset-file, or all but those with its \"false\". It counts for "
+           "containers that are created from then on."),
     Option("relay.mode", one_of("enforce", "observe", "off"), "enforce",
            "enforce: place containers; observe: decide, log and explain, change nothing; off: pass bytes only."),
     Option("relay.socket", socket_path(), "/var/run/cri-resmgr.sock",

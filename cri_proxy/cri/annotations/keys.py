@@ -96,6 +96,7 @@ KEYS: tuple[Key, ...] = (
     _ours("memory-type", "memory_types", read_memory_types),
     _ours("hints", "hints", read_hint_kinds),
     _ours("balloon", "balloon", read_name),
+    _ours("cpuset-file", "cpuset_file", read_bool),
     Key(f"require-isolated-cpus.{NRI}", "isolated", bool_as("require", None), _always),
     *_theirs(NRI),
     Key(f"hide-hyperthreads.{NRI}", "smt", bool_as("hide", "")),

@@ -69,6 +69,8 @@ OURS = [
     ("cri-resmgr.io/hints", "devices", {"hints": frozenset(("devices",))}),
     ("cri-resmgr.io/hints", "none", {"hints": frozenset()}),
     ("cri-resmgr.io/balloon", "fast", {"balloon": "fast"}),
+    ("cri-resmgr.io/cpuset-file", "true", {"cpuset_file": True}),
+    ("cri-resmgr.io/cpuset-file", "false", {"cpuset_file": False}),
 ]
 
 THEIRS = [

@@ -20,6 +20,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Decided, Placer, Resize
+from cri_proxy.node.cpuset_files import INSIDE
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
 from cri_proxy.services.node_state import NodeState
@@ -151,6 +152,10 @@ class NriPlacing:
         # 3. The answer; containers that make room are told with it, before the container is made.
         _tell(told, creation)
         adjust = reader.write_adjustment(creation.placement, read.fence)
+        key, placement = creation.admission.ticket, creation.placement
+        folder = await node_state.cpuset_folder(key, container, placement, read.mounted)
+        if folder:
+            adjust = reader.with_mount(adjust, folder, INSIDE)
         reply: Message = nri.CreateContainerResponse(
             adjust=adjust, update=self._in_answer(engine, creation.make_room)
         )
@@ -166,6 +171,8 @@ class NriPlacing:
             del self._unstarted[key]
             if not self._starts_told:
                 continue
+            if (grant := engine.grants.get(key)) is not None:
+                self._node_state.no_cpuset_folder(grant.container)
             distrusted = engine.start_failed(key, "", self._node_state.clock())
             self._node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
 
@@ -276,6 +283,10 @@ class NriPlacing:
         told.outcome = "cancelled"
         node_state = self._node_state
         reason = "not created: the runtime has taken it back"
+        if (ticket := flying.request.ticket) is not None:
+            grant = flying.request.engine.grants.get(ticket.id)
+            if grant is not None:
+                node_state.no_cpuset_folder(grant.container)
         node_state.carry_out(flying.request.failed(node_state.clock(), reason))
         node_state.save()
         return True
