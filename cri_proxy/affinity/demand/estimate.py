@@ -17,8 +17,9 @@ smallest that holds the limit, the step by demand the smallest that holds the ne
 3. Growth is at once, by waiting, or where the kernel does not tell that, by using most of the set, and to twice the
    set at least: what waits does not say how much more it would use. Time throttled is no waiting: a container that is
    stopped by its own quota would use no more with more CPUs.
-4. A size at which tasks waited though the estimate fits into it was judged wrongly: use is more ragged than its mean, or
-   others have the CPUs. The set does not become as small again for an hour, each time it happens again for twice as long.
+4. A size at which tasks waited though the estimate fits into it, and goes on to, was judged wrongly: use is more ragged
+   than its mean, or others have the CPUs. The set does not become as small again for an hour, each time it happens again
+   for twice as long.
 5. A container that has grown too often within an hour goes back to its step by limit until that hour is over.
 """
 
@@ -263,6 +264,9 @@ class Demand:
         most = self.settings.growths_per_hour
         need = self.milli_need(milli_request, milli_limit)
         wanted = min(step_for(steps, need), step_by_limit)
+        # What waited used more in the end: it was no misjudgement, the estimate was only late.
+        if need > self._bar.milli_set > 0:
+            self._bar = replace(self._bar, milli_set=0, times=self._bar.times - 1)
         # 1. Above its limit it never is: the limit was lowered, or the machine has changed.
         if step > step_by_limit:
             return Verdict("start", step_by_limit, "its limit's rung")

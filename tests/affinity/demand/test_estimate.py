@@ -190,6 +190,15 @@ def test_growth_that_the_estimate_explains_bars_nothing():
     assert load.steps[load.step] == 8_000
 
 
+def test_growth_that_use_explains_a_moment_later_bars_nothing():
+    load = Load(limit=30_000, steps=(8_000, 32_000))
+    load.settle(3_000)
+    assert load.carry_out(load.runs(3_000, 0.5, waiting=0.9)).action == "grow"
+    load.carry_out(load.runs(20_000))
+    load.settle(3_000)
+    assert load.steps[load.step] == 8_000
+
+
 def test_a_size_that_went_well_for_an_hour_after_its_bar_is_judged_as_if_for_the_first_time():
     load = Load(limit=30_000, steps=(8_000, 32_000))
     for _ in range(3):
