@@ -8,6 +8,7 @@ to an end, in simulated hours.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from time import process_time
 from typing import Optional
 
@@ -82,18 +83,22 @@ def against_the_optimum(first: int, number_of_cases: int) -> None:
 
 
 def full_nodes(first: int, count: int) -> None:
-    """What a plan delivers on full nodes, moves in their order, against the exact optimum; damping is off."""
+    """What a plan delivers on full nodes, moves in their order, against the exact optimum; damping is off. And, with it,
+    how many plans leave an L3 overfull where containers were thrown onto L3s that could hold them all."""
     print(f"\n## Delivered on full nodes: containers to half an L3, seeds {first} to {first + count - 1}\n")
     print(
-        "| full | cases | mean gap | largest | without exchanges | largest | moves, of them in exchanges | overfull L3s |"
+        "| full | cases | mean gap | largest | without exchanges | largest | moves, of them in exchanges | overfull L3s | "
+        "thrown: stay overfull |"
     )
-    print("|---" * 8 + "|")
-    for filled in (0.5, 0.75, 0.9, 0.95):
+    print("|---" * 9 + "|")
+    for filled in (0.5, 0.75, 0.9, 0.95, 0.98):
         gaps: list[float] = []
         alone: list[float] = []
         moves = exchanged = broken = 0
+        mended: list[bool] = []
         for seed in range(first, first + count):
             case, places = full_node(seed, filled)
+            mended += thrown(case, seed)
             best = optimum(case)
             instance = Instance(case.problem)
             # A gap in parts of an optimum of nothing, or of a rounding error, says nothing.
@@ -110,9 +115,20 @@ def full_nodes(first: int, count: int) -> None:
                     broken += overfull(case, then)
         print(
             f"| {filled:.0%} | {len(gaps)} | {sum(gaps) / len(gaps):.1%} | {max(gaps):.0%} | "
-            f"{sum(alone) / len(alone):.1%} | {max(alone):.0%} | {moves}, {exchanged} | {broken} |",
+            f"{sum(alone) / len(alone):.1%} | {max(alone):.0%} | {moves}, {exchanged} | {broken} | "
+            f"{mended.count(False)} of {len(mended)} |",
             flush=True,
         )
+
+
+def thrown(case: Case, seed: int) -> list[bool]:
+    """Whether a plan as shipped mends a random placement; none where no L3 is overfull in it."""
+    random = Random(f"thrown {seed}")
+    places = [random.randrange(len(case.problem.tree.leaves)) for _ in case.problem.vertices]
+    if not overfull(case, places):
+        return []
+    answer = plan(replace(case.at(places), settings=PlanSettings()))
+    return [not answer.overfull_after]
 
 
 def against_others() -> None:

@@ -12,7 +12,7 @@ A plan is accepted
   cost) *and* than the price of its moves: cache that is filled again, memory that follows to another NUMA node, and
   ``kappa`` of a mean container's traffic for each, all over the horizon; or
 * if a leaf is overfull now, and it makes that less. Then it need not pay; if the better placement does not pay as a
-  whole, only the repair is done.
+  whole, only the repair is done, or all of it where that leaves less above the capacities.
 
 So every plan makes (CPUs above the capacities, cost) less, in this order, and the cost by the hysteresis at least:
 with frozen weights plans come to an end, after ln(C0 / Cmin) / -ln(1 - hysteresis) at most, and never come back.
@@ -51,7 +51,12 @@ def plan(problem: Problem) -> Proposal:
     search.run()
     # 1. All of it, if it pays; 2. else, and if it is not enough, what repairs overfull leaves, whatever it costs.
     paying, held, blocked, why = _accepted(instance, present, search, before)
-    steps, why = _with_repairs(instance, present, bias, paying, why)
+    steps, said = _with_repairs(instance, present, bias, paying, why)
+    # 3. Repairs go leaf by leaf: where they end short of what the search has found, that is the repair.
+    if held and _excess(instance, present, held) < _excess(instance, present, steps):
+        what = _repair_text(instance, present, held)
+        steps, said = _with_repairs(instance, present, bias, held, f"{what}; beside that, {why}")
+        held = []
     reached = _reached(present, steps)
     after = instance.cost(reached)
     made = [*placed, *steps]
@@ -63,7 +68,7 @@ def plan(problem: Problem) -> Proposal:
         move_cost=_price(instance, steps),
         overfull_before=len(Arrangement(instance, present).overfull()),
         overfull_after=len(Arrangement(instance, reached).overfull()),
-        why=f"{len(placed)} containers that were nowhere get a place; {why}" if placed else why,
+        why=f"{len(placed)} containers that were nowhere get a place; {said}" if placed else said,
         out_of_reach=max(0.0, after - instance.cost(search.best)) if blocked else 0.0,
         blocked=blocked,
         held=_proposed(instance, held),
@@ -127,7 +132,7 @@ def _accepted(
     blocked = tuple(missing) if saved + more > settings.hysteresis * before and more > 0 else ()
     beyond = f"; {more:.3g} CPUs more are out of reach: {_blocked_text(blocked)}" if blocked else ""
     what = f"{len(steps)} moves save {saved:.3g} of {before:.3g} CPUs ({share:.1%})"
-    excess, excess_after = Arrangement(instance, present).excess(), Arrangement(instance, reached).excess()
+    excess, excess_after = _excess(instance, present, ()), _excess(instance, present, steps)
     if excess_after > excess:
         fault = f"would leave {excess_after / 1e6:.3g} CPUs above capacity, now {excess / 1e6:.3g}"
     elif share <= settings.hysteresis:
@@ -174,11 +179,20 @@ def _repaired(
     repair_or_pack(refinement)
     refinement.run([vertex for vertex, _ in refinement.journal], instance.problem.settings.work)
     steps, _ = ordered(instance, present, refinement.arrangement.at)
-    after = Arrangement(instance, _reached(present, steps)).excess()
-    if after >= before:
+    if _excess(instance, present, steps) >= before:
         return [], f"{before / 1e6:.3g} CPUs are above capacity and no move makes it less; {why}"
+    return steps, f"{_repair_text(instance, present, steps)}; beside that, {why}"
+
+
+def _repair_text(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> str:
+    before, after = _excess(instance, present, ()), _excess(instance, present, steps)
     what = f"{len(steps)} moves take {(before - after) / 1e6:.3g} of {before / 1e6:.3g} CPUs"
-    return steps, f"repair, without hysteresis: {what} above capacity away; beside that, {why}"
+    return f"repair, without hysteresis: {what} above capacity away"
+
+
+def _excess(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> int:
+    """What leaves hold above their capacities once the moves are made, in micro-CPUs."""
+    return Arrangement(instance, _reached(present, steps)).excess()
 
 
 def _reached(present: Sequence[int], steps: Sequence[Step]) -> list[int]:
