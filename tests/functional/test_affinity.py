@@ -234,7 +234,7 @@ async def test_without_an_observer_everything_is_said_and_works(agent: Agent, cl
     assert "no traffic between containers is known" in out
     code, out, _ = await agent.cli("rebalance")
     assert code == 0
-    assert "nobody is known to talk to anybody" in out
+    assert "no container is known to talk to another" in out
     assert (await ask(agent, "status"))["degraded"] == {}
 
 

@@ -267,7 +267,7 @@ class AffinityController:
         """Why a plan is not to be carried on: much can have happened while the planner thought or others had the lock."""
         settings = self.settings
         if self._rest is not rest:
-            return "somebody has asked for another one"
+            return "a command has asked for another plan"
         return self.still(settings) or ("the configuration has changed" if settings != rest.settings else "")
 
     # ------------------------------------------------------------------ by command
@@ -320,7 +320,7 @@ class AffinityController:
         self, question: PlanningSnapshot, proposal: Optional[Proposal], dry_run: bool
     ) -> dict[str, Any]:
         traffic = self.traffic()
-        why = proposal.why if proposal is not None else "nobody is known to talk to anybody"
+        why = proposal.why if proposal is not None else "no container is known to talk to another"
         return {
             "accepted": proposal is not None and proposal.accepted,
             "why": why,
