@@ -1,9 +1,10 @@
-"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY|full]...``.
+"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY|full|members]...``.
 
 512 CPUs (two sockets of four NUMA nodes of four CCXs of eight cores, two threads) with 1,000 containers.
 Every kind of container is admitted many times, and bound or cancelled; reading its request is timed as well.
 ``full``: on a node whose requests exceed its CPUs, under ``hygon``: no container finds room, and every one asks whether
 moving others would help.
+``members``: a create that makes the ``default`` balloon larger, with so many containers in it, and its removal.
 Everything in one process, without the state file and the wire. CPU time, so that what else the machine does
 does not count.
 """
@@ -51,6 +52,8 @@ FULL_PERCENT = 110
 #: What each of them requests, in percent of an even share.
 SHARES = (25, 50, 75, 100, 125, 225)
 FULL_ROUNDS = 100
+#: Case ``members``: how many there are.
+MEMBERS = (0, 100, 200, 400, 1000)
 #: What the newcomers to it request; their limit is 2 CPUs.
 REQUESTS = (100, 500, 2000)
 
@@ -166,11 +169,47 @@ def report_full() -> None:
             print(f"{containers:<14,}{f'{milli}m':>10}{median:10.0f}{worst:8.0f}", flush=True)
 
 
+def report_members() -> None:
+    print(
+        "a balloon that grows by a CPU, 512 CPUs; microseconds of CPU time, and records written by all three"
+    )
+    print(
+        f"{'members':<14}"
+        + "".join(f"{step:>18}" for step in ("admit", "bind", "remove"))
+        + f"{'records':>10}"
+    )
+    for members in MEMBERS:
+        tree = topology()
+        host = Host(topology=tree, usable=tree.online, mems=tree.memory_nodes)
+        engine = Engine(host, POLICIES["balloons"](tree, PlacementSettings()), EngineOptions())
+        times: tuple[list[float], ...] = ([], [], [])
+        records = 0
+        for number in range(members + FULL_ROUNDS):
+            milli = 100 if number < members else 1000
+            read = read_create(request_of(number, {"cpu_request": milli, "cpu_limit": 2000}), engine.pods)
+            clock = [time.thread_time()]
+            admission = engine.admit(read.container, read.fence, float(number))
+            clock.append(time.thread_time())
+            engine.bind(admission.ticket, f"c{number}", float(number))
+            clock.append(time.thread_time())
+            if number >= members:
+                engine.remove(f"c{number}")
+                clock.append(time.thread_time())
+                for found, before, after in zip(times, clock, clock[1:]):
+                    found.append(after - before)
+            records = len(engine.drain())
+        cells = [percentile(found, p) * 1e6 for found in times for p in (50, 99)]
+        row = "".join(f"{a:10.0f}{b:8.0f}" for a, b in zip(cells[::2], cells[1::2]))
+        print(f"{members:<14,}{row}{records:10}", flush=True)
+
+
 def main() -> None:
     print(machine_line())
-    for case in sys.argv[1:] or ("hygon", "topology-aware", "balloons", "full"):
+    for case in sys.argv[1:] or ("hygon", "topology-aware", "balloons", "full", "members"):
         if case == "full":
             report_full()
+        elif case == "members":
+            report_members()
         else:
             report(case)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
+from policies.groups import Group
 from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -139,7 +140,7 @@ class Node:
         self.version = 0
         self._of_pod: dict[str, dict[str, Resident]] = {}
         #: The containers of each group; what they own; and how often either has changed, so that it need not be read anew.
-        self.groups: dict[str, dict[str, Resident]] = {}
+        self.groups: dict[str, Group] = {}
         self.group_versions: dict[str, int] = {}
         #: Those that own CPUs alone; and how many are placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
@@ -191,7 +192,7 @@ class Node:
         if resident.container is not None and resident.container.preferences.affinity:
             self.with_terms[key] = resident
         if resident.group:
-            self.groups.setdefault(resident.group, {})[key] = resident
+            self.groups.setdefault(resident.group, Group()).add(key, resident)
         elif resident.exclusive:
             self.owners[key] = resident
         self.sharers += resident.shares
@@ -200,10 +201,11 @@ class Node:
 
     def remove(self, key: str) -> Resident:
         """Take a container out; returns what was booked, so that it can be put back."""
-        resident = self.residents.pop(key)
+        resident = self.resident(key)
+        del self.residents[key]
         self.with_terms.pop(key, None)
         if resident.group:
-            del self.groups[resident.group][key]
+            self.groups[resident.group].remove(key)
             if not self.groups[resident.group]:
                 del self.groups[resident.group]
         self.owners.pop(key, None)
@@ -219,7 +221,7 @@ class Node:
     def replace(self, key: str, resident: Resident) -> None:
         """Book a container that is in the books otherwise. As ``remove`` and ``add``, and less work where only its
         CPUs are others."""
-        was = self.residents[key]
+        was = self.resident(key)
         if not _is_alike(was, resident) or not resident.cpus <= self._charge.keys():
             self.remove(key)
             self.add(key, resident)
@@ -230,7 +232,8 @@ class Node:
         if key in self.with_terms:
             self.with_terms[key] = resident
         if group:
-            self.groups[group][key] = resident
+            self.groups[group].remove(key)
+            self.groups[group].add(key, resident)
             self.group_versions[group] = self.version
         elif resident.exclusive:
             self.owners[key] = resident
@@ -241,6 +244,31 @@ class Node:
         if was.exclusive != resident.exclusive:
             self._claim(group, resident.exclusive, +1)
             self._claim(group, was.exclusive, -1)
+
+    def resident(self, key: str) -> Resident:
+        """A container as it is now; in ``residents`` it may own what its group owned before.
+
+        :raises KeyError: it is not in the books.
+        """
+        resident = self.residents[key]
+        group = self.groups.get(resident.group) if resident.group else None
+        if group is not None and (now := group.current(key)) is not resident:
+            resident = self.residents[key] = self._of_pod[resident.pod_uid][key] = now
+            if key in self.with_terms:
+                self.with_terms[key] = now
+        return resident
+
+    def give(self, group: str, own: frozenset[int], resized_too: bool = False) -> None:
+        """Have all containers of a group that own what it owns, own this: ``Group.give``. Nothing else of them changes."""
+        books = self.groups[group]
+        was = books.own
+        if own == was:
+            return
+        count = books.give(own, resized_too)
+        self.version += 1
+        self.group_versions[group] = self.version
+        self._claim(group, own, +1, count)
+        self._claim(group, was, -1, count)
 
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
@@ -276,16 +304,16 @@ class Node:
         ):
             self._want(resident.cpus, resident.milli_wanted, sign)
 
-    def _claim(self, group: str, exclusive: frozenset[int], sign: int) -> None:
-        """Note that there is one more or one less that owns some CPUs, alone or with its group."""
-        if not exclusive:
+    def _claim(self, group: str, exclusive: frozenset[int], sign: int, count: int = 1) -> None:
+        """Note that there is one more or one less that owns some CPUs, alone or with its group; ``count``: so many."""
+        if not exclusive or not count:
             return
         if group:
             owners = self._owned_by.get((group, exclusive), 0)
-            self._owned_by[group, exclusive] = owners + sign
-            if owners + sign and owners:
+            left = self._owned_by[group, exclusive] = owners + sign * count
+            if left and owners:
                 return
-            if not owners + sign:
+            if not left:
                 del self._owned_by[group, exclusive]
         for counts in (self._exclusive,) if group else (self._exclusive, self._alone):
             for cpu in exclusive:
@@ -413,7 +441,10 @@ class Node:
 
     def of_pod(self, pod_uid: str) -> Mapping[str, Resident]:
         """The containers of one pod, by key."""
-        return self._of_pod.get(pod_uid, {})
+        found = self._of_pod.get(pod_uid, {})
+        for key in list(found) if self.groups else ():
+            self.resident(key)
+        return found
 
     def containers_on(self, cpus: frozenset[int]) -> int:
         """How many containers may run on at least one of these CPUs."""

@@ -116,7 +116,9 @@ def _operation(before: Grant, now: Grant) -> str:
     if cpus != cpus_before:
         return "shrunk" if cpus < cpus_before else "grown" if cpus > cpus_before else "moved"
     was, place = before.placement, now.placement
-    if (place.exclusive, place.mems, place.level) != (was.exclusive, was.mems, was.level):
+    # What its group owns is told of the group: it is no change of the container's own.
+    owns_other = place.exclusive != was.exclusive and not (place.group and place.group == was.group)
+    if owns_other or (place.mems, place.level) != (was.mems, was.level):
         return "changed"
     return "repaired" if now.repairs and now.repairs != before.repairs else ""
 

@@ -10,6 +10,7 @@ from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.recompute import give_places, placed, refreshed
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
@@ -79,7 +80,7 @@ def manage(ledger: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
         decision = with_peers(ledger, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return ()
-    was = {key: ledger.grants[key] for key in decision.others}
+    was = {key: ledger.grants[key] for key in decision.others if not group_of(key)}
     managed = placed(grant, decision.placement, decision.why)
     ledger.put(managed)
     give_places(ledger, decision, grant.container)

@@ -78,13 +78,14 @@ def _transition(method: _Method) -> _Method:
         try:
             returned = method(self, *args, **kwargs)
             note_changes(ledger, method.__name__, newest)
+            ledger.note_groups()
             return returned
         except BaseException:
             ledger.roll_back(newest)
             raise
         finally:
             ledger.undo = None
-            ledger.amended, ledger.found = {}, {}
+            ledger.amended, ledger.found, ledger.owned_before = {}, {}, {}
 
     return cast(_Method, run)
 
@@ -373,7 +374,8 @@ class Engine:
     @_transition
     def tick(self, now_s: float) -> tuple[CpusetUpdate, ...]:
         """Let time pass: holds end, and so does distrust."""
-        over = [k for k, g in self.ledger.grants.items() if g.life is Life.HELD and g.hold_until_s <= now_s]
+        raw, held = self.ledger.grants.raw, self.ledger.held
+        over = [k for k in raw if k in held and raw[k].hold_until_s <= now_s] if held else []
         for key in over:
             self.ledger.drop(key)
         for who in [w for w, until_s in self.ledger.distrusted.items() if until_s <= now_s]:
@@ -424,6 +426,7 @@ class Engine:
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
         before = self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node
         old_topology = self.ledger.host.topology
+        self.ledger.grants.fill()
         try:
             self.ledger.host = host
             self.ledger.policy = policy or self.ledger.policy
@@ -438,6 +441,7 @@ class Engine:
             return refreshed(self.ledger, self._end_lifts(before[1]), force=True)
         except BaseException:
             self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node = before
+            self.ledger.owned_before.clear()  # by the books that are no more
             raise
 
     def _end_lifts(self, before: Policy) -> Mapping[str, Grant]:

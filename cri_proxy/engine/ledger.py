@@ -7,21 +7,24 @@ journal holds exactly what must be written down.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
 from cri_proxy.config.engine_options import EngineOptions
+from cri_proxy.engine.grants import Grants
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
 from cri_proxy.engine.records import (
     DecisionRecord,
     Grant,
+    GroupRecord,
     Life,
     MoveEffect,
     PlacementChange,
+    Stance,
     Ticket,
     resident_of,
 )
@@ -48,7 +51,7 @@ MESSAGE_CHARS = 1000
 #: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones: all, those of no group.
 Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 JournalKey = tuple[str, str]
-JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, float, None]
+JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, GroupRecord, float, None]
 
 
 class Ledger:
@@ -63,7 +66,7 @@ class Ledger:
         self.affinity = affinity
         #: The traffic between containers, as the observer reported it last; no record of the engine's own.
         self.observed = Observed(Traffic())
-        self.grants: dict[str, Grant] = {}
+        self.grants = Grants(lambda: self.node)
         self.tickets: dict[str, Ticket] = {}
         self.pods: dict[str, Pod] = {}
         #: Until when the next create of (pod uid, container name) goes through untouched.
@@ -79,7 +82,9 @@ class Ledger:
         self.counter = 0
         self.journal: dict[JournalKey, JournalValue] = {}
         #: While a transition runs: the records it has changed, as (table, key, value before).
-        self.undo: Optional[dict[JournalKey, tuple[dict[Any, Any], Any, Any]]] = None
+        self.undo: Optional[dict[JournalKey, tuple[MutableMapping[Any, Any], Any, Any]]] = None
+        #: While one runs: what the groups owned that own something else by it.
+        self.owned_before: dict[str, frozenset[int]] = {}
         #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
         self.amended: dict[str, DecisionRecord] = {}
         self.found: dict[str, Grant] = {}
@@ -90,6 +95,17 @@ class Ledger:
         self.held: set[str] = set()
         #: Keys of grants whose placements take the CPU quota away.
         self.lifting: set[str] = set()
+        #: Keys of grants that have a place to go back to, and of those whose CPUs kubelet has given to them alone.
+        self.displaced: set[str] = set()
+        self.kubelets: set[str] = set()
+        #: Keys of grants that are in no group.
+        self.single: dict[str, None] = {}
+        #: While sets are worked out: the grants that have been changed by it, as they were.
+        self.was: Optional[dict[str, Grant]] = None
+        #: Groups whose containers' records on disk may say what the group owned before; and by group what was last written
+        #: down of it, and of which state of the books.
+        self.group_records: set[str] = set()
+        self._groups_told: dict[str, tuple[Node, int, Optional[GroupRecord]]] = {}
         #: Keys of grants by the workload their containers are replicas of.
         self.replicas: dict[str, set[str]] = {}
         #: What people ask of this node, and why containers are not where an override wants them, by key.
@@ -187,7 +203,9 @@ class Ledger:
         return grant if fence == grant.fence else altered(grant, fence=fence)
 
     def store(self, grant: Grant) -> None:
-        known = self.grants.get(grant.key)
+        known = self.grants.raw.get(grant.key)
+        if known is not None and self.was is not None:
+            self.was.setdefault(grant.key, known)
         if grant.lifted and not grant.quota_taken:
             grant = altered(grant, quota_taken=True)
         self.change("grant", self.grants, grant.key, grant)
@@ -199,6 +217,18 @@ class Ledger:
             self.lifting.add(grant.key)
         elif self.lifting:
             self.lifting.discard(grant.key)
+        if grant.displaced is not None:
+            self.displaced.add(grant.key)
+        elif self.displaced:
+            self.displaced.discard(grant.key)
+        if not grant.placement.group:
+            self.single[grant.key] = None
+        elif self.single:
+            self.single.pop(grant.key, None)
+        if grant.stance is Stance.KUBELET:
+            self.kubelets.add(grant.key)
+        elif self.kubelets:
+            self.kubelets.discard(grant.key)
         container = grant.container
         if known is not None and known.container is container:
             return
@@ -260,6 +290,9 @@ class Ledger:
         self._unbook(key)
         self.held.discard(key)
         self.lifting.discard(key)
+        self.displaced.discard(key)
+        self.kubelets.discard(key)
+        self.single.pop(key, None)
         self.unpinned.pop(key, None)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)
@@ -302,8 +335,53 @@ class Ledger:
 
     def of_group(self, group: str) -> frozenset[int]:
         """The CPUs of a balloon: its containers own them together."""
-        of_it = [g.exclusive for g in self.grants.values() if group and g.placement.group == group]
-        return frozenset().union(*of_it)
+        if not group:
+            return NO_CPUS
+        books = self.node.groups.get(group)
+        # Also of those that are out of the books while a question is asked.
+        of_it = [
+            grant.exclusive
+            for key, grant in self.grants.raw.items()
+            if grant.placement.group == group and (books is None or key not in books)
+        ]
+        return NO_CPUS.union(*of_it, *(() if books is None else books.sets()))
+
+    def give_group(self, group: str, own: frozenset[int]) -> None:
+        """Have the containers of a group own this: ``Group.give``. What else they have stays."""
+        books = self.node.groups.get(group)
+        if books is None or own == books.own:
+            return
+        if self.undo is not None:
+            self.owned_before.setdefault(group, books.own)
+        # One that would go back to a place of before stays: it has got this one anew.
+        late = self.displaced and set(books).difference(
+            books.apart, books.twins() if books.own <= own else ()
+        )
+        for key in sorted(self.displaced & late) if late else ():
+            grant = self.grants[key]
+            self.put(altered(grant, placement=altered(grant.placement, exclusive=own), displaced=None))
+        self.node.give(group, own)
+        self.grants.expect(group)
+        self.group_records.add(group)
+
+    def note_groups(self) -> None:
+        """Have written down what groups own, where the records of their containers may not say it."""
+        node, told = self.node, self._groups_told
+        for group, books in node.groups.items():
+            version, known = node.group_versions[group], told.get(group)
+            if known is not None and known[0] is node and known[1] == version:
+                continue
+            record = None
+            if group in self.group_records:
+                record = GroupRecord(books.own, dict(books.apart))
+            # Of one that is new here nothing is to be left from before.
+            if known is None or known[2] != record:
+                self._note("group", group, record)
+            told[group] = node, version, record
+        for group in [group for group in told if group not in node.groups]:
+            del told[group]
+            self.group_records.discard(group)
+            self._note("group", group, None)
 
     def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
         """Containers that were removed while they were set aside are not put back."""
@@ -336,6 +414,9 @@ class Ledger:
     @contextmanager
     def without(self, keys: Iterable[str]) -> Iterator[None]:
         """The node's books without some containers, for as long as a question is asked."""
+        keys = list(keys)
+        for key in keys:  # what it owns with a group cannot be told of one that is out of the books
+            self.grants.get(key)
         removed = [(key, self.node.remove(key)) for key in keys]
         try:
             yield
@@ -352,7 +433,7 @@ class Ledger:
             node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))
         return node
 
-    def change(self, kind: str, table: dict[Any, Any], key: Any, value: JournalValue) -> None:
+    def change(self, kind: str, table: MutableMapping[Any, Any], key: Any, value: JournalValue) -> None:
         """Set one record (None: delete it); what it was before is kept until the transition is over."""
         name = key if isinstance(key, str) else "\n".join(key)
         if self.undo is not None:
@@ -375,6 +456,11 @@ class Ledger:
                 self.drop(key)
             else:
                 self._unbook(key)
+        for group, own in self.owned_before.items():
+            if group in self.node.groups:
+                self.node.give(group, own, resized_too=True)
+                self.grants.expect(group)
+        self.note_groups()
         self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
         for record in [r for r in self.history if r.number > newest]:
             self._amend(record.id, outcome="undone: an error in cri-resmgr")

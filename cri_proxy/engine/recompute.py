@@ -7,15 +7,15 @@ is placed anew, with the way back kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
-from operator import itemgetter
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.updates import has_changed, update_of
+from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, MemoryChoice, memory_of
@@ -33,6 +33,8 @@ from policies.wanted import without_demands
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
 REFRESH_ROUNDS = 8
+#: Of a group of fewer containers each is asked.
+WORTH_ASKING = 2
 
 
 def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
@@ -41,17 +43,44 @@ def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
     unchanged = not force and ledger.refreshed == ledger.pools
     if unchanged and not tidy:
         return ()
-    before = dict(ledger.grants)
+    owned = {
+        t.target: ledger.grants[t.target].exclusive
+        for t in ledger.tickets.values()
+        if t.target in ledger.grants
+    }
+    before = ledger.was = {}
+    try:
+        _work_out(ledger, tidy, force, unchanged, owned)
+    finally:
+        ledger.was = None
+    updates = [
+        update_of(was, now)
+        for key, was in before.items()
+        if (now := ledger.grants.raw[key]) is not was
+        and now.life in (Life.CREATED, Life.RUNNING)
+        and has_changed(was, now)
+    ]
+    return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
+
+
+def _work_out(
+    ledger: Ledger,
+    tidy: Mapping[str, Placement],
+    force: bool,
+    unchanged: bool,
+    owned: Mapping[str, frozenset[int]],
+) -> None:
+    """The rounds of ``refresh``, until nothing changes any more; ``owned``: what those that are resized owned before."""
     handed = _give(ledger, tidy)
     for _ in range(0 if unchanged and not handed else REFRESH_ROUNDS):
         changed = None if force else _changed(ledger.refreshed, ledger.pools)
         changed = None if changed is None else changed | handed
         ledger.refreshed = ledger.pools
         # A resize on its way has its container in the books twice; the two are in the way of others only.
-        own = _twins(ledger, before)
+        own = _twins(ledger, owned)
         barred = barred_from_owning(ledger)
         handed = NO_CPUS
-        for key in _depending_on(ledger, changed):
+        for key in _in_turn(ledger, changed, barred, own):
             grant = ledger.grants[key]
             recompute(ledger, grant, barred, own.get(key, NO_CPUS))
             # CPUs that one has lost and another has got look as before; one recomputed in between has seen them free.
@@ -61,23 +90,25 @@ def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
         handed |= _give(ledger, ledger.policy.tidy(ledger.node))
         if not handed and ledger.refreshed == ledger.pools:
             break
-    updates = [
-        update_of(was, now)
-        for key, was in before.items()
-        if (now := ledger.grants[key]) is not was
-        and now.life in (Life.CREATED, Life.RUNNING)
-        and has_changed(was, now)
-    ]
-    return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
 
 def give_places(
     ledger: Ledger, decision: Decision, container: Container
 ) -> tuple[tuple[str, Placement, Placement], ...]:
-    """Give others the placements a decision about a container has for them; returns what they had and have now."""
+    """Give others the placements a decision about a container has for them; returns what they had and have now.
+
+    What a group owns goes back by itself: without the container it is more than the group needs.
+    """
     moved = []
     why = f"makes room for {container.path}: {decision.why}"
-    for key, placement in sorted(decision.others.items(), key=itemgetter(0)):
+    # What a group owns comes last: those that get something else with it have it then.
+    for key, placement in sorted(
+        decision.others.items(), key=lambda item: (bool(group_of(item[0])), item[0])
+    ):
+        group = ledger.node.groups.get(group_of(key))
+        if group is not None:
+            ledger.give_group(placement.group, placement.exclusive)
+            continue
         before = ledger.grants[key].placement
         put_placement(ledger, key, placement, why)
         # What it has been given, inside of what its caller allows.
@@ -104,15 +135,18 @@ def put_and_recompute(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
     return refreshed(ledger, {grant.key: grant})
 
 
-def _twins(ledger: Ledger, before: Mapping[str, Grant]) -> dict[str, frozenset[int]]:
-    """Of both records of each container that is being resized: what the other one owns or owned, and no third owns."""
+def _twins(ledger: Ledger, owned: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
+    """Of both records of each container that is being resized: what the other one owns or owned, and no third owns.
+
+    ``owned``: what those that are resized owned before, by key.
+    """
     own: dict[str, frozenset[int]] = {}
     for ticket in ledger.tickets.values():
         pending, target = ledger.grants[ticket.key], ledger.grants.get(ticket.target)
         if target is None:
             continue
         theirs = pending.exclusive, target.exclusive
-        was = before[target.key].exclusive if target.key in before else NO_CPUS
+        was = owned.get(target.key, NO_CPUS)
         for key, cpus in ((target.key, pending.exclusive), (pending.key, was)):
             own[key] = frozenset(
                 c for c in cpus if ledger.node.claimants(c) <= sum(c in mine for mine in theirs)
@@ -124,6 +158,11 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
     """Give each container the placement that the policy has for it now; returns the CPUs that change hands."""
     changed: set[int] = set()
     for key, placement in placements.items():
+        group = ledger.node.groups.get(group_of(key))
+        if group is not None:
+            changed |= group.own ^ placement.exclusive
+            ledger.give_group(placement.group, placement.exclusive)
+            continue
         was = ledger.grants.get(key)
         if was is None:
             continue
@@ -158,9 +197,62 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
     return (before[1] ^ now[1]).union(cpu for cpu, _ in (before[2] ^ now[2]) | (before[3] ^ now[3]))
 
 
-def _depending_on(ledger: Ledger, changed: Optional[frozenset[int]]) -> list[str]:
-    """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all."""
-    found = list(ledger.grants.values())
+def _in_turn(
+    ledger: Ledger, changed: Optional[frozenset[int]], barred: frozenset[int], twins: Mapping[str, object]
+) -> Iterator[str]:
+    """Keys of the grants to recompute, in the order in which they came: of those that ``changed`` matters to, None = all."""
+    node = ledger.node
+    calm = _calm(ledger, barred, twins) if changed is not None else {}
+    version = node.pool_version
+    for key in _depending_on(ledger, changed, calm):
+        yield key
+        if calm and node.pool_version != version:
+            # What has come of it may matter to the containers after it that nothing was to come of.
+            after = ledger.grants[key].since_s, key
+            rest = _depending_on(ledger, changed, {})
+            yield from [other for other in rest if (ledger.grants[other].since_s, other) > after]
+            return
+
+
+def _calm(ledger: Ledger, barred: frozenset[int], twins: Mapping[str, object]) -> dict[str, Set[str]]:
+    """By group, where ``recompute`` leaves some of its containers as they are: those that it may not leave so.
+
+    Of containers that are alike one is asked. One that is being resized, that owns something else than the others, or has a
+    place to go back to is recomputed itself.
+    """
+    found: dict[str, Set[str]] = {}
+    node = ledger.node
+    for name, group in node.groups.items():
+        if len(group) < WORTH_ASKING or not group.own.isdisjoint(barred):
+            continue
+        loud = {*group.apart, *ledger.displaced, *twins}
+        for keys in group.kinds.values():
+            key = next((key for key in keys if key not in loud), None)
+            if key is None:
+                continue
+            grant = ledger.grants[key]
+            place = grant.placement
+            cpus = effective(ledger, place, grant.fence)
+            if not cpus or cpus != place.cpus or not place.mems <= node.mems:
+                loud.update(keys)
+        found[name] = loud
+    return found
+
+
+def _depending_on(
+    ledger: Ledger, changed: Optional[frozenset[int]], calm: Mapping[str, Set[str]]
+) -> list[str]:
+    """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all. Not the calm ones."""
+    raw = ledger.grants.raw
+    if changed is None or not calm:
+        found = list(ledger.grants.values())
+    else:
+        groups = ledger.node.groups.items()
+        keys = [key for name, group in groups for key in calm.get(name, group) if key in group]
+        # Some name a group and are in none: they are not placed.
+        rest = len(raw) - len(ledger.single) - sum(len(group) for _, group in groups)
+        loose = [key for key in raw if not _is_member(ledger, key)] if rest else list(ledger.single)
+        found = [ledger.grants[key] for key in (*loose, *keys)]
     if changed is not None:
         # Many containers have one home: a set is looked at once.
         matters: dict[frozenset[int], bool] = {}
@@ -178,9 +270,14 @@ def _depending_on(ledger: Ledger, changed: Optional[frozenset[int]]) -> list[str
     return [grant.key for grant in sorted(found, key=lambda g: (g.since_s, g.key))]
 
 
+def _is_member(ledger: Ledger, key: str) -> bool:
+    group = ledger.node.groups.get(ledger.grants.raw[key].placement.group)
+    return group is not None and key in group
+
+
 def barred_from_owning(ledger: Ledger) -> frozenset[int]:
     """CPUs that no policy may give away: reserved ones, and those that kubelet has given to single containers."""
-    kubelets = [g.runs_on for g in ledger.grants.values() if g.stance is Stance.KUBELET]
+    kubelets = [ledger.grants.raw[key].runs_on for key in ledger.kubelets]
     return ledger.node.reserved.union(*ledger.host.kubelet_exclusive.values(), *kubelets)
 
 

@@ -6,6 +6,7 @@ of the daemon, and a reboot ends them all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Optional
@@ -191,6 +192,15 @@ class Ticket:
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
     found: Optional[Stance] = None
     waiting: tuple[PendingGrowth, ...] = ()
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """What the containers of a group own; ``apart``: by key what those own that own something else. Their own records may
+    say what they owned before."""
+
+    exclusive: frozenset[int]
+    apart: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

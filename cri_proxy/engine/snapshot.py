@@ -18,6 +18,7 @@ from cri_proxy.engine.ledger import JournalKey, JournalValue
 from cri_proxy.engine.records import (
     DecisionRecord,
     Grant,
+    GroupRecord,
     Life,
     MoveEffect,
     PendingGrowth,
@@ -30,7 +31,10 @@ from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, CpusetConstraint, Hint, Placement, Pod, PodSize, Qos, Resources
 
 #: Grows when an older daemon would take what this one writes for something else. It reads what it can of it all the same.
-FORMAT = 1
+#: 2: a container's record may say what its group owned before; what it owns is in the record of the group.
+FORMAT = 2
+#: The kind of the records of groups.
+GROUP = "group"
 #: As many of the records that cannot be read are named in the sentence about them.
 NAMED = 5
 #: Of as many containers the text is kept, about a kilobyte each: a record is written four times within seconds.
@@ -58,6 +62,9 @@ class RecordWriter:
             return self._ticket(value)
         if isinstance(value, DecisionRecord):
             return self._record(value)
+        if isinstance(value, GroupRecord):
+            apart = {key: format_cpus(cpus) for key, cpus in value.apart.items()}
+            return _encode({"exclusive": format_cpus(value.exclusive), "apart": apart})
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
     def _grant(self, grant: Grant) -> str:
@@ -150,7 +157,7 @@ def write_record(value: JournalValue) -> str:
 
 
 def read_record(kind: str, text: str) -> Any:
-    """The value of a text by ``write_record``; ``kind``: grant, ticket, pod, record or distrust.
+    """The value of a text by ``write_record``; ``kind``: grant, ticket, pod, record, distrust or group.
 
     :raises UnreadableRecord: it is none, or one of which a later version has changed more than it has added.
     """
@@ -191,6 +198,9 @@ def read_records(texts: Iterable[tuple[str, str, str]]) -> Read:
         except UnreadableRecord as error:
             read.dropped[kind, key] = str(error)
     read.unknown = tuple(unknown)
+    groups = read.records.get(GROUP, {})
+    if groups:
+        read.records["grant"] = with_groups(read.records.get("grant", {}), groups)
     return read
 
 
@@ -203,6 +213,17 @@ def everything(engine: Engine) -> dict[JournalKey, JournalValue]:
         **{("record", str(record.number)): record for record in engine.history},
         **{("distrust", "\n".join(who)): until_s for who, until_s in engine.distrusted.items()},
     }
+
+
+def with_groups(grants: Mapping[str, Grant], groups: Mapping[str, GroupRecord]) -> dict[str, Grant]:
+    """Grants as they were written down, with what the records of their groups say they own."""
+    found = dict(grants)
+    for key, grant in grants.items():
+        group = groups.get(grant.placement.group)
+        if group is not None and grant.stance is Stance.PLACED:
+            own = group.apart.get(key, group.exclusive)
+            found[key] = replace(grant, placement=replace(grant.placement, exclusive=own))
+    return found
 
 
 def write_placement(placement: Placement) -> dict[str, Any]:
@@ -382,6 +403,11 @@ def _read_history(document: Mapping[str, Any]) -> DecisionRecord:
     return _checked(DecisionRecord(**{**_known(DecisionRecord, document), **parts}))
 
 
+def _read_group(document: Mapping[str, Any]) -> GroupRecord:
+    apart = {str(key): parse_cpus(cpus) for key, cpus in document["apart"].items()}
+    return GroupRecord(parse_cpus(document["exclusive"]), apart)
+
+
 def _read_move_effect(document: Mapping[str, Any]) -> MoveEffect:
     ids = {
         name: tuple(str(key) for key in document.get(name, ())) for name in ("nearer", "farther", "exchanged")
@@ -438,4 +464,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "pod": _read_pod,
     "record": _read_history,
     "distrust": float,
+    GROUP: _read_group,
 }

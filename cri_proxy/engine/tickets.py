@@ -31,6 +31,7 @@ from cri_proxy.engine.records import (
     TicketKind,
 )
 from cri_proxy.engine.updates import has_changed, update_of
+from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,
@@ -108,7 +109,7 @@ def _book(
     ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision
 ) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
     """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
-    was = {key: ledger.grants[key] for key in decision.others}
+    was = {key: ledger.grants[key] for key in decision.others if not group_of(key)}
     ledger.put(pending)
     moved = give_places(ledger, decision, pending.container)
     ticket = altered(ticket, moved=moved) if moved else ticket

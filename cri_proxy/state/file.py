@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.engine.ledger import JournalKey
-from cri_proxy.engine.snapshot import FORMAT, UnreadableRecord, read_records
+from cri_proxy.engine.snapshot import FORMAT, GROUP, UnreadableRecord, read_records
 
 FILE = "state.db"
 #: Another program's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
@@ -28,7 +28,8 @@ class LoadedState:
     """What a state file held, by kind and key, and sentences about what was wrong with it.
 
     ``dropped``: the records that could not be read, and why. ``unknown``: keys of kinds that a later version writes; they
-    stay in the file. ``lost``: a sentence about what there should have been and is not; "" if nothing is missing.
+    stay in the file. ``leftover``: keys of records that an earlier version has not kept up, to be removed. ``lost``: a
+    sentence about what there should have been and is not; "" if nothing is missing.
     """
 
     records: Records = field(default_factory=dict)
@@ -36,6 +37,7 @@ class LoadedState:
     notes: tuple[str, ...] = ()
     dropped: dict[JournalKey, str] = field(default_factory=dict)
     unknown: tuple[JournalKey, ...] = ()
+    leftover: tuple[JournalKey, ...] = ()
     lost: str = ""
 
     def of(self, kind: str) -> dict[str, Any]:
@@ -107,11 +109,16 @@ def read_all(db: sqlite3.Connection, path: Path) -> LoadedState:
         raise UnreadableRecord(damage)
     # As bytes: a text that is none must not keep the others from being read.
     rows = db.execute("SELECT kind, key, CAST(value AS BLOB) FROM records ORDER BY kind, key")
-    read = read_records((kind, key, _text(value)) for kind, key, value in rows)
     meta = dict(db.execute("SELECT key, value FROM meta"))
+    # The version before leaves the records of groups as it finds them, and changes those of their containers.
+    found = rows.fetchall()
+    leftover = tuple((kind, key) for kind, key, _ in found if kind == GROUP and meta.get("format") == "1")
+    read = read_records(
+        (kind, key, _text(value)) for kind, key, value in found if (kind, key) not in leftover
+    )
     lost = read.sentence(str(path))
     notes = [note for note in (_about_version(path, meta, read.unknown), lost) if note]
-    return LoadedState(read.records, meta, tuple(notes), read.dropped, read.unknown, lost)
+    return LoadedState(read.records, meta, tuple(notes), read.dropped, read.unknown, leftover, lost)
 
 
 def _text(value: bytes) -> str:
@@ -127,7 +134,7 @@ def _about_version(path: Path, meta: dict[str, str], unknown: tuple[JournalKey, 
     kinds = ", ".join(sorted({kind for kind, _ in unknown}))
     number = f"{len(unknown)} record{'s' if len(unknown) > 1 else ''} of a kind that is not known ({kinds})"
     kept = f"{number} stay in it for the version that has written them" if unknown else ""
-    if form == str(FORMAT):
+    if form in (str(FORMAT), "1"):
         return kept and f"{path}: {kept}"
     known = f"{path} is of format {form}, this version writes {FORMAT}: what it knows of it is used"
     return f"{known}; {kept}" if kept else known

@@ -103,10 +103,11 @@ class Store:
         """What is in the file now."""
         known = {(kind, key): value for kind, table in loaded.records.items() for key, value in table.items()}
         with self._moving:
-            self._stored = {**dict.fromkeys([*loaded.dropped, *loaded.unknown]), **known}
+            removed = dict.fromkeys([*loaded.dropped, *loaded.leftover])
+            self._stored = {**removed, **dict.fromkeys(loaded.unknown), **known}
             self._stored_meta = dict(loaded.meta)
             # What cannot be read is found anew, and must not be there for the next daemon.
-            self._pending = {**dict.fromkeys(loaded.dropped), **self._pending}
+            self._pending = {**removed, **self._pending}
             if loaded.meta.get("format", str(FORMAT)) != str(FORMAT):
                 self._pending_meta["format"] = str(FORMAT)
 

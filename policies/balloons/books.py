@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from policies.balloons.types import Balloon, BalloonType, parse_name
+from policies.groups import Group
 from policies.machine.cpus import NO_CPUS
-from policies.node import Node, Resident
+from policies.node import Node
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class BalloonReader:
         self._node: Optional[Node] = None
         self._version = -1
         self._found = FoundBalloons({}, NO_CPUS, NO_CPUS, 0)
-        #: By group: the version of its containers, these, what they own, the sum of their requests and those there twice.
-        self._known: dict[str, tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]] = {}
+        #: By group: the version of its containers, all that they own, the sum of their requests and those there twice.
+        self._known: dict[str, tuple[int, frozenset[int], int, frozenset[str]]] = {}
 
     def read(self, node: Node) -> FoundBalloons:
         """The balloons in the ledger. A group of a type there is none of (any more) is another policy's."""
@@ -65,28 +66,26 @@ class BalloonReader:
             if _type_of(group, self._types) is not None:
                 own.append(group)
             else:
-                owned += [member.exclusive for member in node.groups[group].values()]
+                owned += node.groups[group].sets()
         foreign = frozenset().union(*owned)
         left = node.usable - node.reserved - foreign
         # 2. What the balloons own: what their containers own, unless others do or it may not be used now.
         balloons: dict[str, Balloon] = {}
         for group in own:
             kind, number = _type_of(group, self._types), (parse_name(group) or ("", 0))[1]
-            _, members, cpus, milli, twice = self._group(node, group)
+            _, cpus, milli, twice = self._group(node, group)
             if kind is not None:
-                balloons[group] = Balloon(kind, number, cpus & left, members, milli, twice)
+                balloons[group] = Balloon(kind, number, cpus & left, node.groups[group], milli, twice)
                 left -= cpus
         return FoundBalloons(balloons, foreign, left, int(node.sharers > 0))
 
-    def _group(
-        self, node: Node, group: str
-    ) -> tuple[int, dict[str, Resident], frozenset[int], int, frozenset[str]]:
+    def _group(self, node: Node, group: str) -> tuple[int, frozenset[int], int, frozenset[str]]:
         version = node.group_versions[group]
         known = self._known.get(group)
         if known is None or known[0] != version:
-            members = dict(node.groups[group])
-            cpus = frozenset().union(*{member.exclusive for member in members.values()})
-            known = self._known[group] = (version, members, cpus, *_requested(members))
+            books = node.groups[group]
+            cpus = books.own.union(*books.apart.values())
+            known = self._known[group] = (version, cpus, *_requested(books))
         return known
 
 
@@ -95,28 +94,30 @@ def _type_of(group: str, types: Mapping[str, BalloonType]) -> Optional[BalloonTy
     return None if named is None else types.get(named[0])
 
 
-def _requested(members: Mapping[str, Resident]) -> tuple[int, frozenset[str]]:
+def _requested(group: Group) -> tuple[int, frozenset[str]]:
     """The sum of the requests, and the keys of containers that are there twice: they are being resized.
 
     Such a container counts with the larger request, until the runtime has answered.
     """
-    names = {(m.pod_uid, m.container and m.container.name) for m in members.values()}
-    if len(names) == len(members):
-        return sum([m.milli_request for m in members.values()]), frozenset()
-    by_container: dict[object, list[str]] = {}
-    for key, member in members.items():
-        container = member.container
-        who = key if container is None else (container.pod.uid, container.name, container.attempt)
-        by_container.setdefault(who, []).append(key)
-    total = sum(max(members[key].milli_request for key in keys) for keys in by_container.values())
-    return total, frozenset(key for keys in by_container.values() if len(keys) > 1 for key in keys)
+    twins = group.twins()
+    if not twins:
+        return group.milli, frozenset()
+    requests: dict[object, list[int]] = {}
+    for key in twins:
+        member = group.members[key]
+        who = member.container and (member.pod_uid, member.container.name, member.container.attempt)
+        requests.setdefault(who, []).append(member.milli_request)
+    more = sum(sum(theirs) - max(theirs) for theirs in requests.values())
+    return group.milli - more, frozenset(twins)
 
 
 def must_stay(balloon: Balloon) -> frozenset[int]:
     """One CPU for each container that may not use all of its balloon's, since its caller does not let it."""
-    found = set()
-    for member in balloon.members.values():
-        place = member.placement
-        if place is not None and not place.exclusive - place.hidden <= place.cpus:
-            found.update(sorted(place.exclusive & place.cpus & balloon.cpus)[:1])
+    found: set[int] = set()
+    group = balloon.group or Group()
+    for keys in group.kinds.values():
+        place = group.members[next(iter(keys))].placement
+        for own in {group.owned(key) for key in keys} if group.apart else {group.own}:
+            if place is not None and not own - place.hidden <= place.cpus:
+                found.update(sorted(own & place.cpus & balloon.cpus)[:1])
     return frozenset(found)

@@ -121,7 +121,7 @@ def _fitting(
     kind: BalloonType, balloons: Sequence[Balloon], new: list[Balloon], ask: BalloonRequest
 ) -> Optional[Balloon]:
     """A balloon that has room for the container, or can be given it."""
-    empty = [b for b in balloons if not b.members]
+    empty = [b for b in balloons if not b.group]
     # 1. With its pod, or its namespace.
     for kin in _kin(kind, balloons, ask.container):
         found = _with_room(kind, kin, ask) or _growable(kind, kin, ask)
@@ -148,11 +148,12 @@ def _kin(kind: BalloonType, balloons: Sequence[Balloon], container: Container) -
 
 
 def _has(balloon: Balloon, is_one: Callable[[Container], bool]) -> bool:
-    return any(m.container is not None and is_one(m.container) for m in balloon.members.values())
+    members = () if balloon.group is None else balloon.group.members.values()
+    return any(m.container is not None and is_one(m.container) for m in members)
 
 
 def _shares_pod(balloon: Balloon, container: Container) -> bool:
-    return any(member.pod_uid == container.pod.uid for member in balloon.members.values())
+    return balloon.group is not None and container.pod.uid in balloon.group.pods
 
 
 def _crowd(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> bool:
@@ -194,5 +195,5 @@ def _free_milli(balloon: Balloon) -> int:
 def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:
     """The CPUs a balloon could have."""
     idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
-    most = len(balloon.cpus) + len(idle) if balloon.members else len(balloon.cpus | idle)
+    most = len(balloon.cpus) + len(idle) if balloon.group else len(balloon.cpus | idle)
     return min(most, kind.max_cpus) if kind.max_cpus > 0 else most

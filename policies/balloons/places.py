@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import Balloon, BalloonType
+from policies.groups import key_of, whole
 from policies.machine.topology import Topology
-from policies.model import Container, Placement
+from policies.model import Container, Placement, altered
 from policies.node import Node, Resident
 
 
@@ -19,8 +19,6 @@ class BalloonPlaces:
     def __init__(self, topology: Topology, cpus: BalloonCpus) -> None:
         self.topology = topology
         self._cpus = cpus
-        #: By balloon: containers that all have the same CPUs, and these. They are not compared again until they change.
-        self._even: dict[str, tuple[Mapping[str, Resident], frozenset[int]]] = {}
 
     def of_container(
         self,
@@ -62,51 +60,71 @@ class BalloonPlaces:
     def of_members(
         self, node: Node, balloon: Balloon, own: frozenset[int], free: frozenset[int]
     ) -> dict[str, Placement]:
-        """The placements of a balloon's containers that differ from what they have."""
-        even = self._even.get(balloon.name)
-        if even is not None and even[0] is balloon.members and even[1] == own:
+        """The placements of a balloon's containers that differ from what they have.
+
+        Where what the balloon owns is all that differs, it is said once, under the balloon's own key (``groups.key_of``).
+        """
+        group = balloon.group
+        if group is None:
             return {}
         changed: dict[str, Placement] = {}
+        together = False
         home = self._cpus.home(node, balloon.kind, own)
         near = self.topology.nodes_of(own) & node.mems
-        #: Most of them get the same: it is made once.
-        made: dict[tuple[object, ...], Placement] = {}
-        for key, member in balloon.members.items():
-            was = member.placement
+        has_own = group.own == own
+        # One that is being resized is told with the answer.
+        stay = {key for key in balloon.twice if group.owned(key) <= own}
+        for keys in group.kinds.values():
+            # 1. What containers whose places are alike get: it is made once.
+            one = group.members[next(iter(keys))]
+            was = one.placement
             if was is None:
                 continue
-            hides = _hides(balloon.kind, member.container)
-            has_them = was.exclusive is own or was.exclusive == own
-            if has_them and (was.home is home or was.home == home) and was.one_thread == hides:
+            is_even = was.one_thread == _hides(balloon.kind, one.container) and was.home == home
+            if has_own and is_even and not group.apart:
                 continue
-            if key in balloon.twice and was.exclusive <= own:  # it is told with the answer to its resize
-                continue
-            alike = hides, member.inside, was.mems, was.memory_charge, was.lift_quota
-            now = made.get(alike)
-            if now is None:
-                # Memory nodes are only added: what is there stays where it is.
-                now = made[alike] = replace(
-                    self.of_container(node, balloon, own, free, member.container, member.inside),
-                    mems=was.mems and was.mems | near,
-                    memory_charge=was.memory_charge,
-                    lift_quota=was.lift_quota,
-                )
-            changed[key] = now
-        if not changed and not balloon.twice:
-            self._even[balloon.name] = balloon.members, own
+            now = self.of_container(node, balloon, own, free, one.container, one.inside)
+            # Memory nodes are only added: what is there stays where it is.
+            now = replace(now, mems=was.mems and was.mems | near)
+            # 2. The same as they have, but that they own something else: that is said of all.
+            shows_nothing = bool(group.own) and len(group) > 1 and _shown(now) == _shown(was)
+            if shows_nothing and not has_own and not together:
+                together = any(key not in group.apart and key not in stay for key in keys)
+            only_apart = shows_nothing or (has_own and is_even)
+            for key in [key for key in group.apart if key in keys] if only_apart else keys:
+                if key not in stay and not (is_even and group.owned(key) == own):
+                    changed[key] = _as(now, group.members[key])
+            # 3. Not of one that is being resized and loses some.
+            losers = balloon.twice - stay if shows_nothing and not has_own else ()
+            for key in sorted(losers & keys.keys()) if losers else ():
+                changed[key] = _as(now, group.members[key])
+        if together:
+            changed[key_of(balloon.name)] = whole(balloon.name, own)
         return changed
 
     def why(self, balloon: Balloon, own: frozenset[int], milli: int) -> str:
         """The place in words; ``milli``: what is requested there now."""
-        joined = "joins" if balloon.members else "is in"
+        joined = "joins" if balloon.group else "is in"
         around = [domain for domain in reversed(self.topology.domains) if own <= domain.cpus]
         where = around[0].name if around else "the machine"
         grew = ""
-        if balloon.members and len(own) > len(balloon.cpus):
+        if balloon.group and len(own) > len(balloon.cpus):
             grew = f", {len(own) - len(balloon.cpus)} of them new"
         short = "" if len(own) * 1000 >= milli else f", too few for the {milli}m requested: overcommitted"
         count = f"{len(own)} {'CPU' if len(own) == 1 else 'CPUs'}"
         return f"{joined} balloon {balloon.name}: {count} of {where}{grew}{short}"
+
+
+def _shown(place: Placement) -> tuple[object, ...]:
+    """What of a place is a container's own: without what its balloon owns."""
+    return place.cpus, place.home, place.mems, place.hidden, place.one_thread
+
+
+def _as(now: Placement, member: Resident) -> Placement:
+    """A place with what a container has of its own: how its memory is charged, whether its quota is lifted."""
+    was = member.placement
+    assert was is not None  # else it is in no group
+    return altered(now, memory_charge=was.memory_charge, lift_quota=was.lift_quota)
 
 
 def _hides(kind: BalloonType, container: Optional[Container]) -> bool:

@@ -227,7 +227,7 @@ class Balloons:
     ) -> frozenset[int]:
         """The CPUs of a balloon with one container more; never fewer than others in it have now."""
         wanted = balloon.kind.size_for(balloon.milli + ask.milli)
-        if wanted < len(balloon.cpus) and not balloon.members and ask.inside is None:
+        if wanted < len(balloon.cpus) and not balloon.group and ask.inside is None:
             return self._cpus.shrunk(balloon.kind, balloon.cpus, wanted)
         graph = affinity or NoAffinity()
         cost: Optional[Cost] = None if affinity is None else (lambda cpus: (graph.cost(ask.container, cpus),))

@@ -5,13 +5,12 @@ Names and meanings are those of nri-plugins' and Intel's balloons policies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Optional
 
+from policies.groups import Group
 from policies.model import MatchExpression
-from policies.node import Resident
 
 #: Levels of ``share_idle_cpus_in_same``, small to large; "" = off.
 SHARE_LEVELS = ("core", "l3cache", "numa", "die", "package", "system")
@@ -72,14 +71,14 @@ BUILT_IN = {
 class Balloon:
     """One balloon as the books have it. ``cpus``: those it owns, or that are set aside for it while it is empty.
 
-    ``milli``: what its containers request; ``members``: the containers, by their keys in the books; ``twice``:
-    the keys of those that are there twice, since they are being resized.
+    ``group``: its containers in the books, None = it is empty; ``milli``: what they request; ``twice``: the keys of those
+    that are there twice, since they are being resized.
     """
 
     kind: BalloonType
     number: int
     cpus: frozenset[int]
-    members: Mapping[str, Resident] = field(default_factory=dict)
+    group: Optional[Group] = None
     milli: int = 0
     twice: frozenset[str] = frozenset()
 

@@ -232,8 +232,8 @@ def _alone(node: Node, keep: Optional[Placement], fence: CpusetConstraint) -> Op
     """A placement with what its caller lets it have, and without what others own too: those of another policy's group."""
     if keep is None:
         return None
-    mates = node.groups.get(keep.group, {}).values() if keep.group else ()
-    own = keep.exclusive.difference(*[mate.exclusive for mate in mates])
+    group = node.groups.get(keep.group) if keep.group else None
+    own = keep.exclusive if group is None else keep.exclusive.difference(*group.sets())
     return replace(keep, exclusive=own if fence.cpus is None else own & fence.cpus, group="")
 
 

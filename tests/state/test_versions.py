@@ -118,6 +118,20 @@ def test_a_downgrade_keeps_what_is_placed(tmp_path: Path) -> None:
     assert places(load(tmp_path)[0]) == PLACES["10505e6"]["placements"]
 
 
+def test_what_a_group_owned_before_a_downgrade_is_not_believed_after_it(tmp_path: Path) -> None:
+    path = recorded(tmp_path)  # of the version before, which leaves records of kinds that it does not know
+    groups = {grant.placement.group for grant in load(tmp_path)[0].grants.values()} - {""}
+    for group in [*groups, "gone[0]"]:
+        sql(path, 'INSERT INTO records VALUES (\'group\', ?, \'{"exclusive": "0-3", "apart": {}}\')', group)
+    sql(path, "UPDATE meta SET value = '1' WHERE key = 'format'")
+    engine, loaded, store = load(tmp_path)
+    assert (loaded.notes, loaded.lost, loaded.dropped) == ((), "", {})
+    assert places(engine) == PLACES["10505e6"]["placements"]
+    assert store.write(engine.drain())
+    store.close()
+    assert load(tmp_path)[1].of("group") == {}
+
+
 def test_a_record_that_cannot_be_read_costs_no_other(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     sql(path, "UPDATE records SET value = '{' WHERE kind = 'grant' AND key = 'id-010'")
