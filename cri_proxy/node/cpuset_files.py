@@ -155,7 +155,8 @@ class CpusetFiles:
 
     def _write(self, name: str, text: str) -> None:
         folder = self._root / name
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # whatever the umask: programs that are not root read it
         new = folder / f".{FILE}"
         new.write_text(text)
         new.chmod(0o644)

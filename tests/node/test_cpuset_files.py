@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,15 @@ async def test_a_folder_that_hangs_costs_the_create_a_moment_and_no_more(
     folder = Path(await files.prepare("ticket-2", make_container(1), PLACE))
     assert (folder / "cpuset").read_text() == "cpus=0-7\nmems=0\nexclusive=\n"
     assert [path.name for path in folder.iterdir()] == ["cpuset"]
+
+
+async def test_a_program_that_is_not_root_can_read_it_whatever_the_daemons_umask(files: GatedFiles) -> None:
+    before = os.umask(0o077)  # as the unit has it
+    try:
+        folder = Path(await files.prepare("ticket-1", make_container(1), PLACE))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "cpuset")] == [0o755, 0o644]
 
 
 async def test_the_folder_of_an_attempt_is_its_own_and_no_name_leads_out_of_it(files: GatedFiles) -> None:
