@@ -69,7 +69,7 @@ def write_all(target: Path) -> None:
     for folder in ("man", "completion"):
         (target / folder).mkdir(parents=True, exist_ok=True)
     (target / "man" / f"{NAME}.8").write_text(manual_page())
-    for shell in ("bash", "zsh"):
+    for shell in ("bash", "zsh", "fish"):
         (target / "completion" / shell).write_text(completion(shell))
     (target / "config.yaml").write_text(sample_config())
 
@@ -88,14 +88,13 @@ def manual_page() -> str:
 def _commands(
     group: click.Group, context: click.Context, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[click.Command, click.Context, tuple[str, ...]]]:
-    """Every command that is not hidden, those of groups by all their words; a group itself if it has options."""
+    """Every command that is not hidden, those of groups by all their words, behind the group itself."""
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
         if command is None or command.hidden:
             continue
         inner = click.Context(command, info_name=name, parent=context)
-        if not isinstance(command, click.Group) or any(_options(command, inner)):
-            yield command, inner, (*words, name)
+        yield command, inner, (*words, name)
         if isinstance(command, click.Group):
             yield from _commands(command, inner, (*words, name))
 

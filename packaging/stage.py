@@ -31,7 +31,8 @@ UNITS = (
     "cri-resmgr-nri@.service",
     "cri-resmgr-nri.service",
 )
-#: Where the distributions' zsh and licences are.
+#: Where the distributions' shells and licences are.
+FISH = "usr/share/fish/vendor_completions.d"
 ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
 LICENCES = {"deb": f"{DOCS}/licenses", "rpm": "usr/share/licenses/cri-resmgr"}
 #: Python finds by it that it is the private one: its modules are those below, and no other package's.
@@ -71,6 +72,7 @@ def stage(prepared: Path, python: str, architecture: Architecture, kind: str, ro
         root / "usr/share/bash-completion/completions/cri-resmgr", (prepared / "completion/bash").read_bytes()
     )
     _put(root / ZSH[kind] / "_cri-resmgr", (prepared / "completion/zsh").read_bytes())
+    _put(root / FISH / "cri-resmgr.fish", (prepared / "completion/fish").read_bytes())
     _put(root / PROTO, (REPOSITORY / "cri_api/affinity.proto").read_bytes())
     _documents(prepared, kind, root)
     state = root / "var/lib/cri-resmgr"

@@ -8,7 +8,8 @@ from typing import Any, Optional
 import click
 
 from cri_proxy.affinity.report import affinity_text, rebalance_text
-from cri_proxy.cli.answers import ask_daemon, json_option, show_document
+from cri_proxy.cli.answers import ask_daemon, json_option, show_document, waiting_updates
+from cri_proxy.cli.progress import progress
 
 #: A plan may take 30 s, and the runtime's updates as long again.
 REBALANCE_ANSWER_S = 90.0
@@ -52,7 +53,8 @@ def rebalance(dry_run: bool, frozen: Optional[bool], as_json: bool) -> None:
             raise click.UsageError("--dry-run goes with no other action")
         show_document(ask_daemon("freeze", {"on": frozen}), as_json, lambda d: str(d["rebalance"]))
         return
-    document: dict[str, Any] = ask_daemon("rebalance", {"dry_run": dry_run}, REBALANCE_ANSWER_S)
+    with progress("making a plan" if dry_run else "making a plan and its moves", waiting_updates()):
+        document: dict[str, Any] = ask_daemon("rebalance", {"dry_run": dry_run}, REBALANCE_ANSWER_S)
     show_document(document, as_json, rebalance_text)
     if document["failed"]:
         sys.exit(1)

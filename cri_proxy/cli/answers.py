@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
@@ -16,10 +17,46 @@ from cri_proxy.control import ANSWER_S, DaemonAbsent, ask
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def fail(sentence: str, hint: str = "") -> NoReturn:
-    """End with exit code 1."""
+def fail(sentence: str, hint: str) -> NoReturn:
+    """End with exit code 1. ``hint``: what to do about it; "" where the sentence says that."""
     click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
     sys.exit(1)
+
+
+#: What to do about what went wrong, where neither the error nor its sentence says: by the kind of error.
+NEXT_STEPS = {
+    "ControlError": "see: cri-resmgr status; journalctl -u cri-resource-manager",
+    "NotOne": "see: cri-resmgr placements",
+    "NoRuntime": "start the runtime, or name its socket: relay.runtime_endpoint",
+    "NoMachine": "see: cri-resmgr doctor; topology.source names what is read",
+    "BadConfig": "see: cri-resmgr config check FILE",
+    "HistoryUnusable": "see: cri-resmgr doctor",
+    "SysfsError": "see: cri-resmgr doctor; --sysfs reads another machine",
+    "BadTopology": "expected what cri-resmgr topology --json prints",
+    "ValueError": "expected what cri-resmgr topology --json prints",
+    "BadScenario": "see: docs/policies.md has the steps",
+    "BadKubeletFile": "correct that file; kubelet would not start with it either",
+    "CannotWrite": "try again as root, where that file system can be written",
+    "AioRpcError": "is it well? journalctl -u containerd, or that of another runtime",
+}
+#: A sentence that says by itself what to do.
+_SAYS_IT = re.compile(
+    r"cri-resmgr (?!is\b)[a-z]|expected|see: |try again|; (?:see|try|first|name|use|free|rename|close|start|stop|set|type)\b"
+)
+
+
+def next_step(error: Exception) -> str:
+    """What to do about an error; "" where its own sentence says that."""
+    hint: str = getattr(error, "hint", "")
+    if hint or _SAYS_IT.search(str(error)):
+        return hint
+    kinds = (kind.__name__ for kind in type(error).__mro__)
+    return next((NEXT_STEPS[kind] for kind in kinds if kind in NEXT_STEPS), "see: cri-resmgr doctor")
+
+
+def fail_by(error: Exception, sentence: str = "") -> NoReturn:
+    """End with exit code 1, an error's sentence (or this one) and what to do about it."""
+    fail(sentence or str(error), next_step(error))
 
 
 def control_socket() -> Path:
@@ -34,10 +71,22 @@ def ask_daemon(command: str, arguments: Optional[dict[str, Any]] = None, timeout
     """The daemon's answer to a command; ends where there is none."""
     try:
         return ask(control_socket(), command, arguments, timeout_s)
-    except DaemonAbsent as error:
-        fail(str(error), error.hint)
-    except ControlError as error:
-        fail(str(error))
+    except (DaemonAbsent, ControlError) as error:
+        fail_by(error)
+
+
+def waiting_updates() -> Callable[[], str]:
+    """For the line that tells of progress: tells how many cpusets the runtime has not taken yet, from any thread."""
+    socket = control_socket()
+
+    def told() -> str:
+        try:
+            count = ask(socket, "status", timeout_s=2.0)["updates_waiting"]
+        except (DaemonAbsent, ControlError, KeyError):
+            return ""
+        return f"{count} updates wait for the runtime" if count else ""
+
+    return told
 
 
 def show_document(document: Any, as_json: bool, text: Callable[[Any], str]) -> None:

@@ -9,6 +9,7 @@ from typing import Optional
 import click
 
 from cri_proxy.cli.answers import json_option, print_json
+from cri_proxy.cli.progress import progress
 from cri_proxy.doctor.diagnose import diagnose
 from cri_proxy.doctor.findings import PROBLEM, findings_document, findings_text, worst
 from cri_proxy.doctor.io.collect import EXAMINE_S, examine
@@ -45,7 +46,9 @@ def doctor(
 ) -> None:
     """Check this node: us, the runtime, kubelet, the machine. Changes nothing. Exit code 1: there is a problem."""
     control: Optional[Path] = click.get_current_context().find_root().obj
-    findings = diagnose(examine(config_file, control, root, proc, systemctl, timeout))
+    with progress(f"looking at the node, at most {timeout:.0f} s"):
+        facts = examine(config_file, control, root, proc, systemctl, timeout)
+    findings = diagnose(facts)
     if as_json:
         print_json(findings_document(findings))
     else:

@@ -11,7 +11,8 @@ from typing import Any, Callable, Optional
 import click
 
 from cri_api.control import ControlError
-from cri_proxy.cli.answers import control_socket, fail
+from cri_proxy.cli.answers import control_socket, fail, fail_by
+from cri_proxy.cli.complete import pods
 from cri_proxy.cli.offline import daemons_config
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.history.entries import MOST, BadQuery, read_query
@@ -26,7 +27,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @click.command()
-@click.argument("name", required=False, metavar="[POD]")
+@click.argument("name", required=False, metavar="[POD]", shell_complete=pods)
 @click.option("--since", metavar="TIME", help="Only what came after: 30m, 2h or 3d ago, or a date and time.")
 @click.option(
     "--last",
@@ -73,7 +74,7 @@ def history(
     try:
         rows = list(_entries(_way_to_ask(config_file), {"name": name, "since_s": since_s}, last))
     except (ControlError, HistoryUnusable) as error:
-        fail(str(error))
+        fail_by(error)
     rows.reverse()
     rows.sort(key=lambda row: row["time_s"])
     if trace_file is not None:

@@ -14,7 +14,8 @@ from typing import Any, Callable, Optional
 import click
 
 from cri_api.control import ControlError
-from cri_proxy.cli.answers import control_socket, fail, json_option, print_json
+from cri_proxy.cli.answers import control_socket, fail_by, json_option, print_json
+from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
@@ -83,10 +84,16 @@ def _in_sentences(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **options: Any) -> None:
         try:
             command(*arguments, **options)
-        except (CannotSwitch, CannotRestart, DaemonAbsent) as error:
-            fail(str(error), error.hint)
-        except (BadKubeletFile, CannotWrite, ControlError, NoRuntime) as error:
-            fail(str(error))
+        except (
+            CannotSwitch,
+            CannotRestart,
+            DaemonAbsent,
+            BadKubeletFile,
+            CannotWrite,
+            ControlError,
+            NoRuntime,
+        ) as error:
+            fail_by(error)
 
     return run
 
@@ -163,7 +170,8 @@ def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
     if force or dry_run or found.setup.manager:
         socket = likely_socket(control_socket(), sockets)
     else:
-        socket = fit_socket(control_socket(), sockets, found, min(host.wait_s, CONNECT_S))
+        with progress("asking the daemon and the runtime"):
+            socket = fit_socket(control_socket(), sockets, found, min(host.wait_s, CONNECT_S))
     endpoint = f"unix://{socket}"
     edits = plan_enable(found.setup, found.files, endpoint, sockets)
     _show(edits, remarks_on(found.setup, edits, endpoint))
@@ -233,11 +241,13 @@ def _bring_back(host: HostPaths, found: KubeletHost, endpoint: str, restart: boo
         return False
     # One that cannot start with what it was given is none that was stopped: it is to come back.
     is_stopped = found.kubelet is None and not is_failing(host.systemctl, found.setup.unit)
-    restart_kubelet(host.systemctl, found.setup.unit, only_if_active=is_stopped)
+    with progress(f"restarting {found.setup.unit or 'kubelet'}"):
+        restart_kubelet(host.systemctl, found.setup.unit, only_if_active=is_stopped)
     if is_stopped:
         click.echo("kubelet did not run; it is not started", err=True)
     else:
-        fresh = wait_for_kubelet(found.kubelet, endpoint, host.proc, host.wait_s)
+        with progress(f"waiting for kubelet to connect to {endpoint}, at most {host.wait_s:.0f} s"):
+            fresh = wait_for_kubelet(found.kubelet, endpoint, host.proc, host.wait_s)
         click.echo(f"kubelet is back (process {fresh.pid}) and connected to {endpoint}")
     return True
 

@@ -14,11 +14,22 @@ from typing import Any, Optional
 import click
 
 from cri_api.control import ControlError
-from cri_proxy.cli.answers import ask_daemon, control_socket, fail, json_option, print_json, show_document
+from cri_proxy.cli.answers import (
+    ask_daemon,
+    control_socket,
+    fail,
+    fail_by,
+    json_option,
+    print_json,
+    show_document,
+    waiting_updates,
+)
 from cri_proxy.cli.arguments import RunByDefault, configured
 from cri_proxy.cli.cluster import cluster_policy
+from cri_proxy.cli.complete import containers
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
 from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
+from cri_proxy.cli.progress import progress
 from cri_proxy.cli.topology_drawing import draw_topology
 from cri_proxy.config.config import BadConfig, Config, read_config
 from cri_proxy.config.io import files as settings
@@ -138,7 +149,7 @@ def placements(as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("container")
+@click.argument("container", shell_complete=containers)
 @json_option
 def explain(container: str, as_json: bool) -> None:
     """Why a container is where it is. CONTAINER: an id or its beginning, or namespace/pod/container."""
@@ -152,7 +163,7 @@ def metrics() -> None:
 
 
 @cli.command()
-@click.argument("container", required=False)
+@click.argument("container", required=False, shell_complete=containers)
 @click.option("--all", "everything", is_flag=True, help="Every container.")
 @click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
 @json_option
@@ -161,11 +172,12 @@ def release(container: Optional[str], everything: bool, config_file: Optional[Pa
     if everything == bool(container):
         raise click.UsageError("name one container, or say --all")
     try:
-        document = ask(control_socket(), "release", {"container": container, "all": everything})
+        with progress("giving containers back", waiting_updates()):
+            document = ask(control_socket(), "release", {"container": container, "all": everything})
     except DaemonAbsent:
         document = release_offline(container, config_file)
     except ControlError as error:
-        fail(str(error))
+        fail_by(error)
     show_document(document, as_json, _updates_text)
     if not all(update["done"] for update in document["updates"]):
         sys.exit(1)
@@ -190,7 +202,7 @@ def _not_done(update: Mapping[str, Any]) -> str:
 
 
 @cli.command()
-@click.argument("container", required=False)
+@click.argument("container", required=False, shell_complete=containers)
 @click.option(
     "--all", "everything", is_flag=True, help="Every one that was released or ran before the daemon."
 )
@@ -199,7 +211,8 @@ def adopt(container: Optional[str], everything: bool, as_json: bool) -> None:
     """Take containers under management that are not: place them now."""
     if everything == bool(container):
         raise click.UsageError("name one container, or say --all")
-    document = ask_daemon("adopt", {"container": container, "all": everything})
+    with progress("placing containers", waiting_updates()):
+        document = ask_daemon("adopt", {"container": container, "all": everything})
     show_document(document, as_json, _updates_text)
 
 
@@ -210,14 +223,15 @@ def adopt(container: Optional[str], everything: bool, as_json: bool) -> None:
 def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> None:
     """Set the state aside and take over what runs as it is, moving nothing: for records that are wrong."""
     try:
-        document = ask(control_socket(), "reset-policy", {"replace": replace})
+        with progress("taking over what runs", waiting_updates()):
+            document = ask(control_socket(), "reset-policy", {"replace": replace})
     except DaemonAbsent as error:
         if replace:
-            fail(str(error), error.hint)
+            fail_by(error)
         phrase = set_state_aside(daemons_config(config_file), "cri-resmgr reset-policy")
         document = {"state": phrase, "updates": [], "containers": 0}
     except ControlError as error:
-        fail(str(error))
+        fail_by(error)
     show_document(document, as_json, _reset_text)
 
 
@@ -287,7 +301,7 @@ def _read_machine(source: Path) -> TopologyData:
             data = read_topology(json.loads(source.read_text()))
         Topology(data)
     except (SysfsError, BadTopology, ValueError) as error:
-        fail(str(error) if str(source) in str(error) else f"{source}: {error}")
+        fail_by(error, str(error) if str(source) in str(error) else f"{source}: {error}")
     except OSError as error:
         fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")
     return data
@@ -370,7 +384,7 @@ def show(as_json: bool, config_file: Optional[Path]) -> None:
         try:
             shown = _load_config(config_file).show()
         except BadConfig as error:
-            fail(str(error))
+            fail_by(error)
         rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]
     else:
         rows = ask_daemon("config")

@@ -10,7 +10,8 @@ from typing import Any, Optional
 
 import click
 
-from cri_proxy.cli.answers import fail
+from cri_proxy.cli.answers import fail, fail_by
+from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.engine.report import NotOne
@@ -33,7 +34,8 @@ def set_state_aside(config: Config, command: str) -> str:
             store = Store(Path(config["state.directory"]))
             phrase = store.set_aside()
         except OSError as error:
-            fail(f"the state in {config['state.directory']} cannot be set aside: {error.strerror}")
+            sentence = f"the state in {config['state.directory']} cannot be set aside: {error.strerror}"
+            fail(sentence, "try again as root, where that disk can be written")
         if store.directory.exists():
             store.load()  # an empty one in its place: the next daemon would take none for lost
             store.close()
@@ -51,12 +53,12 @@ def release_offline(container: Optional[str], config_file: Optional[Path]) -> An
     click.echo("the daemon is not running: asking the runtime directly", err=True)
     config = daemons_config(config_file)
     try:
-        with _owning(config, "cri-resmgr release"):
+        with _owning(config, "cri-resmgr release"), progress("giving containers back at the runtime"):
             return asyncio.run(release(config, container, logs.set_up("warning", "console")))
     except (NotOne, NoRuntime, NoMachine) as error:
-        fail(str(error))
+        fail_by(error)
     except grpc.aio.AioRpcError as error:
-        fail(f"the runtime does not answer: {error.details()}")
+        fail_by(error, f"the runtime does not answer: {error.details()}")
 
 
 @contextlib.contextmanager
@@ -65,7 +67,7 @@ def _owning(config: Config, command: str) -> Iterator[None]:
     ownership = NodeLock(config, command)
     owner = ownership.take()
     if owner:
-        fail(owner)
+        fail(owner, "stop that one first, or let it do this")
     if ownership.problem:
         click.echo(f"warning: {ownership.problem}", err=True)
     try:

@@ -29,7 +29,15 @@ BASE |= {"coreutils", "findutils", "grep", "sed", "python(abi)"}
 BASE_LIBRARIES = re.compile(r"(ld-linux-[a-z0-9-]+|lib(c|m|pthread|rt|dl|gcc_s|stdc\+\+))\.so\.\d+\(")
 PT_LOAD, PAGE_64K = 1, 0x10000
 #: What a package is made of besides wheels, as stage.py wants it.
-PREPARED = ("site/x.py", "licences/x", "man/cri-resmgr.8", "completion/bash", "completion/zsh", "config.yaml")
+PREPARED = (
+    "site/x.py",
+    "licences/x",
+    "man/cri-resmgr.8",
+    "completion/bash",
+    "completion/zsh",
+    "completion/fish",
+    "config.yaml",
+)
 
 
 def elf_header(machine: int, byte_order: str = "little") -> bytes:

@@ -109,6 +109,43 @@ def test_the_manual_has_every_command(name: str) -> None:
     assert re.search(rf"^\.SS \\fB{re.escape(written)}( |\\fR)", manuals.manual_page(), re.MULTILINE)
 
 
+def words_of(text: str) -> list[str]:
+    """Without what only sets it: the help is wrapped for a terminal, the page by troff."""
+    plain = (
+        re.sub(r"\\f[BIR]|\\&|^\.\w+ ?", "", text, flags=re.MULTILINE)
+        .replace("\\-", "-")
+        .replace("\\e", "\\")
+    )
+    return plain.split()
+
+
+def every_command(group: click.Group = cli, words: tuple[str, ...] = ()) -> list[str]:
+    context, found = click.Context(group), []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is not None and not command.hidden:
+            found.append(" ".join((*words, name)))
+            found += every_command(command, (*words, name)) if isinstance(command, click.Group) else []
+    return found
+
+
+@pytest.mark.parametrize("name", every_command())
+def test_the_manual_says_the_same_as_the_help(name: str) -> None:
+    command: click.Command = cli
+    context = click.Context(cli, info_name="cri-resmgr")
+    for word in name.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(context, word)
+        assert found is not None
+        command, context = found, click.Context(found, info_name=word, parent=context)
+    section = " ".join(words_of(said_of(name)))
+    assert " ".join(words_of(command.help or "")) in section
+    for option in command.get_params(context):
+        record = option.get_help_record(context)
+        if isinstance(option, click.Option) and record is not None and "--help" not in option.opts:
+            assert " ".join(words_of("\n".join(record))) in section, option.name
+
+
 def said_of(title: str) -> str:
     """The manual's section about a command."""
     page = manuals.manual_page().replace("\\-", "-")
@@ -138,7 +175,7 @@ def test_the_manual_is_set_without_a_warning(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_asks_the_program(shell: str) -> None:
     assert f"_CRI_RESMGR_COMPLETE={shell}_complete" in manuals.completion(shell)
 
@@ -154,6 +191,7 @@ def staged(tmp_path: Path) -> Path:
         "man/cri-resmgr.8",
         "completion/bash",
         "completion/zsh",
+        "completion/fish",
         "config.yaml",
     ):
         (prepared / name).parent.mkdir(parents=True, exist_ok=True)
