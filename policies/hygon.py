@@ -29,14 +29,17 @@ from policies.model import (
     Placement,
     PlacementRefused,
     Qos,
+    limit_milli,
     wanted_milli,
 )
 from policies.node import Node
 from policies.pod_domain import PodDomains
 from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
-from policies.wanted import demand_of, hinted_nodes, l3_mode_of
+from policies.wanted import demand_of, hinted_nodes, l3_mode_of, size_mode_of
 
+#: Staircases that are kept, by the CPUs of each leaf and what holds a container's limit.
+SIZES_KEPT = 256
 #: Levels inside one NUMA node.
 ONE_NODE = ("core", "cluster", "ccx", "nccx", "numa")
 
@@ -55,6 +58,9 @@ class Hygon:
         self.ladder = Ladder(topology, settings.ladder)
         self.pods = PodDomains(topology)
         self._owning = Owning(topology, settings, self.pods)
+        #: For containers whose sets are sized by demand: it has a place for every number of CCXs of a node.
+        self._fine: Optional[Ladder] = self.ladder if self.ladder.fine else None
+        self._sizes: dict[object, tuple[int, ...]] = {}
 
     def place(
         self,
@@ -101,6 +107,7 @@ class Hygon:
     ) -> Decision:
         """The place of a container on shared CPUs, by the ladder."""
         survey = node.survey(fence.cpus)
+        is_sized = container.milli_size is not None
         graph = affinity or NoAffinity()
         hinted = hinted_nodes(container, self.settings)
         want = Climb(
@@ -111,9 +118,10 @@ class Hygon:
             None if affinity is None else (lambda cpus: graph.cost(container, cpus)),
             self.topology.nodes_of(near or ()),
             hinted,
+            wanted_milli(container) if is_sized else 0,
         )
         try:
-            choice = self.ladder.climb(survey, node, want)
+            choice = (self._fine_ladder() if is_sized else self.ladder).climb(survey, node, want)
         except LookupError:
             allowed = (
                 "the machine has" if fence.cpus is None else f"{fence.of} allows ({format_cpus(fence.cpus)})"
@@ -125,6 +133,39 @@ class Hygon:
         cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
         place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
         return with_memory(node, container, self.settings, fence, place, choice.why, choice.has_room)
+
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        """How large the places are that a container sized by demand can have, milli-CPUs, the last by its limit; ()
+        where its set is not sized by demand: see ``why_not_sized``."""
+        if self.why_not_sized(node, container):
+            return ()
+        survey = node.survey(fence.cpus)
+        by_limit = limit_milli(container), self._floor_by_limit(container)
+        key = survey.caps, by_limit
+        if key not in self._sizes:
+            if len(self._sizes) >= SIZES_KEPT:
+                self._sizes.clear()
+            most = self.ladder.size_of(survey, *by_limit)
+            smaller = [size for size in self._fine_ladder().sizes(survey) if size < most]
+            self._sizes[key] = tuple(size * 1000 for size in (*smaller, most))
+        return self._sizes[key]
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        """Why the set of a container is not sized by demand; "" = it is."""
+        if size_mode_of(container, self.settings) != "demand":
+            return "its set is sized by its limit"
+        if not self.fits_by_room(node, container):
+            return "it is to have CPUs of its own, or the reserved ones"
+        if (container.preferences.smt or self.settings.smt) in ("hide", "spread"):
+            return "it gets one thread of each core"
+        if l3_mode_of(container, self.settings) == "spread":
+            return "it is to be spread over many L3s"
+        return ""
+
+    def _fine_ladder(self) -> Ladder:
+        if self._fine is None:
+            self._fine = Ladder(self.topology, "fine")
+        return self._fine
 
     def fits_by_room(self, node: Node, container: Container) -> bool:
         """Whether it is placed by the ladder: it is to own no CPUs, and not to share the reserved ones."""
@@ -147,7 +188,11 @@ class Hygon:
         return with_memory(node, container, self.settings, fence, place, why)
 
     def _floor(self, container: Container) -> str:
-        """The lowest level a container may have: with a limit any, without one what the configuration says."""
+        """The lowest level a container may have: of one sized by demand any, else by its limit."""
+        return ANY_LEVEL if container.milli_size is not None else self._floor_by_limit(container)
+
+    def _floor_by_limit(self, container: Container) -> str:
+        """With a limit any level, without one what the configuration says."""
         mode = l3_mode_of(container, self.settings)
         if mode == "spread":
             return "socket"

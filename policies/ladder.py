@@ -10,9 +10,9 @@
 
 ``n`` is the CPU limit; ``cap`` counts the CPUs a shared container may use now. A rung is open if some site
 (a domain, or a pair of them) of that level has cap >= n. Of the sites of the lowest open rung the first by
-this tuple wins: (no room; outside the pod's domain P; affinity cost; hints missed; distance inside the set; charged
-share; number of containers; lowest id). Where none has room but one of a later rung has, that one is taken;
-where none has anywhere, the least loaded of the lowest open rung.
+this tuple wins: (no room; outside the pod's domain P; others use too much of it, for one sized by demand; affinity cost;
+hints missed; distance inside the set; charged share; number of containers; lowest id). Where none has room but one of a
+later rung has, that one is taken; where none has anywhere, the least loaded of the lowest open rung.
 
 Clusters are there where the tree has them as leaves (``Topology(to_clusters=True)``), for containers with a limit: the
 floor ``ccx`` of those without one is no cluster.
@@ -44,6 +44,7 @@ ANY_LEVEL = "cluster"
 CRITERIA = (
     "room",
     "pod",
+    "use",
     "affinity",
     "hints",
     "distance",
@@ -53,8 +54,9 @@ CRITERIA = (
 )
 
 
-#: What two sites are told apart by: outside P, affinity cost, hints missed, distance inside, charged share.
-Key = tuple[int, float, int, int, int]
+#: What two sites are told apart by: outside P, whether others use too much of it, affinity cost, hints missed, distance
+#: inside, charged share.
+Key = tuple[int, int, float, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Climb:
     """What is wanted: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers.
 
     ``origin``: the NUMA nodes a container that is placed anew comes from; ``pod_leaves`` are then its old home's.
-    ``hinted``: the NUMA nodes of each thing it uses.
+    ``hinted``: the NUMA nodes of each thing it uses. ``milli_used``: what it is known to use, where its set is sized by
+    demand: places come first in which as much is neither requested nor used by others.
     """
 
     milli_wanted: int
@@ -90,6 +93,7 @@ class Climb:
     affinity: Optional[Callable[[frozenset[int]], float]] = None
     origin: frozenset[int] = frozenset()
     hinted: tuple[frozenset[int], ...] = ()
+    milli_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,20 @@ class Ladder:
         )
         return RungChoice(best, survey.allowed(best.leaves), False, why, is_full=True)
 
+    def sizes(self, survey: Survey) -> tuple[int, ...]:
+        """How many CPUs its places have, by the largest of each kind; ascending."""
+        found = {max(map(survey.cap, [site.leaves for site in sites])) for _, sites in self.rungs}
+        for ccxs in self.ccxs_of_node.values() if self.fine else ():
+            caps = sorted((survey.cap(ccx.leaves) for ccx in ccxs), reverse=True)
+            found.update(sum(caps[:count]) for count in range(2, len(caps)))
+        return tuple(sorted(found - {0}))
+
+    def size_of(self, survey: Survey, milli_wanted: int, floor: str) -> int:
+        """How many CPUs the places of the rung have that holds so much, by the largest; all if none does."""
+        _, sites = next(self._open_rungs(survey, Climb(milli_wanted, 0, floor)), ("", []))
+        caps = [survey.cap(site.leaves) for site in sites]
+        return max(caps, default=survey.cap(range(len(survey.caps))))
+
     def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[RungDomain]]]:
         looked = 0
         for level, sites in self.rungs[self._start[want.floor] :]:
@@ -184,6 +202,9 @@ class Ladder:
             # Room comes first: where the pod or its peers are and there is none, the least loaded.
             if survey.room_nano(leaves) < want.milli_request * NANO_PER_MILLI:
                 chosen = _take_ccxs(survey, ccxs, count, replace(want, pod_leaves=None, affinity=None))
+                leaves = tuple(i for ccx in chosen for i in ccx.leaves)
+            elif want.milli_used and not _is_unused(survey, leaves, want):
+                chosen = _take_ccxs(survey, ccxs, count, replace(want, affinity=None))
                 leaves = tuple(i for ccx in chosen for i in ccx.leaves)
             home = frozenset().union(*[ccx.cpus for ccx in chosen])
             names = ", ".join(ccx.name for ccx in chosen)
@@ -232,7 +253,8 @@ class Ladder:
             outside = max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
         cost = want.affinity(survey.allowed(site.leaves)) if want.affinity is not None else 0.0
         hints = missed_hints(want.hinted, site.nodes) if want.hinted else 0
-        return (outside, cost, hints, site.spread, share_nano)
+        is_used = int(want.milli_used > 0 and not _is_unused(survey, site.leaves, want))
+        return (outside, is_used, cost, hints, site.spread, share_nano)
 
 
 def _decided_by(
@@ -245,10 +267,12 @@ def _decided_by(
     if not others:
         return "the only one"
     rival = min(others)
-    for name, ours, theirs in zip(CRITERIA[1:6], key, rival):
+    for name, ours, theirs in zip(CRITERIA[1:7], key, rival):
         if ours != theirs:
             if name == "charged share":
                 return f"by charged share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
+            if name == "use":
+                return "the others there leave it what it uses"
             return (
                 "near its pod or its former place"
                 if name == "pod"
@@ -283,6 +307,11 @@ def _take_ccxs(survey: Survey, ccxs: tuple[Domain, ...], count: int, want: Climb
                 rest.remove(ccx)
                 break
     return tuple(sorted(chosen, key=lambda ccx: ccx.leaves))
+
+
+def _is_unused(survey: Survey, leaves: Iterable[int], want: Climb) -> bool:
+    """Whether what a container uses is left there."""
+    return survey.unused_nano(leaves) >= want.milli_used * NANO_PER_MILLI
 
 
 def _holds(caps: Sequence[int], leaves: Iterable[int], milli_wanted: int) -> bool:

@@ -103,10 +103,11 @@ class AffinityTerm:
 class PlacementPreferences:
     """What annotations ask of one container's placement. "" and None = nothing is asked.
 
-    ``ownership``: shared, exclusive. ``isolated``: avoid, prefer, require. ``reserved``: whether it is to run
-    on the reserved CPUs. ``l3``: prefer, require (one L3 or no container), exclusive (no other in its L3s),
-    spread (over many L3s). ``numa``: require (one node or no container). ``smt``: full-core (whole cores only),
-    hide (one thread a core is used, the other stays idle), spread (one thread a core). ``cfs_quota``: keep, lift.
+    ``ownership``: shared, exclusive. ``size``: limit, demand, what its shared set is sized by. ``isolated``: avoid,
+    prefer, require. ``reserved``: whether it is to run on the reserved CPUs. ``l3``: prefer, require (one L3 or no
+    container), exclusive (no other in its L3s), spread (over many L3s). ``numa``: require (one node or no container).
+    ``smt``: full-core (whole cores only), hide (one thread a core is used, the other stays idle), spread (one thread a
+    core). ``cfs_quota``: keep, lift.
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
     ``balloon``: the type of balloon. ``cpuset_file``: whether it is told its CPUs.
@@ -115,6 +116,7 @@ class PlacementPreferences:
     """
 
     ownership: str = ""
+    size: str = ""
     isolated: str = ""
     reserved: Optional[bool] = None
     l3: str = ""
@@ -144,7 +146,10 @@ class Hint:
 
 @dataclass(frozen=True)
 class Container:
-    """A container as a policy sees it. ``attempt`` counts restarts; its id is known only to the engine."""
+    """A container as a policy sees it. ``attempt`` counts restarts; its id is known only to the engine.
+
+    ``milli_size``: what its shared set is to hold by what it uses, where that is sized by demand; None = its limit.
+    """
 
     pod: Pod
     name: str
@@ -155,6 +160,7 @@ class Container:
     annotations: Mapping[str, str] = field(default_factory=dict)
     preferences: PlacementPreferences = PlacementPreferences()
     hints: tuple[Hint, ...] = ()
+    milli_size: Optional[int] = None
 
     @property
     def path(self) -> str:
@@ -279,10 +285,20 @@ def altered(value: _Value, **changes: object) -> _Value:
     return new
 
 
-def wanted_milli(container: Container) -> int:
-    """``n`` of the ladder: the CPU limit, or the request of a container without one; in milli-CPUs."""
+def limit_milli(container: Container) -> int:
+    """The CPU limit, or the request of a container without one; in milli-CPUs."""
     limit = container.resources.milli_limit
     return container.resources.milli_request if limit is None else limit
+
+
+def wanted_milli(container: Container) -> int:
+    """``n`` of the ladder, in milli-CPUs: the CPU limit, or the request of a container without one; of one whose set is
+    sized by demand its size, at least its request, at most its limit."""
+    size, resources = container.milli_size, container.resources
+    if size is None:
+        return limit_milli(container)
+    size = size if resources.milli_limit is None else min(size, resources.milli_limit)
+    return max(size, resources.milli_request)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Resident:
     ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
     ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
     where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
+    ``milli_used``: what it counts for in ordering beyond its request, where its set is sized by demand.
     """
 
     pod_uid: str
@@ -45,6 +46,7 @@ class Resident:
     inside: Optional[frozenset[int]] = None
     bounds: Optional[frozenset[int]] = None
     is_fixed: bool = False
+    milli_used: int = 0
 
     @property
     def group(self) -> str:
@@ -75,15 +77,15 @@ class Resident:
         """
         own = self.cpus & self.exclusive if self.exclusive and not self.group else NO_CPUS
         if not own or own == self.cpus:
-            return [_spread(self.cpus, self.milli_request)] if self.cpus else []
+            return [_spread(self.cpus, self.milli_request, self.milli_used)] if self.cpus else []
         milli_shared = max(self.milli_request % 1000, self.milli_request - len(self.exclusive) * 1000)
         return [_spread(own, self.milli_request - milli_shared), _spread(self.cpus - own, milli_shared)]
 
 
-def _spread(cpus: frozenset[int], milli: int) -> tuple[frozenset[int], int, int]:
+def _spread(cpus: frozenset[int], milli: int, milli_used: int = 0) -> tuple[frozenset[int], int, int]:
     """A request on each of some CPUs, in nano-CPUs, and what it counts for in ordering."""
-    count = len(cpus)
-    return cpus, milli * NANO_PER_MILLI // count, max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI // count
+    count, counts_for = len(cpus), max(milli, milli_used, MIN_ORDER_MILLI)
+    return cpus, milli * NANO_PER_MILLI // count, counts_for * NANO_PER_MILLI // count
 
 
 def _is_alike(one: Resident, other: Resident) -> bool:
@@ -497,6 +499,11 @@ class Survey:
         """Nano-CPUs of these leaves that no request is charged on; negative when overcommitted."""
         caps, charge = self.caps, self.charge_nano
         return sum([caps[i] * 1000 * NANO_PER_MILLI - charge[i] for i in leaves])
+
+    def unused_nano(self, leaves: Iterable[int]) -> int:
+        """Nano-CPUs of these leaves that neither a request nor what a container uses counts for."""
+        caps, order = self.caps, self.order_nano
+        return sum([caps[i] * 1000 * NANO_PER_MILLI - order[i] for i in leaves])
 
     def most_room_nano(self) -> int:
         """More than this no set of leaves has room for."""

@@ -41,6 +41,12 @@ class NoPolicy:
     ) -> Decision:
         return Decision(UNTOUCHED, "policy none: requests go through as they are")
 
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        return ()
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        return "policy none sets no cpusets"
+
     def fits_by_room(self, node: Node, container: Container) -> bool:
         return False
 

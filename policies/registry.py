@@ -46,6 +46,15 @@ class Policy(Protocol):
         """
         ...
 
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        """How large the places are that a container can have whose set is sized by demand: milli-CPUs, ascending, the
+        last the one by its limit. () = its set is not sized by demand."""
+        ...
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        """Why its set is not; "" = it is."""
+        ...
+
     def fits_by_room(self, node: Node, container: Container) -> bool:
         """Whether a container owns no CPUs and fits only where the shared CPUs of a domain have room for its request."""
         ...

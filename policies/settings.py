@@ -20,6 +20,7 @@ class PlacementSettings:
     reserved_namespaces: tuple[str, ...] = ("kube-system",)
     #: What an annotation may say of one container, for all: see ``PlacementPreferences``.
     ownership: str = "shared"
+    size: str = "limit"
     l3: str = "prefer"
     smt: str = ""
     cfs_quota: str = "keep"

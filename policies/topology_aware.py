@@ -36,6 +36,12 @@ class TopologyAware:
         """As ``Hygon.place``; what is owned by default is the settings' ``ownership``."""
         return self._ladder.place(node, container, fence, affinity, near, keep)
 
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        return self._ladder.sizes(node, container, fence)
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        return self._ladder.why_not_sized(node, container)
+
     def fits_by_room(self, node: Node, container: Container) -> bool:
         return self._ladder.fits_by_room(node, container)
 

@@ -14,6 +14,11 @@ def l3_mode_of(container: Container, settings: PlacementSettings) -> str:
     return container.preferences.l3 or settings.l3
 
 
+def size_mode_of(container: Container, settings: PlacementSettings) -> str:
+    """What the container's shared set is sized by: limit or demand."""
+    return container.preferences.size or settings.size
+
+
 def demand_of(container: Container, settings: PlacementSettings) -> str:
     """The smallest domain that is demanded: "l3", "numa" or ""."""
     if l3_mode_of(container, settings) == "require":

@@ -228,6 +228,12 @@ class Owning:
         placement = Placement(cpus=leaf if mixed else own, exclusive=own, home=home, level="ccx")
         return Decision(placement, f"{whole} CPUs of its own")
 
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        return ()
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        return "this policy does not size sets"
+
     def fits_by_room(self, node: Node, container: Container) -> bool:
         return False
 

@@ -25,6 +25,7 @@ from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.problem import Problem, Tree, Vertex
 from policies.affinity.pull.declared_edges import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
+from policies.model import wanted_milli
 from policies.node import NANO_PER_MILLI, Node
 
 __all__ = [
@@ -226,7 +227,9 @@ def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int
 
 
 def _demand_milli(grant: Grant) -> int:
-    return grant.container.resources.milli_request or NOMINAL_MILLI
+    container = grant.container
+    used = 0 if container.milli_size is None else wanted_milli(container)
+    return max(container.resources.milli_request, used) or NOMINAL_MILLI
 
 
 def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
@@ -253,21 +256,21 @@ def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
         for leaf, (cap, charge) in enumerate(zip(survey.caps, charged))
     ]
     yield
-    # 2. A leaf that only containers without a request overfill is not overfull.
+    # 2. A leaf that only what is not requested overfills is not overfull.
     return (yield from _stretched(ground, movable, capacities))
 
 
 def _stretched(ground: _Ground, movable: Movable, capacities: Sequence[int]) -> Slices[list[int]]:
-    """The capacities, larger where what containers without a request count for would overfill a leaf."""
+    """The capacities, larger where what containers count for beyond their requests would overfill a leaf."""
     grants = ground.engine.grants
     load = [0.0] * len(capacities)
     nominal = [0.0] * len(capacities)
     for keys in _sliced(list(movable)):
         for key in keys:
-            asks = grants[key].container.resources.milli_request
+            asks, counts_for = grants[key].container.resources.milli_request, _demand_milli(grants[key])
             for leaf, share in ground.sites.shares(movable[key][0], capacities):
-                load[leaf] += _demand_milli(grants[key]) * share
-                nominal[leaf] += 0 if asks else NOMINAL_MILLI * share
+                load[leaf] += counts_for * share
+                nominal[leaf] += max(0, counts_for - asks) * share
         yield
     return [
         capacity + int(min(nominal[leaf], max(0.0, load[leaf] - capacity)) + 1)

@@ -156,6 +156,7 @@ def placement_settings(config: Config) -> PlacementSettings:
         memory=config["placement.memory"],
         memory_only_nodes=config["placement.memory_only_nodes"],
         reserved_namespaces=config["placement.reserved_namespaces"],
+        size=config["placement.size"],
         ownership=preset if cpus == "preset" else cpus,
         l3=config["placement.l3"],
         smt="" if config["placement.smt"] == "any" else config["placement.smt"],
@@ -190,6 +191,7 @@ def engine_options(config: Config) -> EngineOptions:
         unmanaged_handlers=config["placement.unmanaged_handlers"],
         max_moves=config["placement.max_moves"],
         move_exclusive=config["placement.move_exclusive"],
+        cooldown_s=config["affinity.cooldown"],
         use_traffic=config["affinity.enabled"],
         declared_weight=config["affinity.declared_weight"],
     )

@@ -18,6 +18,8 @@ class EngineOptions:
     #: Containers that may be moved so that one fits; whether also those that own CPUs.
     max_moves: int = 4
     move_exclusive: bool = False
+    #: A container that was moved for others, or by a plan, is not moved for others again before.
+    cooldown_s: float = 600.0
     #: Whether traffic that was seen draws containers to each other; what a declared weight of 1 counts beside it.
     use_traffic: bool = True
     declared_weight: float = 10_000.0

@@ -12,7 +12,7 @@ from cri_proxy.engine.recompute import give_places, placed, refreshed
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
-from policies.model import UNTOUCHED, Placement
+from policies.model import UNTOUCHED, Placement, altered
 
 
 def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
@@ -74,6 +74,7 @@ def manage(ledger: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
         return ()
     if grant.stance in (Stance.PLACED, Stance.KUBELET):
         return ()
+    grant = replace(grant, container=altered(grant.container, milli_size=None))
     with ledger.without([container_id]):
         pull = ledger.pull(grant.container, container_id)
         decision = ledger.policy.place(ledger.node, grant.container, grant.fence, pull)

@@ -226,6 +226,9 @@ def _same_place(
     if not previous:
         return None
     last = max(previous, key=lambda g: g.container.attempt)
+    # Programs size their threads by the CPUs that they see at their start: a new attempt has its limit's again.
+    if last.container.milli_size is not None:
+        return None
     if wanted_milli(last.container) != wanted_milli(container) or last.fence.cpus != fence.cpus:
         return None
     place = last.placement
@@ -270,7 +273,7 @@ def resized(
     stay = old.placement
     with ledger.without([old.key]):
         if not same_preference or not stay.cpus:
-            decision = _resized_anew(ledger, old, container, fence)
+            decision = resized_anew(ledger, old, container, fence)
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
                 return (
@@ -292,8 +295,9 @@ def resized(
         return _stay(ledger, stay, container, fence, old), Stance.PLACED, NO_CPUS
 
 
-def _resized_anew(ledger: Ledger, old: Grant, container: Container, fence: CpusetConstraint) -> Decision:
-    """The policy's place for a container with other resources, inside of the zone it is pinned to if it fits there.
+def resized_anew(ledger: Ledger, old: Grant, container: Container, fence: CpusetConstraint) -> Decision:
+    """The policy's place for a container that wants other CPUs and is not in the books, near the one it has; inside of
+    the zone it is pinned to if it fits there.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """

@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional, TypeVar, cast
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import commands as interventions
-from cri_proxy.engine import mend, moves, pins
+from cri_proxy.engine import mend, moves, pins, sizing
 from cri_proxy.engine import tickets as requests
 from cri_proxy.engine.changes import note_changes
 from cri_proxy.engine.host import Host
@@ -416,6 +416,27 @@ class Engine:
         is taken.
         """
         return moves.take_back(self.ledger, made, why)
+
+    # ------------------------------------------------------------------ sized by demand
+
+    def sized_sets(self) -> tuple[sizing.Sized, ...]:
+        """The containers whose sets are sized by what they use."""
+        return tuple(sizing.sized_sets(self.ledger))
+
+    def shrunk(self) -> tuple[str, ...]:
+        """The containers that have less than their limit's rung, since they use less."""
+        return sizing.shrunk(self.ledger)
+
+    @_transition
+    def size(
+        self, container_id: str, milli_size: Optional[int], why: str, now_s: float
+    ) -> Optional[tuple[CpusetUpdate, ...]]:
+        """Give a container the smallest place, near its own, that holds ``milli_size`` milli-CPUs; None = its limit.
+
+        Returns its update, and those of others that make room; None if it stays as it is: there is no such place, it may
+        not be moved now, or it is gone.
+        """
+        return sizing.size(self.ledger, container_id, milli_size, why, now_s)
 
     # ------------------------------------------------------------------ the node, and what was found out about it
 

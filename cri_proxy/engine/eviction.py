@@ -148,7 +148,7 @@ class Room:
     def may_hold(self, domain: Domain, movers: Sequence[Grant]) -> bool:
         """Whether the largest mover may find another L3, or what is left of its own, with room once the container is there.
 
-        It tells that only where an L3 is all the mover may get (``_is_worse``), and the shared CPUs stay as they are.
+        It tells that only where an L3 is all the mover may get (``is_worse``), and the shared CPUs stay as they are.
         """
         largest = movers[0]
         if (
@@ -227,13 +227,13 @@ def _new_place(ledger: Ledger, newcomer: Resident, grant: Grant) -> Optional[Pla
     except (PlacementRefused, BudgetSpent):
         return None
     place = anew.placement
-    if not anew.fits or not place.cpus or anew.others or _is_worse(place, grant.placement):
+    if not anew.fits or not place.cpus or anew.others or is_worse(place, grant.placement):
         return None
     # A mover that takes CPUs of the newcomer for itself has not made room.
     return place if place.exclusive.isdisjoint(newcomer.cpus) else None
 
 
-def _is_worse(place: Placement, than: Placement) -> bool:
+def is_worse(place: Placement, than: Placement) -> bool:
     return RANK.get(place.level, 0) > RANK.get(than.level, 0) or len(place.exclusive) < len(than.exclusive)
 
 

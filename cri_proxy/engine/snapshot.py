@@ -304,6 +304,7 @@ def _write_container(container: Container) -> dict[str, Any]:
         # Apart: the version before this one takes five items of resources and nine fields of a pod, and no more.
         "hugepage_sizes": sorted(resources.hugepage_sizes),
         "pod_memory_limit": container.pod.memory_limit_bytes,
+        "milli_size": container.milli_size,
         "labels": dict(container.labels),
         "annotations": dict(container.annotations),
         "hints": [[hint.kind, hint.path, format_cpus(hint.nodes)] for hint in container.hints],
@@ -324,6 +325,7 @@ def _read_container(document: Mapping[str, Any]) -> Container:
         hints=tuple(
             Hint(kind, path, parse_cpus(nodes)) for kind, path, nodes, *_ in document.get("hints", ())
         ),
+        milli_size=document.get("milli_size"),
     )
     # What they ask is read again: a newer version may understand more of it.
     return understood(_checked(container))

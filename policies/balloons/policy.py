@@ -116,6 +116,12 @@ class Balloons:
             return replace(joined, fits=False)
         return self._decided(node, found, balloon, own, container, fence, note)
 
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        return ()
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        return "its balloon is sized by the policy balloons"
+
     def fits_by_room(self, node: Node, container: Container) -> bool:
         return False
 

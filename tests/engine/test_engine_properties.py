@@ -140,7 +140,7 @@ class Node_(RuleBasedStateMachine):
         self.full = machine(self.name)
         self.now_s = 1000.0
         self.count = 0
-        self.settings = PlacementSettings(memory_only_nodes=frozenset([2]))
+        self.settings = PlacementSettings(size="demand", memory_only_nodes=frozenset([2]))
         self.host = self._host(Topology(self.full), NO_CPUS, 0)
         policy = type(self).make_policy(self.host.topology, self.settings)
         options = EngineOptions(move_exclusive=True)
@@ -435,6 +435,28 @@ class Node_(RuleBasedStateMachine):
         ]
         moves = moves[:1] if len({m.id for m in moves}) < len(moves) else moves
         self._send(self.engine.apply(Plan(self.engine.version - int(stale), tuple(moves))))
+
+    @rule(which=index, to=index)
+    def size(self, which: int, to: int) -> None:
+        """A set becomes larger or smaller, as the controller asks for it."""
+        sets = self.engine.sized_sets()
+        if not sets:
+            return
+        sized = sets[which % len(sets)]
+        step = to % len(sized.steps)
+        milli = None if step == len(sized.steps) - 1 else sized.steps[step - 1] + 1 if step else 1
+        updates = self.engine.size(sized.key, milli, "by demand", self.now_s)
+        grant = self.engine.grants[sized.key]
+        if updates is None:
+            assert len(grant.cpus) * 1000 == sized.milli_set
+            return
+        self._send(updates)
+        resources = grant.container.resources
+        most = sized.milli_set if resources.milli_limit is None else resources.milli_limit
+        assert len(grant.cpus) * 1000 >= min(
+            resources.milli_request, most, len(self.engine.node.shared) * 1000
+        )
+        assert grant.container.milli_size == milli
 
     # ------------------------------------------------------------------ the node
 

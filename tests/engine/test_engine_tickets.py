@@ -432,6 +432,12 @@ class Failing:
             raise self._error
         return self._policy.place(node, container, fence, affinity, near, keep)
 
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        return ()
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        return "this policy does not size sets"
+
     def fits_by_room(self, node: Node, container: Container) -> bool:
         return False
 

@@ -31,6 +31,12 @@ class Failing:
     def place(self, *_: Any, **__: Any) -> Decision:
         raise self.error
 
+    def sizes(self, *_: Any) -> tuple[int, ...]:
+        return ()
+
+    def why_not_sized(self, *_: Any) -> str:
+        return "it cannot place anything"
+
     def fits_by_room(self, *_: Any) -> bool:
         return False
 

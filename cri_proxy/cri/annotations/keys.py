@@ -86,6 +86,7 @@ def _theirs(namespace: str) -> tuple[Key, ...]:
 #: Every annotation with a value of its own, those first that count first.
 KEYS: tuple[Key, ...] = (
     _ours("cpus", "ownership", one_of("shared", "exclusive")),
+    _ours("size", "size", one_of("limit", "demand")),
     _ours("l3", "l3", one_of("prefer", "require", "exclusive", "spread"), _like_require),
     # All that this one can ask is a demand.
     _ours("numa", "numa", one_of("require", nothing="prefer"), _always),

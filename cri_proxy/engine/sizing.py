@@ -1,0 +1,194 @@
+"""Sets that become larger or smaller by what their containers use. Parts of the engine's transitions.
+
+What a container uses is not known here: it is told how large a set must be (``Container.milli_size``, None = as its limit
+says), and the policy finds the smallest place that holds as much, near the one it has. A set that grows may leave less to
+others there than they use: the smaller ones of those are moved out of its way, as far as that does not wait for a
+cooldown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Optional
+
+from cri_proxy.engine.decision import resized_anew
+from cri_proxy.engine.eviction import is_worse
+from cri_proxy.engine.ledger import Ledger
+from cri_proxy.engine.moves import being_resized, may_move
+from cri_proxy.engine.recompute import keep_memory, refreshed
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life
+from policies.model import (
+    BudgetSpent,
+    CpusetConstraint,
+    Placement,
+    PlacementRefused,
+    altered,
+    wanted_milli,
+)
+from policies.node import NANO_PER_MILLI
+
+#: What such a change is called in the history.
+GROW, SHRINK = "grow", "shrink"
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A container's set as it is sized. ``steps``: as ``Policy.sizes``; ``milli_set``: it now; both milli-CPUs."""
+
+    key: str
+    steps: tuple[int, ...]
+    milli_set: int
+
+
+def sized_sets(ledger: Ledger) -> Iterator[Sized]:
+    """The containers whose sets are sized by demand now."""
+    node, policy = ledger.node, ledger.policy
+    resized = being_resized(ledger)
+    for key, grant in ledger.grants.items():
+        if not may_be_sized(ledger, grant) or key in resized:
+            continue
+        steps = policy.sizes(node, grant.container, grant.fence)
+        if steps and grant.placement.cpus:
+            yield Sized(key, steps, len(grant.placement.cpus) * 1000)
+
+
+def may_be_sized(ledger: Ledger, grant: Grant) -> bool:
+    """Whether a container is there, and its set is ours and shared."""
+    return (
+        grant.life in (Life.CREATED, Life.RUNNING)
+        and grant.displaced is None
+        and may_move(ledger, grant, False, (), is_order=True)
+    )
+
+
+def shrunk(ledger: Ledger) -> tuple[str, ...]:
+    """The containers with a size of their own."""
+    return tuple(
+        key
+        for key, grant in ledger.grants.items()
+        if grant.container.milli_size is not None and grant.life is not Life.HELD
+    )
+
+
+def size(
+    ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: float
+) -> Optional[tuple[CpusetUpdate, ...]]:
+    """``Engine.size``."""
+    old = ledger.grants.get(key)
+    if old is None or not may_move(ledger, old, False, being_resized(ledger), is_order=True):
+        return None
+    if old.life not in (Life.CREATED, Life.RUNNING):
+        return None
+    # 1. The smallest place of that size, near the one it has.
+    container = altered(old.container, milli_size=milli_size)
+    with ledger.without([key]):
+        try:
+            decision = resized_anew(ledger, old, container, old.fence)
+        except (PlacementRefused, BudgetSpent):
+            return None
+    place, was = decision.placement, old.placement
+    if not place.cpus or decision.others or place.exclusive:
+        return None
+    # 2. It must be what was asked for; what is frozen may grow where it is, and nothing else.
+    count, count_before = len(place.cpus), len(was.cpus)
+    is_as_asked = milli_size is None or (
+        count > count_before if milli_size > count_before * 1000 else count < count_before
+    )
+    is_other, is_growth = place.home != was.home, count > count_before
+    is_frozen = ledger.orders.freeze and is_other and not (is_growth and was.home <= place.home)
+    if not is_as_asked or is_frozen:
+        return None
+    if not is_other:  # by its limit it would be where it is
+        ledger.put(altered(old, container=container))
+        return ()
+    # 3. Its memory stays where it is. What has left its place is not moved for others soon.
+    has_left = not (was.home <= place.home or place.home <= was.home)
+    now = altered(
+        old,
+        container=container,
+        placement=keep_memory(ledger, was, place, old.fence),
+        displaced=None,
+        why=f"{why}: {decision.why}",
+        moved_s=now_s if has_left else old.moved_s,
+    )
+    ledger.put(now)
+    # 4. The smaller ones there that are left with less than they use.
+    pushed = _push(ledger, now, now_s) if is_growth and not ledger.orders.freeze else {}
+    ledger.record(GROW if is_growth else SHRINK, key, ledger.grants[key], now_s)
+    return refreshed(ledger, {key: old, **pushed})
+
+
+# ---------------------------------------------------------------------- those that are in the way
+
+
+def _push(ledger: Ledger, grower: Grant, now_s: float) -> dict[str, Grant]:
+    """Move containers out of the way of one that has grown; returns their records as they were, by key."""
+    resized = being_resized(ledger)
+    pushed: dict[str, Grant] = {}
+    while len(pushed) < ledger.max_moves and _is_crowded(ledger, grower):
+        places = (
+            (other, place)
+            for other in _smaller(ledger, grower, resized, now_s)
+            if (place := _elsewhere(ledger, other, grower)) is not None
+        )
+        found = next(places, None)
+        if found is None:
+            break
+        other, place = found
+        pushed[other.key] = other
+        why = f"makes room for {grower.container.path}, whose set has grown"
+        ledger.put(altered(other, placement=place, why=why, moved_s=now_s, displaced=None))
+    return pushed
+
+
+def _is_crowded(ledger: Ledger, grower: Grant) -> bool:
+    """Whether more is requested and used on the CPUs of a set than there is."""
+    leaves = {ledger.node.leaf_of[cpu] for cpu in grower.placement.cpus}
+    return ledger.node.survey().unused_nano(leaves) < 0
+
+
+def _smaller(ledger: Ledger, grower: Grant, resized: frozenset[str], now_s: float) -> list[Grant]:
+    """Those inside of the grown set that may be moved and want less; the largest first, so that few go."""
+    home, wanted = grower.placement.home, wanted_milli(grower.container)
+    found = [
+        grant
+        for key, grant in ledger.grants.items()
+        if key != grower.key
+        and grant.placement.home <= home
+        and grant.life in (Life.CREATED, Life.RUNNING)
+        and wanted_milli(grant.container) < wanted
+        and not (grant.moved_s and now_s < grant.moved_s + ledger.options.cooldown_s)
+        and may_move(ledger, grant, False, resized)
+    ]
+    return sorted(found, key=lambda grant: (-wanted_milli(grant.container), grant.key))
+
+
+def _elsewhere(ledger: Ledger, grant: Grant, grower: Grant) -> Optional[Placement]:
+    """A place outside of a grown set that is no worse and has what a container uses left: in its nodes, else in others."""
+    topology, fence = ledger.host.topology, grant.fence
+    allowed = (ledger.node.usable if fence.cpus is None else fence.cpus) - grower.placement.home
+    nodes = topology.nodes_of(grant.placement.home)
+    near = frozenset().union(*[d.cpus for d in topology.at("numa") if d.nodes & nodes]) & allowed
+    return _place_in(ledger, grant, near) or _place_in(ledger, grant, allowed - near)
+
+
+def _place_in(ledger: Ledger, grant: Grant, cpus: frozenset[int]) -> Optional[Placement]:
+    inside = CpusetConstraint(cpus, grant.fence.mems)
+    with ledger.without([grant.key]):
+        pull = ledger.pull(grant.container, grant.key)
+        try:
+            decision = ledger.policy.place(ledger.node, grant.container, inside, pull)
+        except (PlacementRefused, BudgetSpent):
+            return None
+        place = decision.placement
+        survey = ledger.node.survey(inside.cpus)
+        leaves = {ledger.node.leaf_of[cpu] for cpu in place.cpus}
+        used = wanted_milli(grant.container) if grant.container.milli_size is not None else 0
+        used = max(used, grant.container.resources.milli_request)
+        is_left = survey.unused_nano(leaves) >= used * NANO_PER_MILLI
+    if not decision.fits or decision.others or not is_left or is_worse(place, grant.placement):
+        return None
+    if len(place.cpus) < len(grant.placement.cpus):
+        return None
+    return keep_memory(ledger, grant.placement, place, grant.fence)
