@@ -154,6 +154,29 @@ class Metrics:
             ["result"],
             registry=r,
         )
+        self.demand_containers = Gauge(
+            "cri_resmgr_demand_containers",
+            "Containers sized by demand, by set: by limit, shrunk",
+            ["set"],
+            registry=r,
+        )
+        self.demand_resizes = Counter(
+            "cri_resmgr_demand_resizes_total",
+            "Sets sized by demand, by action (grow, shrink, limit: back to its limit's) and result: made, not possible",
+            ["action", "result"],
+            registry=r,
+        )
+        self.demand_looks = Counter(
+            "cri_resmgr_demand_looks_total", "Looks at what containers have used", registry=r
+        )
+        self.demand_look_seconds = Counter(
+            "cri_resmgr_demand_look_seconds_total", "Time that these looks took, in a thread", registry=r
+        )
+        self.demand_triggers = Counter(
+            "cri_resmgr_demand_triggers_total",
+            "Times that the kernel told of tasks waiting in a shrunk set",
+            registry=r,
+        )
         self.plan_seconds = Histogram(
             "cri_resmgr_plan_seconds", "Time to make a plan", buckets=PLAN_BUCKETS, registry=r
         )

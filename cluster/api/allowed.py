@@ -20,6 +20,7 @@ _SECTIONS = {
     "policy.AvailableResources": "CPUs that containers may be placed on.",
     "policy.balloons": "Options of the policy balloons.",
     "placement": "How containers are placed.",
+    "demand": "How sets are sized by what containers use (placement.size).",
     "affinity": "How much traffic between containers counts, and what may be moved for it.",
 }
 #: More sentences than a reader needs at once.

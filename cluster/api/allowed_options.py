@@ -292,6 +292,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "description": "The rule by which containers climb from one CCX to the machine: that of the Hygon manual, or fine, which tries a cluster of cores (Kunpeng 920: four with L3 tags of their own) before an L3, and the fewest CCXs of one NUMA node before a whole NUMA node. Default: manual.",
   "expected": "manual or fine"
  },
+ "placement.size": {
+  "type": "string",
+  "enum": [
+   "limit",
+   "demand"
+  ],
+  "description": "What the set of a container that shares CPUs is sized by. limit: its CPU limit, by the ladder; demand: what it uses, in the smallest place that holds that, never more than by its limit (the options of demand). Default: limit.",
+  "expected": "limit or demand"
+ },
  "placement.unlimited": {
   "type": "string",
   "enum": [
@@ -684,5 +693,101 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "maximum": 1000,
   "description": "What it costs more for each point of the SLIT distance above 10. Unit: nanoseconds. Default: 4.1.",
   "expected": "a number from 0 to 1000"
+ },
+ "demand.interval": {
+  "anyOf": [
+   {
+    "type": "integer"
+   },
+   {
+    "type": "string"
+   }
+  ],
+  "x-kubernetes-int-or-string": True,
+  "pattern": "^([0-9]{1,9}(\\.[0-9]{0,9})?|([0-9]{1,9}(\\.[0-9]{0,9})?h)?([0-9]{1,9}(\\.[0-9]{0,9})?m)?([0-9]{1,9}(\\.[0-9]{0,9})?s)?([0-9]{1,9}(\\.[0-9]{0,9})?ms)?)$",
+  "minimum": 1,
+  "maximum": 86400,
+  "maxLength": 2048,
+  "minLength": 1,
+  "description": "How often the CPU time of containers sized by demand (placement.size) is looked at; in shrunk sets of which the kernel does not tell at once that their tasks wait, twice a second. Unit: seconds. Default: 5s.",
+  "expected": "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
+ },
+ "demand.window": {
+  "anyOf": [
+   {
+    "type": "integer"
+   },
+   {
+    "type": "string"
+   }
+  ],
+  "x-kubernetes-int-or-string": True,
+  "pattern": "^([0-9]{1,9}(\\.[0-9]{0,9})?|([0-9]{1,9}(\\.[0-9]{0,9})?h)?([0-9]{1,9}(\\.[0-9]{0,9})?m)?([0-9]{1,9}(\\.[0-9]{0,9})?s)?([0-9]{1,9}(\\.[0-9]{0,9})?ms)?)$",
+  "minimum": 1,
+  "maximum": 86400,
+  "maxLength": 2048,
+  "minLength": 1,
+  "description": "Demand is taken from the peaks of so long; only after as long without a change does a set become smaller. Unit: seconds. Default: 10m.",
+  "expected": "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
+ },
+ "demand.percentile": {
+  "type": "number",
+  "minimum": 0,
+  "maximum": 1,
+  "description": "The part of the peaks, of five seconds each, that demand is not below. Default: 0.95.",
+  "expected": "a number from 0 to 1"
+ },
+ "demand.half_life": {
+  "anyOf": [
+   {
+    "type": "integer"
+   },
+   {
+    "type": "string"
+   }
+  ],
+  "x-kubernetes-int-or-string": True,
+  "pattern": "^([0-9]{1,9}(\\.[0-9]{0,9})?|([0-9]{1,9}(\\.[0-9]{0,9})?h)?([0-9]{1,9}(\\.[0-9]{0,9})?m)?([0-9]{1,9}(\\.[0-9]{0,9})?s)?([0-9]{1,9}(\\.[0-9]{0,9})?ms)?)$",
+  "minimum": 1,
+  "maximum": 86400,
+  "maxLength": 2048,
+  "minLength": 1,
+  "description": "After this time a peak counts half. Unit: seconds. Default: 10m.",
+  "expected": "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
+ },
+ "demand.headroom": {
+  "type": "number",
+  "minimum": 0,
+  "maximum": 10,
+  "description": "The part of demand that a set has on top of it. Default: 0.25.",
+  "expected": "a number from 0 to 10"
+ },
+ "demand.waiting": {
+  "type": "number",
+  "minimum": 0.01,
+  "maximum": 1,
+  "description": "A set is too small where tasks wait for a CPU, and are not throttled, for this part of the time. Default: 0.1.",
+  "expected": "a number from 0.01 to 1"
+ },
+ "demand.usage": {
+  "type": "number",
+  "minimum": 0.1,
+  "maximum": 1,
+  "description": "Where the kernel does not tell waiting: a set is too small of which this part is used. Default: 0.9.",
+  "expected": "a number from 0.1 to 1"
+ },
+ "demand.shrinks_per_minute": {
+  "type": "integer",
+  "minimum": 0,
+  "maximum": 1000,
+  "description": "Sets that become smaller in a minute at most; 0: none does. Unit: containers. Default: 6.",
+  "expected": "a whole number from 0 to 1000"
+ },
+ "demand.growths_per_hour": {
+  "type": "integer",
+  "minimum": 0,
+  "maximum": 1000,
+  "description": "A container whose set was too small more often within an hour has that of its limit until the hour is over. Default: 6.",
+  "expected": "a whole number from 0 to 1000"
  }
 }

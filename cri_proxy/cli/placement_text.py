@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cri_proxy.affinity.demand.report import demand_text, status_line
 from cri_proxy.affinity.repelling import apart_text
 from cri_proxy.affinity.report import move_text, status_lines, would_move_text
 from cri_proxy.cli.cluster_text import cluster_lines
@@ -67,6 +68,8 @@ def explain_text(document: dict[str, Any]) -> str:
         lines += [_memory_text(memory) for memory in row["memory"]]
         lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
         lines += [f"  {move_text(move)}" for move in row.get("moves", ())]
+        if row.get("demand"):
+            lines += [f"  {line}" for line in demand_text(row["demand"])]
         if row.get("apart"):
             lines.append(f"  {apart_text(row['apart'])}")
         if row.get("would_move"):
@@ -141,6 +144,8 @@ def status_text(document: dict[str, Any]) -> str:
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
     lines += cluster_lines(document.get("cluster", {}))
     lines += status_lines(document.get("affinity", {}))
+    if demand := status_line(document.get("demand", {})):
+        lines.append(f"  demand     {demand}")
     lines += _plugin_lines(document.get("nri", {}))
     lines.append(
         f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting"

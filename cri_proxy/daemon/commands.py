@@ -119,6 +119,7 @@ class Commands:
             "state_unsaved": services.store.waiting,
             "updates_waiting": len(node_state.updates.pending),
             "affinity": daemon.affinity.status(),
+            "demand": daemon.sizer.status(),
             "cluster": daemon.cluster.document(),
             "counters": counters(services.metrics.registry),
         }
@@ -149,6 +150,7 @@ class Commands:
             grant = engine.grants[row["id"]]
             row["would_move"] = self._daemon.affinity.would_move(grant)
             row["apart"] = self._daemon.affinity.apart(engine, grant)
+            row["demand"] = self._daemon.sizer.explained(engine, grant)
         return {**document, "unsaved": self._is_unsaved(name)}
 
     def _is_unsaved(self, name: str) -> bool:

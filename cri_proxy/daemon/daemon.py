@@ -22,6 +22,7 @@ from typing import Optional, TextIO, cast
 from bpf.kernel.notify import notify, watchdog_period_s
 from cri_api.waiting import wait_within
 from cri_proxy import event_loop
+from cri_proxy.affinity.demand.io.sizer import DemandSizer
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
 from cri_proxy.affinity.effect.io.fill_meter import FillMeter
 from cri_proxy.affinity.io.mover import Mover
@@ -227,9 +228,11 @@ class Daemon:
         meter = EffectMeter(services, Path(config["topology.cgroup_root"]))
         fill_meter = FillMeter(services, Path(config["topology.cgroup_root"]))
         self.affinity = AffinityController(services, self.observer, PlannerWorker(), mover, meter, fill_meter)
+        self.sizer = DemandSizer(services, Path(config["topology.cgroup_root"]))
         self.orders = StandingOrders(services, mover)
         self.observer.on_change = self.affinity.follow
         self.assembly.on_engage = self._engage
+        self.assembly.on_mode = self.sizer.wake
         self.assembly.on_meta = self.orders.recall
 
     def _engage(self, engine: Engine) -> None:
@@ -324,6 +327,7 @@ class Daemon:
                 await server.stop()
         await self.metrics_http.follow("")
         await self.affinity.close()
+        self.sizer.close()
         await services.node_state.updates.close()
         if (
             services.node_state.engine is not None
@@ -345,6 +349,7 @@ class Daemon:
         keep("events", rounds.read_events)
         keep("observer", self.observer.run)
         keep("affinity", self.affinity.run)
+        keep("demand", self.sizer.run)
         keep("orders", self.orders.run)
         self.watch = TopologyWatch(
             services.machine.signature,
@@ -458,6 +463,7 @@ class Daemon:
             await self.assembly.follow_config()
         await self._keep()
         self.affinity.reconfigured()
+        self.sizer.reconfigured()
         if self._front is not None:
             self.front.reconfigured()
         await services.store.settled()  # a mode that was given by command does not come back

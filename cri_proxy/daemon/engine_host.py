@@ -49,6 +49,8 @@ class Assembly:
         self.on_engage: Callable[[Engine], None] = lambda engine: None
         #: Given what the state file says besides the engine's records, once it is read; what it is to say of that.
         self.on_meta: Callable[[Mapping[str, str]], dict[str, str]] = lambda meta: {}
+        #: Called when the mode is another one.
+        self.on_mode: Callable[[], None] = lambda: None
         self._mark = UnsavedMark(Path(services.config["control.socket"]), boot_id)
         services.store.on_change = self.note_state
         services.reconciler.taken_over = self._taken_over
@@ -272,6 +274,7 @@ class Assembly:
         services.store.write({}, {key: self._meta[key] for key in (MODE_KEY, CONFIGURED_KEY)})
         services.log.info("mode", mode=mode, by_command=by_command)
         services.look.set()
+        self.on_mode()
         services.health.tell()
 
     def _restore_mode(self, meta: Mapping[str, str]) -> None:

@@ -423,9 +423,9 @@ class Engine:
         """The containers whose sets are sized by what they use."""
         return tuple(sizing.sized_sets(self.ledger))
 
-    def shrunk(self) -> tuple[str, ...]:
-        """The containers that have less than their limit's rung, since they use less."""
-        return sizing.shrunk(self.ledger)
+    def shrunk(self, only_unsized: bool = False) -> tuple[str, ...]:
+        """The containers with a size of their own; ``only_unsized``: those of them that are not sized by demand any more."""
+        return sizing.shrunk(self.ledger, only_unsized)
 
     @_transition
     def size(

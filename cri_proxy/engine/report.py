@@ -93,6 +93,7 @@ def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
         "exclusive": format_cpus(grant.exclusive),
         "cpu_request_milli": container.resources.milli_request,
         "cpu_limit_milli": container.resources.milli_limit,
+        "cpu_size_milli": container.milli_size,
         "why": grant.why,
         "runs_in": grant.runs_in,
     }

@@ -58,16 +58,19 @@ def may_be_sized(ledger: Ledger, grant: Grant) -> bool:
     return (
         grant.life in (Life.CREATED, Life.RUNNING)
         and grant.displaced is None
+        and not grant.runs_in
         and may_move(ledger, grant, False, (), is_order=True)
     )
 
 
-def shrunk(ledger: Ledger) -> tuple[str, ...]:
-    """The containers with a size of their own."""
+def shrunk(ledger: Ledger, only_unsized: bool) -> tuple[str, ...]:
+    """``Engine.shrunk``."""
     return tuple(
         key
         for key, grant in ledger.grants.items()
-        if grant.container.milli_size is not None and grant.life is not Life.HELD
+        if grant.container.milli_size is not None
+        and may_be_sized(ledger, grant)
+        and not (only_unsized and ledger.policy.sizes(ledger.node, grant.container, grant.fence))
     )
 
 

@@ -177,7 +177,8 @@ def test_the_plugin_of_a_runtime_may_do_no_more_than_the_proxy_and_stops_nobody(
     assert plugin["Service.ExecStart"] == ["/usr/bin/cri-resmgr nri run $NRI_OPTIONS"]
     # A proxy that were stopped for it would leave kubelet without a runtime.
     assert "Unit.Conflicts" not in plugin and "Unit.Requires" not in plugin
-    assert plugin["Service.CapabilityBoundingSet"] == [""]
+    assert plugin["Service.CapabilityBoundingSet"] == ["CAP_SYS_RESOURCE"]
+    assert "CAP_SYS_RESOURCE" in words_of(SERVICE, "Service.CapabilityBoundingSet")
     for key in (
         "ProtectSystem",
         "ReadWritePaths",

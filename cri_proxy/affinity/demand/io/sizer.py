@@ -1,0 +1,235 @@
+"""Demand in the daemon: containers are looked at, and their sets become larger or smaller by what they use.
+
+Where no container is sized by demand nothing is read and nothing is open. Files are read in a thread; what follows from them
+is decided by the controller and made in the engine, a few sets at a time, as calls are relayed in between. A set that is too
+small is told by the kernel (PSI triggers) or seen by looks twice a second, and does not wait for a plan or for its turn.
+
+A container in a shrunk set depends on this daemon: whatever ends the sizing of its set (another mode, another configuration)
+gives it the set of its limit back first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Optional
+
+from cri_api.waiting import wait_within
+from cri_proxy.affinity.demand.controller import ContainerSet, DemandController, Resize
+from cri_proxy.affinity.demand.estimate import DemandSample
+from cri_proxy.affinity.demand.io.triggers import PressureTriggers
+from cri_proxy.affinity.demand.io.usage import UsageReader
+from cri_proxy.affinity.demand.report import demand_row, demand_status
+from cri_proxy.affinity.demand.settings import demand_settings
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import CpusetUpdate, Grant
+from cri_proxy.services.services import Services
+
+#: How often it is looked whether containers are sized by demand, where none is, seconds.
+IDLE_S = 5.0
+#: As many sets become other ones in one step; some milliseconds, in which no call is relayed.
+AT_ONCE = 5
+#: Why sets get their limit's size back.
+GIVEN_BACK = "its set is not sized by demand any more"
+
+
+class DemandSizer:
+    """Sizes the sets of one daemon's containers. ``run`` is the part that goes on by itself."""
+
+    def __init__(
+        self, services: Services, cgroup_root: Path, triggers: Optional[PressureTriggers] = None
+    ) -> None:
+        """``triggers``: in the place of those of the cgroups below ``cgroup_root``."""
+        self._services = services
+        self.controller = DemandController(demand_settings(services.config))
+        self._usage = UsageReader(cgroup_root, services.node_state.clock)
+        self._triggers = triggers or PressureTriggers(cgroup_root)
+        self._wake = asyncio.Event()
+        self._fired: set[str] = set()
+        self._is_watched = False
+        #: The engine and its version that the controller follows.
+        self._followed: tuple[Optional[Engine], int] = (None, -1)
+
+    # ------------------------------------------------------------------ by itself
+
+    async def run(self) -> None:
+        """Size sets until cancelled. A round that fails is logged and shown in the status; the next one is made."""
+        while True:
+            try:
+                wait_s = await self.round()
+            except Exception as error:
+                self._services.log.error("a round of sizing by demand failed", exc_info=True)
+                self._services.health.note("demand", f"sets are not sized: {type(error).__name__}: {error}")
+                wait_s = IDLE_S
+            else:
+                self._services.health.note("demand", "")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_within(wait_s, self._wake.wait())
+            self._wake.clear()
+
+    def wake(self) -> None:
+        """Have the next round now: the mode is another one."""
+        self._wake.set()
+
+    def reconfigured(self) -> None:
+        """The configuration is another one."""
+        self.controller.settings = demand_settings(self._services.config)
+        self._followed = (None, -1)
+        self._wake.set()
+
+    async def round(self) -> float:
+        """Look at those that are due or have said that they wait; returns the seconds until the next are due."""
+        node_state = self._services.node_state
+        engine = node_state.engine
+        if engine is None:
+            return IDLE_S
+        if not node_state.enforcing:
+            self.give_back(engine)
+            self._follow(engine, {})
+            return IDLE_S
+        self._follow_engine(engine)
+        await self._watch()
+        if not len(self.controller):
+            return IDLE_S
+        now_s, fired = node_state.clock(), self._fired
+        self._fired = set()
+        due = [*self.controller.due(now_s), *(key for key in fired if key in self.controller)]
+        samples = await self._look(due)
+        for key, sample in samples.items():
+            self.controller.sample(key, sample, key in fired)
+        if engine is node_state.engine and node_state.enforcing:
+            await self._carry_out(engine, self.controller.decide(node_state.clock()))
+        now_s = node_state.clock()
+        return min(self.controller.next_due_s(now_s) - now_s, IDLE_S)
+
+    async def _look(self, keys: Iterable[str]) -> dict[str, DemandSample]:
+        """Samples of containers, read in a thread. One look at each, however often it is named."""
+        cgroup_of = self._services.reconciler.cgroup_of
+        paths = {key: path for key in keys if (path := cgroup_of(key)) is not None}
+        if not paths:
+            return {}
+        began = time.perf_counter()
+        found = await asyncio.to_thread(self._usage.look, paths, self.controller.wants_trigger)
+        self._services.metrics.demand_look_seconds.inc(time.perf_counter() - began)
+        self._services.metrics.demand_looks.inc(len(paths))
+        return found
+
+    # ------------------------------------------------------------------ which containers
+
+    def _follow_engine(self, engine: Engine) -> None:
+        """Let the controller know of the containers there are, if that is news."""
+        if self._followed == (engine, engine.version):
+            return
+        sized = {each.key: each for each in engine.sized_sets()}
+        # What has a size and is not to have one any more, by annotation or configuration, gets its limit's set.
+        if shrunk := engine.shrunk(only_unsized=True):
+            self._give_back(engine, shrunk)
+        self._follow(
+            engine,
+            {
+                key: ContainerSet(
+                    each.steps,
+                    each.milli_set,
+                    engine.grants[key].container.resources.milli_request,
+                    engine.grants[key].container.resources.milli_limit,
+                )
+                for key, each in sized.items()
+            },
+        )
+
+    def _follow(self, engine: Engine, sets: dict[str, ContainerSet]) -> None:
+        self.controller.follow(sets)
+        self._followed = engine, engine.version
+        self._usage.keep(sets.keys())
+        containers, shrunk = self.controller.counts()
+        self._services.metrics.demand_containers.labels("by limit").set(containers - shrunk)
+        self._services.metrics.demand_containers.labels("shrunk").set(shrunk)
+
+    async def _watch(self) -> None:
+        """Have the kernel tell of those in shrunk sets when they wait, as far as it does."""
+        cgroup_of, waiting = self._services.reconciler.cgroup_of, self.controller.settings.waiting
+        wanted = self.controller.wants_trigger
+        paths = {key: path for key in wanted if (path := cgroup_of(key)) is not None}
+        if self._triggers.lacks(paths, waiting):
+            await asyncio.to_thread(self._triggers.keep, paths, waiting)
+            if self._triggers.keys and not self._is_watched:
+                self._is_watched = True
+                asyncio.get_running_loop().add_reader(self._triggers.fileno(), self._note_fired)
+        self.controller.set_triggers(self._triggers.keys)
+
+    def _note_fired(self) -> None:
+        fired = self._triggers.fired()
+        self._services.metrics.demand_triggers.inc(len(fired))
+        self._fired.update(fired)
+        self._wake.set()
+
+    # ------------------------------------------------------------------ what follows
+
+    async def _carry_out(self, engine: Engine, resizes: list[Resize]) -> None:
+        node_state = self._services.node_state
+        for start in range(0, len(resizes), AT_ONCE):
+            for resize in resizes[start : start + AT_ONCE]:
+                self._make(engine, resize)
+            node_state.save()
+            await asyncio.sleep(0)
+            if engine is not node_state.engine or not node_state.enforcing:
+                return
+        if resizes:
+            self._follow_engine(engine)
+            await self._watch()
+
+    def _make(self, engine: Engine, resize: Resize) -> None:
+        node_state, metrics = self._services.node_state, self._services.metrics
+        now_s = node_state.clock()
+        updates = engine.size(resize.key, resize.milli_size, resize.why, now_s)
+        if updates is None:
+            self.controller.refused(resize, now_s)
+            metrics.demand_resizes.labels(resize.action, "not possible").inc()
+            return
+        self.controller.made(resize, now_s)
+        node_state.send(updates)
+        metrics.demand_resizes.labels(resize.action, "made").inc()
+        grant = engine.grants[resize.key]
+        self._services.log.info(
+            "a set was sized by demand",
+            container=grant.container.path,
+            action=resize.action,
+            cpus=len(grant.cpus),
+            why=resize.why,
+        )
+
+    def give_back(self, engine: Engine) -> None:
+        """Give all containers the sets of their limits, whatever the mode is: nothing makes them larger from now on."""
+        self._give_back(engine, engine.shrunk())
+
+    def _give_back(self, engine: Engine, keys: Iterable[str]) -> None:
+        node_state = self._services.node_state
+        updates: list[CpusetUpdate] = []
+        for key in keys:
+            updates += engine.size(key, None, GIVEN_BACK, node_state.clock()) or ()
+        if updates:
+            node_state.save()
+            # In every mode: a set that we have made small is ours to make large again.
+            node_state.updates.send(updates, by_command=True)
+
+    def close(self) -> None:
+        """Close what is open. ``run`` has ended."""
+        if self._is_watched:
+            asyncio.get_running_loop().remove_reader(self._triggers.fileno())
+            self._is_watched = False
+        self._triggers.close()
+        self._usage.close()
+
+    # ------------------------------------------------------------------ for people
+
+    def explained(self, engine: Engine, grant: Grant) -> Optional[dict[str, Any]]:
+        """For ``explain``: demand, window, both rungs and the last growths; None where it is sized by its limit."""
+        now_s = self._services.node_state.clock()
+        return demand_row(engine, grant, self.controller.report(grant.key, now_s), now_s)
+
+    def status(self) -> dict[str, Any]:
+        """For ``status``."""
+        return demand_status(self.controller, self._triggers.problem, bool(self._triggers.keys))

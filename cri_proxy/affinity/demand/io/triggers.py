@@ -1,0 +1,131 @@
+"""Has the kernel tell when tasks of a container wait for a CPU: PSI triggers (Documentation/accounting/psi.rst).
+
+A trigger is ``cpu.pressure`` of a cgroup, opened for writing, with "some THRESHOLD WINDOW" in microseconds written into it:
+the kernel reports a priority event when tasks have waited for that long within the window, at most once a window. A window
+of 500 ms takes CAP_SYS_RESOURCE; without it kernels take none (before 6.5), or multiples of two seconds (EINVAL else), which
+is too late here.
+
+All triggers are in one epoll set, whose own descriptor is readable when one has fired: so an event loop watches one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from cri_proxy.affinity.demand.estimate import TRIGGER_S
+
+NOT_CAPABLE = "CAP_SYS_RESOURCE is missing"
+NO_PSI = "this kernel tells no pressure by cgroup"
+#: What a kernel says that wants the capability: to the open, or to the window.
+_NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.EINVAL)
+
+
+class PressureTriggers:
+    """The triggers of one daemon below one cgroup root. ``problem``: why there are none, once one was tried; "" = there are.
+
+    ``keep`` may block: the kernel makes a thread of its own for each cgroup. It may run in a thread while another asks what
+    has ``fired``.
+    """
+
+    def __init__(self, root: Path, window_s: float = TRIGGER_S) -> None:
+        self._window_s = window_s
+        is_v1 = (root / "cpuset").is_dir()
+        # Of a hybrid host pressure is below ``unified``; openEuler's v1 has it, and triggers, in cpuacct.
+        names = ("unified", "cpuacct", "cpu,cpuacct") if is_v1 else ("",)
+        self._mounts = [root / name for name in names if (root / name).is_dir()]
+        self._epoll = select.epoll()
+        self._files: dict[str, int] = {}
+        self._keys: dict[int, str] = {}
+        #: Those whose cgroup is gone, until ``keep`` closes their files.
+        self._gone: set[str] = set()
+        #: Those that have no such file: of a hybrid host not all have a cgroup below ``unified``.
+        self._without: set[str] = set()
+        self._waiting = 0.0
+        self.problem = ""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The containers that have one."""
+        return frozenset(self._files) - self._gone
+
+    def fileno(self) -> int:
+        """What is readable when one has fired."""
+        return self._epoll.fileno()
+
+    def lacks(self, keys: Collection[str], waiting: float) -> bool:
+        """Whether there is something for ``keep`` to do."""
+        if self.problem:
+            return bool(self._files)
+        return frozenset(keys) - self._without != self.keys or (
+            bool(self._files) and waiting != self._waiting
+        )
+
+    def keep(self, paths: Mapping[str, str], waiting: float) -> None:
+        """Have triggers for these containers (cgroup path by id), and for no others; ``waiting``: the part of the time."""
+        is_other = waiting != self._waiting
+        for key in list(self._files):
+            if is_other or self.problem or key not in paths or key in self._gone:
+                self._drop(key)
+        self._waiting = waiting
+        self._without &= paths.keys()
+        for key, path in paths.items():
+            if not self.problem and key not in self._files and key not in self._without:
+                self._add(key, path)
+
+    def _add(self, key: str, path: str) -> None:
+        window_us = int(self._window_s * 1e6)
+        text = f"some {max(1, int(self._waiting * window_us))} {window_us}".encode()
+        for mount in self._mounts:
+            folder = mount / path.lstrip("/")
+            try:
+                descriptor = os.open(folder / "cpu.pressure", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self.problem = NOT_CAPABLE if error.errno in _NOT_ALLOWED else NO_PSI
+                return
+            try:
+                os.write(descriptor, text)
+                self._epoll.register(descriptor, select.EPOLLPRI)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno == errno.ENODEV:  # the container is gone
+                    return
+                self.problem = NOT_CAPABLE if error.errno in _NOT_ALLOWED else NO_PSI
+                return
+            self._files[key], self._keys[descriptor] = descriptor, key
+            return
+        self._without.add(key)
+        if not self._mounts or any((mount / path.lstrip("/")).is_dir() for mount in self._mounts):
+            self.problem = NO_PSI
+
+    def _drop(self, key: str) -> None:
+        descriptor = self._files.pop(key)
+        del self._keys[descriptor]
+        self._gone.discard(key)
+        os.close(descriptor)  # and so it is out of the epoll set
+
+    def fired(self) -> list[str]:
+        """The containers whose triggers have fired since the last call. One whose cgroup is gone has none any more."""
+        fired = []
+        for descriptor, events in self._epoll.poll(0):
+            key = self._keys.get(descriptor)
+            if key is None:
+                continue
+            if events & (select.EPOLLERR | select.EPOLLHUP):
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(descriptor)
+                self._gone.add(key)
+            else:
+                fired.append(key)
+        return fired
+
+    def close(self) -> None:
+        for key in list(self._files):
+            self._drop(key)
+        self._epoll.close()
