@@ -8,6 +8,7 @@ from typing import Callable
 
 from tests.vm.guest import (
     affinity,
+    demand,
     doctor,
     faults,
     installer,
@@ -110,6 +111,7 @@ RUNS: Mapping[str, Run] = {
             *_PLACEMENT,
             doctor.doctor_says_that_all_of_the_host_is_shown,
             *_RESTARTS,
+            demand.sets_follow_the_load_by_pressure_triggers,
             nesting.what_containers_do_below_or_beside_their_cgroups_is_no_drift,
             nesting.a_pod_under_a_parent_of_its_own_has_that_ones_cpus,
             kubelet.kubelet_is_switched_over_and_back_to_the_byte,
@@ -127,6 +129,7 @@ RUNS: Mapping[str, Run] = {
             *_PLACEMENT,
             doctor.doctor_says_that_smt_siblings_are_not_shown,
             *_RESTARTS,
+            demand.sets_follow_the_load_without_pressure,
             affinity.the_observer_sees_without_ebpf,
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
             plugins.a_plugin_sets_what_only_cgroup_v2_has,
@@ -138,6 +141,7 @@ RUNS: Mapping[str, Run] = {
         (
             *_PLACEMENT,
             *_RESTARTS,
+            demand.sets_follow_the_load_by_pressure_triggers,
             affinity.the_observer_sees_by_ebpf,
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
             *_REMOVAL,
