@@ -28,6 +28,8 @@ from policies.model import (
 )
 from policies.node import NANO_PER_MILLI
 
+#: Of those in the way as many more are tried as may be moved: each trial costs two placements, and no call passes meanwhile.
+TRIED_MORE = 2
 #: What such a change is called in the history.
 GROW, SHRINK = "grow", "shrink"
 
@@ -127,21 +129,18 @@ def size(
 
 def _push(ledger: Ledger, grower: Grant, now_s: float) -> dict[str, Grant]:
     """Move containers out of the way of one that has grown; returns their records as they were, by key."""
-    resized = being_resized(ledger)
     pushed: dict[str, Grant] = {}
-    while len(pushed) < ledger.max_moves and _is_crowded(ledger, grower):
-        places = (
-            (other, place)
-            for other in _smaller(ledger, grower, resized, now_s)
-            if (place := _elsewhere(ledger, other, grower)) is not None
-        )
-        found = next(places, None)
-        if found is None:
-            break
-        other, place = found
+    if not ledger.max_moves or not _is_crowded(ledger, grower):
+        return pushed
+    for other in _smaller(ledger, grower, being_resized(ledger), now_s)[: ledger.max_moves + TRIED_MORE]:
+        place = _elsewhere(ledger, other, grower)
+        if place is None:
+            continue
         pushed[other.key] = other
         why = f"makes room for {grower.container.path}, whose set has grown"
         ledger.put(altered(other, placement=place, why=why, moved_s=now_s, displaced=None))
+        if len(pushed) == ledger.max_moves or not _is_crowded(ledger, grower):
+            break
     return pushed
 
 

@@ -1,7 +1,7 @@
 """Demand in the daemon: containers are looked at, and their sets become larger or smaller by what they use.
 
 Where no container is sized by demand nothing is read and nothing is open. Files are read in a thread; what follows from them
-is decided by the controller and made in the engine, a few sets at a time, as calls are relayed in between. A set that is too
+is decided by the controller and made in the engine, a set at a time, as calls are relayed in between. A set that is too
 small is told by the kernel (PSI triggers) or seen by looks twice a second, and does not wait for a plan or for its turn.
 
 A container in a shrunk set depends on this daemon: whatever ends the sizing of its set (another mode, another configuration)
@@ -30,8 +30,6 @@ from cri_proxy.services.services import Services
 
 #: How often it is looked whether containers are sized by demand, where none is, seconds.
 IDLE_S = 5.0
-#: As many sets become other ones in one step; some milliseconds, in which no call is relayed.
-AT_ONCE = 5
 #: Why sets get their limit's size back.
 GIVEN_BACK = "its set is not sized by demand any more"
 
@@ -170,11 +168,10 @@ class DemandSizer:
 
     async def _carry_out(self, engine: Engine, resizes: list[Resize]) -> None:
         node_state = self._services.node_state
-        for start in range(0, len(resizes), AT_ONCE):
-            for resize in resizes[start : start + AT_ONCE]:
-                self._make(engine, resize)
+        for resize in resizes:
+            self._make(engine, resize)
             node_state.save()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # some milliseconds each, after which calls are relayed
             if engine is not node_state.engine or not node_state.enforcing:
                 return
         if resizes:
