@@ -766,7 +766,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
   "type": "number",
   "minimum": 0.01,
   "maximum": 1,
-  "description": "A set is too small where tasks wait for a CPU, and are not throttled, for this part of the time. Default: 0.1.",
+  "description": "A set is too small where tasks wait for a CPU, and are not throttled, for this part of the time. Default: 0.5.",
   "expected": "a number from 0.01 to 1"
  },
  "demand.usage": {

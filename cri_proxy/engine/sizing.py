@@ -47,7 +47,7 @@ def sized_sets(ledger: Ledger) -> Iterator[Sized]:
     """The containers whose sets are sized by demand now."""
     node, policy = ledger.node, ledger.policy
     resized = being_resized(ledger)
-    for key, grant in ledger.grants.items():
+    for key, grant in ledger.grants.raw.items():
         if not may_be_sized(ledger, grant) or key in resized:
             continue
         steps = policy.sizes(node, grant.container, grant.fence)
@@ -69,7 +69,7 @@ def shrunk(ledger: Ledger, only_unsized: bool) -> tuple[str, ...]:
     """``Engine.shrunk``."""
     return tuple(
         key
-        for key, grant in ledger.grants.items()
+        for key, grant in ledger.grants.raw.items()
         if grant.container.milli_size is not None
         and may_be_sized(ledger, grant)
         and not (only_unsized and ledger.policy.sizes(ledger.node, grant.container, grant.fence))
@@ -155,7 +155,7 @@ def _smaller(ledger: Ledger, grower: Grant, resized: frozenset[str], now_s: floa
     home, wanted = grower.placement.home, wanted_milli(grower.container)
     found = [
         grant
-        for key, grant in ledger.grants.items()
+        for key, grant in ledger.grants.raw.items()
         if key != grower.key
         and grant.placement.home <= home
         and grant.life in (Life.CREATED, Life.RUNNING)

@@ -26,7 +26,14 @@ pytestmark = pytest.mark.containerd
 SIZED: dict[str, Any] = {
     **REAL_CGROUPS,
     "placement": {"size": "demand"},
-    "demand": {"window": "2s", "interval": "500ms", "growths_per_hour": 100, "shrinks_per_minute": 100},
+    # Loops may get less than a CPU here; with that headroom it is seen all the same that they need more than one.
+    "demand": {
+        "window": "2s",
+        "interval": "500ms",
+        "headroom": 1,
+        "growths_per_hour": 100,
+        "shrinks_per_minute": 100,
+    },
     # A new container's cgroup is looked up by the comparison.
     "reconcile": {"interval": "500ms", "poll": "500ms"},
 }

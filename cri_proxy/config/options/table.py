@@ -302,7 +302,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("demand.half_life", duration(), 600.0, "After this time a peak counts half.", cluster=True),
     Option("demand.headroom", decimal(0, 10), 0.25,
            "The part of demand that a set has on top of it.", cluster=True),
-    Option("demand.waiting", decimal(0.01, 1), 0.1,
+    Option("demand.waiting", decimal(0.01, 1), 0.5,
            "A set is too small where tasks wait for a CPU, and are not throttled, for this part of the time.",
            cluster=True),
     Option("demand.usage", decimal(0.1, 1), 0.9,

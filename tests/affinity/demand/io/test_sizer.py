@@ -177,7 +177,7 @@ async def test_a_trigger_has_it_looked_at_and_grown_at_once(sized: SizedNode, tr
     key = sized.node.ids["app"]
     assert set(triggers.kept) == {key}
     await sized.run(5, {"app": 2.0})
-    sized.use(0.3, {"app": 8.0}, waiting=0.5)
+    sized.use(0.3, {"app": 8.0}, waiting=0.9)
     triggers.fire(key)
     await eventually(lambda: sized.sizer._fired == {key}, "what the kernel has told")
     await sized.sizer.round()
@@ -197,7 +197,7 @@ async def test_without_them_they_are_looked_at_twice_a_second_and_grow_by_what_t
     await shrunk(sized)
     pauses = await sized.run(5, {"app": 2.0})
     assert 0.4 < min(pauses) <= max(pauses) <= 0.5
-    await sized.run(0.5, {"app": 8.0}, waiting=0.5)
+    await sized.run(0.5, {"app": 8.0}, waiting=0.9)
     assert await sized.told("app") == 16
     assert "watched by looks twice a second: " in status_line(sized.sizer.status())
 
@@ -267,7 +267,7 @@ async def test_after_a_restart_of_the_daemon_it_grows_at_once_and_shrinks_after_
     sized.restart(triggers)
     await sized.run(55, {"app": 2.0, "other": 1.0})
     assert (await sized.told("app"), await sized.told("other")) == (8, other)
-    sized.use(0.4, {"app": 8.0}, waiting=0.5)
+    sized.use(0.4, {"app": 8.0}, waiting=0.9)
     triggers.fire(sized.node.ids["app"])
     await eventually(lambda: len(sized.sizer._fired) == 1, "what the kernel has told")
     await sized.sizer.round()
@@ -279,7 +279,7 @@ async def test_after_a_restart_of_the_daemon_it_grows_at_once_and_shrinks_after_
 
 async def test_what_is_explained_of_a_container(sized: SizedNode, triggers: ToldTriggers) -> None:
     await shrunk(sized)
-    sized.use(0.4, {"app": 8.0}, waiting=0.5)
+    sized.use(0.4, {"app": 8.0}, waiting=0.9)
     triggers.fire(sized.node.ids["app"])
     await eventually(lambda: len(sized.sizer._fired) == 1, "what the kernel has told")
     await sized.sizer.round()
