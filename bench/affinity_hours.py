@@ -18,6 +18,7 @@ from bench.affinity_baselines import FREE
 from bench.affinity_graphs import Case, Machine, applications
 from bpf.sources.samples import Flow
 from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, snapshot_of
+from cri_proxy.affinity.io.mover import is_made
 from cri_proxy.affinity.moves import plan_of
 from cri_proxy.affinity.rate_limit import MoveRateLimit
 from cri_proxy.config.engine_options import EngineOptions
@@ -203,16 +204,17 @@ class Hours:
         if self._rest is None or not allowed:
             return 0
         chosen = plan_of(self.engine, *self._rest, allowed, float(now))
-        if not chosen.moves:
-            self._rest, self._plan_at_s = None, now + self._settings.interval_s
-            return 0
         self.engine.apply(chosen)
         self.engine.drain()
-        self._pace.spend(len(chosen.moves), 0.0, float(now))
-        for move in chosen.moves:
+        # What finds no room any more stays, and a part of which nothing could be made ends the plan, as in the daemon.
+        made = [move for move in chosen.moves if is_made(self.engine, move)]
+        if not made:
+            self._rest, self._plan_at_s = None, now + self._settings.interval_s
+        self._pace.spend(len(made), 0.0, float(now))
+        for move in made:
             self.outcome.again += now - self._moved.get(move.id, -AGAIN_S) < AGAIN_S
             self._moved[move.id] = now
-        return len(chosen.moves)
+        return len(made)
 
     def _probe(self, now: int) -> None:
         """Hold the placement against the best one for the true rates, in which every container may move."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.affinity_graphs import Machine
+from bench.affinity_graphs import HYGON, Machine
 from bench.affinity_hours import simulate
 
 ONE_SOCKET = Machine("1S·1N·4C·8", 1, 1, 4, 8)
@@ -14,3 +14,9 @@ def test_noise_moves_next_to_nothing_and_another_pattern_is_answered_within_two_
     assert found.again == 0
     assert found.settled_minutes == 60 and found.settled <= 6
     assert found.plans is not None and found.plans <= 2
+
+
+def test_moves_that_find_no_room_any_more_are_not_counted_and_hold_up_no_plan() -> None:
+    found = simulate(HYGON, 0.9, churn=True, seed=1, hours=0.5, settles_s=600, work=100)
+    assert found.moves > 200 and found.again <= 5
+    assert found.plans == 1

@@ -88,7 +88,7 @@ class Mover:
             return MoveOutcome(stopped=stopped)
         updates = engine.apply(plan)
         node_state.save()
-        made = [move for move in plan.moves if _is_made(engine, move)]
+        made = [move for move in plan.moves if is_made(engine, move)]
         kept = await self._send(updates, made)
         failed = []
         for together in in_exchanges(made):
@@ -252,7 +252,8 @@ class Mover:
         return tuple(failed)
 
 
-def _is_made(engine: Engine, move: Move) -> bool:
+def is_made(engine: Engine, move: Move) -> bool:
+    """Whether a move that was to be made has been: one that finds no room any more is not."""
     grant = engine.grants.get(move.id)
     return grant is not None and move.was is not None and grant.placement.home != move.was.home
 
