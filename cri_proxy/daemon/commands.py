@@ -145,7 +145,8 @@ class Commands:
         engine = self._engine()
         document = explain(engine, name, self._daemon.services.node_state.clock())
         if document is None:
-            raise ControlError(f"no container {name!r} is known, nor was one among the last decisions")
+            known = "is known, nor was one among the last decisions; see: cri-resmgr placements"
+            raise ControlError(f"no container {name!r} {known}")
         for row in document["containers"]:
             grant = engine.grants[row["id"]]
             row["would_move"] = self._daemon.affinity.would_move(grant)
@@ -223,7 +224,8 @@ class Commands:
             return await self._carry_out(self._manage_all(engine, waiting), len(waiting))
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Stance.PLACED:
-            raise ControlError(f"{grant.container.path} is managed already")
+            path = grant.container.path
+            raise ControlError(f"{path} is managed already; see: cri-resmgr explain {path}")
         try:
             updates = self._engine().manage(grant.key)
         except PlacementRefused as error:

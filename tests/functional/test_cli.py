@@ -19,6 +19,7 @@ import pytest_asyncio
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from cri_proxy.cli.answers import NEXT_STEPS
 from cri_proxy.cli.arguments import intel_arguments
 from cri_proxy.cli.main import cli
 from cri_proxy.config.io.files import Files, load
@@ -175,7 +176,8 @@ def test_a_daemon_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
         listener.accept()[0].close()
         out, error = process.communicate(timeout=30)
     assert (process.returncode, out) == (1, "")
-    assert error == "cri-resmgr: the daemon closed the connection without an answer\n"
+    sentence = "cri-resmgr: the daemon closed the connection without an answer"
+    assert error == f"{sentence}\n  {NEXT_STEPS['ControlError']}\n"
 
 
 async def test_every_json_answer_is_one_document_and_nothing_else(busy: Agent) -> None:
@@ -217,9 +219,15 @@ async def test_answers_for_people_say_the_same(busy: Agent) -> None:
 
 async def test_the_daemons_refusals_exit_with_1(busy: Agent) -> None:
     for words, sentence in (
-        (("explain", "nobody"), "no container 'nobody' is known, nor was one among the last decisions"),
+        (
+            ("explain", "nobody"),
+            "no container 'nobody' is known, nor was one among the last decisions; see: cri-resmgr placements",
+        ),
         (("adopt", "nobody"), "no container 'nobody' is known; see: cri-resmgr placements"),
-        (("adopt", "default/web/web"), "default/web/web is managed already"),
+        (
+            ("adopt", "default/web/web"),
+            "default/web/web is managed already; see: cri-resmgr explain default/web/web",
+        ),
     ):
         code, out, error = await busy.cli(*words)
         assert (code, out, error) == (1, "", f"cri-resmgr: {sentence}\n")
@@ -506,10 +514,10 @@ def test_a_file_that_cannot_be_read_is_one_sentence(content: Optional[bytes], tm
     file = tmp_path / "bad.yaml"
     if content is not None:
         file.write_bytes(content)
-    for words in (("config", "check", str(file)), ("config", "show", "--config", str(file))):
+    for words, hints in ((("config", "check", str(file)), 0), (("config", "show", "--config", str(file)), 1)):
         result = invoke(*words)
         assert (result.exit_code, str(file) in result.output) == (1, True)
-        assert len(result.output.splitlines()) == 1
+        assert len(result.output.splitlines()) in (1, 1 + hints)
 
 
 def test_show_tells_where_each_value_is_from(tmp_path: Path) -> None:
