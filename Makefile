@@ -19,6 +19,8 @@ TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
 CACHE := qemu-user gcc libc6-dev
 # What the test of `top` has as its terminal.
 TERMINAL := tmux
+# What the tests of the page have as its browser.
+BROWSER := chromium chromium-driver
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
 # What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
@@ -51,12 +53,12 @@ demo-cluster: setup ## nginx and wrk on a real cluster of one node, before and a
 	@$(BIN)/python -m demo.cluster
 
 test: setup ## All tests; as root also those on a real containerd
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(PACKAGING) $(CACHE) mmdebstrap
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(PACKAGING) $(CACHE) mmdebstrap
 	@command -v kubectl >/dev/null || tools/debian-packages kubernetes-client
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(VIRTUAL) $(PACKAGING) $(CLUSTER) $(CACHE)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(PACKAGING) $(CLUSTER) $(CACHE)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
 
@@ -99,6 +101,7 @@ lint: setup ## ruff, mypy --strict, import rules
 	$(BIN)/lint-imports --config setup.cfg
 
 bench: setup ## Added latency and decision time, side by side; says which kept ratio has become worse
+	@tools/debian-packages $(BROWSER)
 	$(BIN)/python -m bench
 
 bench-short: setup ## Two minutes: ratios of CPU time, memory and counts against those that are kept (bench/ratios.json)

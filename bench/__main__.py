@@ -22,6 +22,7 @@ ALL = (
     "idle_cost",
     "floods",
     "top_cost",
+    "web_page",
 )
 
 

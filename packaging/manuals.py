@@ -48,8 +48,8 @@ A configuration of Intel's cri-resource-manager, read before it.
 Flags of the service: CONFIG_OPTIONS and POLICY_OPTIONS, as Intel's. Sockets and directories that commands are to find,
 too, belong into config.yaml.
 .TP
-.I /etc/default/cri-resmgr-observer, /etc/default/cri-resmgr-agent, /etc/default/cri-resmgr-nri
-OBSERVER_OPTIONS, AGENT_OPTIONS and NRI_OPTIONS, flags of these services; likewise in /etc/sysconfig.
+.I /etc/default/cri-resmgr-observer, /etc/default/cri-resmgr-agent, /etc/default/cri-resmgr-nri, /etc/default/cri-resmgr-web
+OBSERVER_OPTIONS, AGENT_OPTIONS, NRI_OPTIONS and WEB_OPTIONS, flags of these services; likewise in /etc/sysconfig.
 .TP
 .I /var/lib/cri-resmgr
 State.

@@ -30,7 +30,10 @@ UNITS = (
     "cri-resmgr-agent.service",
     "cri-resmgr-nri@.service",
     "cri-resmgr-nri.service",
+    "cri-resmgr-web.service",
 )
+#: The group that may look (control.view_group).
+SYSUSERS = "usr/lib/sysusers.d/cri-resmgr.conf"
 #: Where the distributions' shells and licences are.
 FISH = "usr/share/fish/vendor_completions.d"
 ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
@@ -65,6 +68,7 @@ def stage(prepared: Path, python: str, architecture: Architecture, kind: str, ro
     _configuration(prepared, root)
     for unit in UNITS:
         _put(root / "usr/lib/systemd/system" / unit, (REPOSITORY / "systemd" / unit).read_bytes())
+    _put(root / SYSUSERS, (FILES / "sysusers.conf").read_bytes())
     _put(
         root / "usr/share/man/man8/cri-resmgr.8.gz", _packed((prepared / "man" / "cri-resmgr.8").read_bytes())
     )

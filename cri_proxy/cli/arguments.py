@@ -25,6 +25,7 @@ ELSEWHERE = {
     "overrides": "cri_proxy.cli.cluster",
     "rebalance": "cri_proxy.cli.affinity",
     "top": "cri_proxy.cli.top",
+    "web": "cri_proxy.cli.web",
 }
 
 

@@ -54,7 +54,7 @@ from cri_proxy.services import logs
 from cri_proxy.services.health import Health
 from cri_proxy.services.logs import LogLines
 from cri_proxy.services.services import make_parts
-from cri_proxy.unix_sockets import SocketTaken, allow_descriptors
+from cri_proxy.unix_sockets import SocketTaken, allow_descriptors, share_with
 from cri_proxy.version import VERSION
 
 #: What ``run --strict`` does not start without.
@@ -297,7 +297,10 @@ class Daemon:
             self.health.warn("view", [f"nothing answers on control.view_socket: {error}"])
         else:
             self.view = view
-            self.health.warn("view", [])
+            problem = share_with(path, self.services.config["control.view_group"])
+            # The plugin's unit has no right to do it: as long as the option is not set, that is no fault.
+            is_asked = self.services.config.origins["control.view_group"] != "default"
+            self.health.warn("view", [f"control.view_group: {problem}"] if problem and is_asked else [])
 
     async def _serve_metrics(self) -> None:
         self.health.note("metrics", await self.metrics_http.follow(self.services.config["metrics.listen"]))

@@ -150,6 +150,7 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
         "state.directory",
         "control.socket",
         "control.view_socket",
+        "control.view_group",
         "topology.cgroup_root",
         "nri.host",
         "nri.socket",

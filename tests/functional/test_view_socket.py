@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import grp
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,14 @@ async def test_every_command_that_is_no_question_is_refused(agent: Agent) -> Non
 
 async def test_the_view_socket_is_roots_alone(agent: Agent) -> None:
     assert stat.S_IMODE(view_of(agent).stat().st_mode) == 0o600
+
+
+async def test_a_group_that_is_there_may_look(start_agent: StartAgent) -> None:
+    group = grp.getgrgid(os.getgroups()[0] if os.getgroups() else os.getgid())
+    agent = await start_agent(control={"view_group": group.gr_name})
+    shown = view_of(agent).stat()
+    assert (stat.S_IMODE(shown.st_mode), shown.st_gid) == (0o660, group.gr_gid)
+    assert stat.S_IMODE(agent.control.stat().st_mode) == 0o600
 
 
 async def test_both_sockets_give_the_same_answers(agent: Agent, client: CriClient) -> None:

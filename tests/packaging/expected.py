@@ -30,6 +30,7 @@ UNITS = (
     "/usr/lib/systemd/system/cri-resmgr-agent.service",
     "/usr/lib/systemd/system/cri-resmgr-nri@.service",
     "/usr/lib/systemd/system/cri-resmgr-nri.service",
+    "/usr/lib/systemd/system/cri-resmgr-web.service",
 )
 #: What an installation begins with.
 SOCKET_AND_SERVICE = "cri-resource-manager.socket cri-resource-manager.service"
@@ -47,6 +48,7 @@ FOLDERS = (
     "/usr/bin/kubectl-cri_resmgr/",
     "/usr/lib/cri-resmgr/",
     "/usr/lib/systemd/system/",
+    "/usr/lib/sysusers.d/",
     "/etc/cri-resmgr/",
     "/usr/share/cri-resmgr/",
     "/usr/share/man/man8/",

@@ -64,11 +64,11 @@ def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: 
         asked = root.asked_of_systemd()
         assert (
             f"stop {SOCKET_AND_SERVICE} cri-resmgr-observer.service cri-resmgr-agent.service cri-resmgr-nri.service"
-            in asked
+            " cri-resmgr-web.service" in asked
         )
         assert (
             f"--no-reload disable {SOCKET_AND_SERVICE} cri-resmgr-observer.service cri-resmgr-agent.service"
-            " cri-resmgr-nri.service" in asked
+            " cri-resmgr-nri.service cri-resmgr-web.service" in asked
         )
 
 

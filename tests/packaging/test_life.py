@@ -70,6 +70,7 @@ def test_upgrade_and_downgrade_restart_it_and_keep_state_and_configuration(
             "try-restart cri-resmgr-observer.service",
             "try-restart cri-resmgr-agent.service",
             "try-restart cri-resmgr-nri.service",
+            "try-restart cri-resmgr-web.service",
         ]
         assert {name: root.read(name) for name in kept} == kept
 

@@ -13,7 +13,18 @@ from bpf.kernel.capabilities import NEEDED
 from cri_proxy.config.config import read_config
 from cri_proxy.nri.io.launcher import unit_name
 from cri_proxy.relay.io.serving import longest_stop_us
-from tests.systemd.units import AGENT, FOLDER, NRI, OBSERVER, PLUGIN, SERVICE, SOCKET, settings_of, words_of
+from tests.systemd.units import (
+    AGENT,
+    FOLDER,
+    NRI,
+    OBSERVER,
+    PLUGIN,
+    SERVICE,
+    SOCKET,
+    WEB,
+    settings_of,
+    words_of,
+)
 
 DEFAULTS = read_config([]).config
 _ANALYZE = shutil.which("systemd-analyze")
@@ -41,14 +52,16 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
-    units = [SERVICE, SOCKET, OBSERVER, AGENT, PLUGIN, NRI]
+    units = [SERVICE, SOCKET, OBSERVER, AGENT, PLUGIN, NRI, WEB]
     command = [str(_ANALYZE), "verify", f"--root={tmp_path}", "--man=no", *units]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @has_analyze
-@pytest.mark.parametrize(("name", "most"), [(SERVICE, 3.3), (OBSERVER, 3.9), (AGENT, 2.0), (NRI, 2.6)])
+@pytest.mark.parametrize(
+    ("name", "most"), [(SERVICE, 3.3), (OBSERVER, 3.9), (AGENT, 2.0), (NRI, 2.6), (WEB, 1.3)]
+)
 def test_the_exposure_is_no_more_than_the_docs_say(name: str, most: float) -> None:
     command = [str(_ANALYZE), "security", "--offline=true", "--no-pager", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ SERVICE, SOCKET, OBSERVER, AGENT, PLUGIN = (
     "cri-resmgr-agent.service",
     "cri-resmgr-nri@.service",
 )
+WEB = "cri-resmgr-web.service"
 #: Ourselves as a plugin; PLUGIN is one that we host.
 NRI = "cri-resmgr-nri.service"
 

@@ -38,6 +38,7 @@ ESSENTIAL = frozenset(
         "relay.image_endpoint",
         "control.socket",
         "control.view_socket",
+        "control.view_group",
         "state.directory",
         "topology.cgroup_root",
         "affinity.socket",

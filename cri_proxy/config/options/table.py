@@ -196,6 +196,9 @@ OPTIONS: tuple[Option, ...] = (
            "A second socket, which answers questions and changes nothing: for what reports on this node. It has a "
            "folder of its own, so that a container may see that and not the other. As long as only control.socket "
            "is set it is view/view.sock in that folder.", live=False),
+    Option("control.view_group", matching('the name of a group, or ""', r"[a-z_][a-z0-9_-]{0,31}|"), "cri-resmgr-view",
+           "A group that may connect to control.view_socket besides root, such as that of cri-resmgr-web.service. Where "
+           "there is no such group, or it is empty, root alone may.", live=False),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),
