@@ -28,7 +28,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-demand bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -121,6 +121,10 @@ bench-affinity: setup ## Plans against the optimum and others, their time, and h
 bench-cache-model: setup ## What the model of caches counts of programs whose lines are known
 	@tools/debian-packages $(CACHE)
 	$(BIN)/python -m bench.cache.user_mode
+
+bench-demand: setup ## Sets by demand beside sets by limit, none and an oracle's, on simulated nodes; ten minutes
+	@tools/debian-packages gcc libc6-dev
+	$(BIN)/python -m bench.demand
 
 bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real containerd; SOAK=180: seconds (root)
 	@tools/debian-packages $(DEBIAN) python3-bpfcc
