@@ -149,6 +149,7 @@ class Container:
     """A container as a policy sees it. ``attempt`` counts restarts; its id is known only to the engine.
 
     ``milli_size``: what its shared set is to hold by what it uses, where that is sized by demand; None = its limit.
+    ``milli_used``: what one in the set of its limit uses with headroom, where it is sized by demand; 0 = not known.
     """
 
     pod: Pod
@@ -161,6 +162,7 @@ class Container:
     preferences: PlacementPreferences = PlacementPreferences()
     hints: tuple[Hint, ...] = ()
     milli_size: Optional[int] = None
+    milli_used: int = 0
 
     @property
     def path(self) -> str:
@@ -299,6 +301,11 @@ def wanted_milli(container: Container) -> int:
         return limit_milli(container)
     size = size if resources.milli_limit is None else min(size, resources.milli_limit)
     return max(size, resources.milli_request)
+
+
+def used_milli(container: Container) -> int:
+    """What a container counts for by what it uses, in milli-CPUs; 0 = that is not known."""
+    return container.milli_used if container.milli_size is None else wanted_milli(container)
 
 
 @dataclass(frozen=True)

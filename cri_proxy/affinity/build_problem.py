@@ -25,7 +25,7 @@ from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.problem import Problem, Tree, Vertex
 from policies.affinity.pull.declared_edges import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
-from policies.model import wanted_milli
+from policies.model import used_milli
 from policies.node import NANO_PER_MILLI, Node
 
 __all__ = [
@@ -228,8 +228,7 @@ def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int
 
 def _demand_milli(grant: Grant) -> int:
     container = grant.container
-    used = 0 if container.milli_size is None else wanted_milli(container)
-    return max(container.resources.milli_request, used) or NOMINAL_MILLI
+    return max(container.resources.milli_request, used_milli(container)) or NOMINAL_MILLI
 
 
 def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:

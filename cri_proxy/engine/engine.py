@@ -428,6 +428,12 @@ class Engine:
         return sizing.shrunk(self.ledger, only_unsized)
 
     @_transition
+    def note_use(self, used: Mapping[str, int]) -> None:
+        """What containers in the sets of their limits use, milli-CPUs by id: it counts where others are placed. No set
+        changes by it."""
+        sizing.note_use(self.ledger, used)
+
+    @_transition
     def size(
         self, container_id: str, milli_size: Optional[int], why: str, now_s: float
     ) -> Optional[tuple[CpusetUpdate, ...]]:

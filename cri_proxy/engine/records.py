@@ -22,6 +22,7 @@ from policies.model import (
     Quota,
     Resources,
     altered,
+    used_milli,
     wanted_milli,
 )
 from policies.node import Resident
@@ -140,7 +141,7 @@ def resident_of(grant: Grant) -> Resident:
         pod_uid=container.pod.uid,
         milli_request=container.resources.milli_request,
         milli_wanted=wanted_milli(container),
-        milli_used=0 if container.milli_size is None else wanted_milli(container),
+        milli_used=used_milli(container),
         cpus=place.cpus if is_placed else grant.cpus,
         exclusive=exclusive,
         memory_charge=charge,

@@ -8,7 +8,7 @@ cooldown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Optional
 
@@ -24,6 +24,7 @@ from policies.model import (
     Placement,
     PlacementRefused,
     altered,
+    used_milli,
     wanted_milli,
 )
 from policies.node import NANO_PER_MILLI
@@ -76,6 +77,16 @@ def shrunk(ledger: Ledger, only_unsized: bool) -> tuple[str, ...]:
     )
 
 
+def note_use(ledger: Ledger, used: Mapping[str, int]) -> None:
+    """``Engine.note_use``."""
+    for key, milli in used.items():
+        grant = ledger.grants.get(key)
+        if grant is None or grant.container.milli_size is not None or not may_be_sized(ledger, grant):
+            continue
+        if milli != grant.container.milli_used:
+            ledger.put(altered(grant, container=altered(grant.container, milli_used=milli)))
+
+
 def size(
     ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: float
 ) -> Optional[tuple[CpusetUpdate, ...]]:
@@ -86,7 +97,7 @@ def size(
     if old.life not in (Life.CREATED, Life.RUNNING):
         return None
     # 1. The smallest place of that size, near the one it has.
-    container = altered(old.container, milli_size=milli_size)
+    container = altered(old.container, milli_size=milli_size, milli_used=0)
     with ledger.without([key]):
         try:
             decision = resized_anew(ledger, old, container, old.fence)
@@ -186,8 +197,7 @@ def _place_in(ledger: Ledger, grant: Grant, cpus: frozenset[int]) -> Optional[Pl
         place = decision.placement
         survey = ledger.node.survey(inside.cpus)
         leaves = {ledger.node.leaf_of[cpu] for cpu in place.cpus}
-        used = wanted_milli(grant.container) if grant.container.milli_size is not None else 0
-        used = max(used, grant.container.resources.milli_request)
+        used = max(used_milli(grant.container), grant.container.resources.milli_request)
         is_left = survey.unused_nano(leaves) >= used * NANO_PER_MILLI
     if not decision.fits or decision.others or not is_left or is_worse(place, grant.placement):
         return None

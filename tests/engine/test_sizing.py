@@ -339,3 +339,40 @@ def test_cpus_that_go_offline_and_come_back_leave_the_size():
     engine.rehost(host_of(HYGON_7285_2S))
     assert engine.grants["app"].cpus == small
     assert len(engine.sized_sets()) == 1
+
+
+# ---------------------------------------------------------------------- what is used in the sets of limits
+
+
+def test_what_a_container_in_the_set_of_its_limit_uses_counts_where_others_are_placed():
+    chosen = []
+    for used in (0, 7000):
+        engine = engine_with("large")
+        for number in range(len(CCX)):
+            run(engine, make_container(f"small-{number}", limit=8, request=1, memory=1), f"small-{number}")
+        hot = [f"small-{n}" for n in range(len(CCX)) if chosen and ccxs(engine, f"small-{n}") == chosen[0]]
+        engine.note_use(dict.fromkeys(hot, used))
+        size(engine, "large", 4)
+        chosen.append(ccxs(engine, "large"))
+    assert len(hot) == len(chosen[0]) == len(chosen[1]) == 1
+    assert chosen[0] != chosen[1]
+
+
+def test_use_that_is_noted_changes_no_set_and_is_gone_with_a_size():
+    engine = engine_with("app", "other")
+    before = {key: grant.cpus for key, grant in engine.grants.items()}
+    engine.note_use({"app": 3000, "gone": 3000})
+    assert {key: grant.cpus for key, grant in engine.grants.items()} == before
+    assert broken_invariants(engine) == []
+    assert engine.grants["app"].container.milli_used == 3000
+    size(engine, "app", 4)
+    assert engine.grants["app"].container.milli_used == 0
+    engine.note_use({"app": 5000})
+    assert engine.grants["app"].container.milli_used == 0
+
+
+def test_use_that_is_noted_is_not_written_down():
+    engine = engine_with("app")
+    engine.note_use({"app": 3000})
+    found = read_record("grant", write_record(engine.grants["app"]))
+    assert found.container.milli_used == 0

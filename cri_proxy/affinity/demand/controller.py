@@ -12,6 +12,7 @@ How it is driven, in this order and as often as there is something new:
         ...                                             # give it the place of that size, or find that there is none
         controller.made(resize, now_s)                  # and ``follow`` with its new set
         controller.refused(resize, now_s)               # or: it stays as it is, and is asked for again later
+    controller.uses()                                   # to be told to what places containers
 
 Which containers have a trigger, a PSI threshold of ``settings.waiting`` over ``TRIGGER_S``, is told by ``set_triggers``;
 ``wants_trigger`` says which should. Those in a shrunk set without one are due every ``FAST_S``, all others every
@@ -38,6 +39,10 @@ from cri_proxy.affinity.demand.estimate import (
 FAST_S = 0.5
 #: After a resize that could not be made the same is asked for again, seconds: of a growth, of a shrink.
 GROW_AGAIN_S, SHRINK_AGAIN_S = 5.0, 60.0
+
+
+#: The part by which a need must have changed to be told again: each time is a record to be written.
+TOLD_AGAIN = 0.2
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,8 @@ class _Followed:
     due_s: float = float("-inf")
     again_s: dict[bool, float] = field(default_factory=dict)
     verdict: Optional[Verdict] = None
+    #: What ``uses`` has told of it last, milli-CPUs.
+    told: int = 0
 
 
 class DemandController:
@@ -255,6 +262,21 @@ class DemandController:
         if each is not None:
             wait_s = GROW_AGAIN_S if resize.is_growth else SHRINK_AGAIN_S
             each.again_s[resize.is_growth] = now_s + wait_s
+
+    def uses(self) -> dict[str, int]:
+        """What containers in the sets of their limits need, milli-CPUs, where that is by a fifth other than was told here
+        last: it is for the engine, so that others are placed by it."""
+        found = {}
+        for key, each in self._followed.items():
+            if each.set.is_shrunk:
+                each.told = 0  # its size says it, until it has none any more
+                continue
+            if not each.demand.milli_demand:
+                continue
+            need = each.demand.milli_need(each.set.milli_request, each.set.milli_limit)
+            if abs(need - each.told) > TOLD_AGAIN * each.told:
+                each.told = found[key] = need
+        return found
 
     # ------------------------------------------------------------------ for people
 

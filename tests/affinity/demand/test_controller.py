@@ -239,3 +239,25 @@ def test_whatever_is_used_every_size_is_of_its_step_and_within_the_bounds(loads)
             else:
                 assert max(STEPS[resize.step - 1] if resize.step else 0, 999) < resize.milli_size
                 assert resize.milli_size <= STEPS[resize.step]
+
+
+def test_what_containers_in_the_sets_of_their_limits_need_is_told_when_it_has_changed_by_a_fifth():
+    node = SimulatedNode("ab", DemandSettings(window_s=60.0, percentile=1.0))
+    assert node.controller.uses() == {}
+    node.run(10, {"a": 2_000, "b": 4_000})
+    assert node.controller.uses() == {"a": 2_500, "b": 5_000}
+    assert node.controller.uses() == {}
+    node.run(10, {"a": 2_300, "b": 6_000})
+    assert node.controller.uses() == {"b": 7_500}
+
+
+def test_of_those_in_shrunk_sets_nothing_is_told_until_they_are_in_the_set_of_their_limit_again():
+    node = SimulatedNode("a", DemandSettings(window_s=60.0, growths_per_hour=0))
+    node.run(10, {"a": 2_000})
+    assert node.controller.uses() == {"a": 2_500}
+    node.run(65, {"a": 2_000})
+    assert node.sets["a"].is_shrunk
+    assert node.controller.uses() == {}
+    [resize] = node.run(1, {"a": 2_000}, waiting=0.9)
+    assert resize.action == "limit"
+    assert list(node.controller.uses()) == ["a"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -86,6 +86,7 @@ class DemandSizer:
             return IDLE_S
         if not node_state.enforcing:
             self.give_back(engine)
+            self._forget_uses(engine, ())
             self._follow(engine, {})
             return IDLE_S
         self._follow_engine(engine)
@@ -100,6 +101,9 @@ class DemandSizer:
             self.controller.sample(key, sample, key in fired)
         if engine is node_state.engine and node_state.enforcing:
             await self._carry_out(engine, self.controller.decide(node_state.clock()))
+        if engine is node_state.engine and node_state.enforcing and (uses := self.controller.uses()):
+            engine.note_use(uses)
+            node_state.save()
         now_s = node_state.clock()
         return min(self.controller.next_due_s(now_s) - now_s, IDLE_S)
 
@@ -125,6 +129,7 @@ class DemandSizer:
         # What has a size and is not to have one any more, by annotation or configuration, gets its limit's set.
         if shrunk := engine.shrunk(only_unsized=True):
             self._give_back(engine, shrunk)
+        self._forget_uses(engine, sized.keys())
         self._follow(
             engine,
             {
@@ -137,6 +142,12 @@ class DemandSizer:
                 for key, each in sized.items()
             },
         )
+
+    def _forget_uses(self, engine: Engine, sized: Collection[str]) -> None:
+        """What is not sized by demand any more counts by its request again."""
+        known = [key for key, grant in engine.grants.items() if grant.container.milli_used]
+        if stale := dict.fromkeys([key for key in known if key not in sized], 0):
+            engine.note_use(stale)
 
     def _follow(self, engine: Engine, sets: dict[str, ContainerSet]) -> None:
         self.controller.follow(sets)

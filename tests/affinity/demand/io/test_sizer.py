@@ -252,6 +252,19 @@ async def test_where_sets_are_sized_by_limits_again_they_are_given_back(sized: S
     assert await sized.told("app") == 32
 
 
+async def test_what_is_used_in_the_set_of_a_limit_counts_as_long_as_it_is_sized_by_demand(
+    sized: SizedNode,
+) -> None:
+    key = await sized.create("small", limit=8)
+    await sized.run(12, {"small": 4.0})
+    assert sized.node.engine.grants[key].container.milli_used == 5_000
+    sized.node.services.config = config_of()
+    sized.node.engine.rehost(sized.node.engine.host, policy_of(sized.node))
+    sized.sizer.reconfigured()
+    await sized.sizer.round()
+    assert sized.node.engine.grants[key].container.milli_used == 0
+
+
 def policy_of(node: Node) -> Any:
     return make_policy(node.services.config, node.engine.host.topology)
 
