@@ -59,6 +59,10 @@ def _kept_token(url_file: Optional[Path]) -> str:
 
 async def _serve(options: argparse.Namespace, token: str) -> int:
     """Until SIGTERM or SIGINT."""
+    # Before it is told where it serves: what has heard that may end it at once.
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     view = ViewSocket(options.view_socket)
     feed = Feed(view, options.interval, options.stat)
     server = PageServer(options.listen, token, view, feed)
@@ -71,9 +75,6 @@ async def _serve(options: argparse.Namespace, token: str) -> int:
         beside.write_text(url + "\n")
         beside.replace(options.url_file)
         print(f"serving {server.address}; the address with its token is in {options.url_file}", flush=True)
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     looking = asyncio.ensure_future(feed.run())
     waiting = asyncio.ensure_future(ended.wait())
     await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -57,7 +57,8 @@ class ViewSocket:
             raise Away(f"The daemon has not answered within {ANSWER_S:.0f} s.") from None
         except PermissionError:
             raise Away(
-                f"No permission for {self._path}: is this process in the group control.view_group?"
+                f"No permission for {self._path}: this process is not in the group that control.view_group names, "
+                "or the daemon has not been restarted since there is such a group."
             ) from None
         except (OSError, ValueError):
             raise Away(f"The daemon is not running: nothing serves {self._path}.") from None
