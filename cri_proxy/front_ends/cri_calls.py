@@ -25,6 +25,7 @@ from cri_proxy.cri.messages import (
 )
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import MESSAGE_CHARS
+from cri_proxy.engine.records import Effects
 from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
@@ -144,6 +145,15 @@ class InterceptedCall:
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         pass
 
+    async def saved_or_told(self, effects: Effects) -> None:
+        """What has happened to a container or a pod is written down. The runtime's list says it, too, and so no call
+        waits for that, unless others are changed by it.
+        """
+        if effects.send:
+            await self.node_state.saved()
+        else:
+            self.node_state.save_together()
+
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnreadableRequest):
@@ -201,10 +211,13 @@ class CreateContainer(InterceptedCall):
         if not container_id:
             return
         effects = self.creation.created(container_id, self.node_state.clock())
-        # Its place is durable; by that and the runtime's list it is found should this be lost.
-        self.node_state.save()
         self.fields["id"] = container_id
         self.node_state.carry_out(effects)
+        # Its place is durable; by that and the runtime's list it is found should this be lost.
+        if effects.send:
+            self.node_state.save()
+        else:
+            self.node_state.save_together()
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.creation is None or self.creation.has_ended:
@@ -350,7 +363,9 @@ class StartContainer(_AboutContainer):
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK:
             self.engine.started(self.container_id)
-        elif (
+            self.node_state.save_together()
+            return
+        if (
             end is CallEnd.REFUSED and code != UNAVAILABLE
         ):  # of a runtime that is away the place is not to blame
             if (grant := self.engine.grants.get(self.container_id)) is not None:
@@ -366,8 +381,9 @@ class StopContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK:
-            self.node_state.carry_out(self.placer.exited(self.container_id, None, self.node_state.clock()))
-            await self.node_state.saved()
+            effects = self.placer.exited(self.container_id, None, self.node_state.clock())
+            self.node_state.carry_out(effects)
+            await self.saved_or_told(effects)
 
 
 class RemoveContainer(_AboutContainer):
@@ -375,8 +391,9 @@ class RemoveContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.node_state.carry_out(self.placer.removed(self.container_id))
-            await self.node_state.saved()
+            effects = self.placer.removed(self.container_id)
+            self.node_state.carry_out(effects)
+            await self.saved_or_told(effects)
 
 
 class EndPodSandbox(InterceptedCall):
@@ -391,8 +408,9 @@ class EndPodSandbox(InterceptedCall):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            self.node_state.carry_out(self.placer.pod_ended(self.sandbox_id))
-            await self.node_state.saved()
+            effects = self.placer.pod_ended(self.sandbox_id)
+            self.node_state.carry_out(effects)
+            await self.saved_or_told(effects)
 
 
 class StopPodSandbox(EndPodSandbox):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
 from cri_proxy.engine.resources import CgroupReading
@@ -58,15 +58,16 @@ class Cgroups:
         )
         if not self.is_v1:
             names = (("cpuset.cpus.effective", "cpuset.mems.effective"),)
-        folder = self.base / path.lstrip("/")
+        below = path.strip("/")
         while True:
+            folder = f"{self.base}/{below}" if below else str(self.base)
             for cpus_name, mems_name in names:
-                cpus, mems = _read(folder / cpus_name), _read(folder / mems_name)
+                cpus, mems = _read(f"{folder}/{cpus_name}"), _read(f"{folder}/{mems_name}")
                 if cpus and mems:
                     return Cpusets(cpus, mems)
-            if folder == self.base or self.base not in folder.parents:
+            if not below:
                 return None
-            folder = folder.parent
+            below = below.rpartition("/")[0]
 
     def exact(self, path: str) -> Optional[Cpusets]:
         """What this very cgroup may use; None if there is none of that name, or it has no cpuset."""
@@ -217,7 +218,7 @@ def _numa_row(line: str) -> tuple[str, dict[int, int]]:
     return name.split("=")[0], {read_number(node): read_number(count) for node, count in numbers.items()}
 
 
-def _read(path: Path) -> Optional[frozenset[int]]:
+def _read(path: Union[str, Path]) -> Optional[frozenset[int]]:
     try:
         return parse_cpus(read_text(path))
     except (OSError, BadCpuList):

@@ -19,7 +19,7 @@ from typing import Optional
 from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import read_text
 from cri_proxy.cri.device_hints import DEVICES, Use, hints_by_address, pci_address
-from cri_proxy.node.mounts import Mounts
+from cri_proxy.node.mounts import Mount, Mounts
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.machine.topology import Topology
 from policies.model import Hint
@@ -50,6 +50,9 @@ class Devices:
         self._remembered = remembered
         self._topology: Optional[Topology] = None
         self._known: dict[Use, frozenset[int]] = {}
+        #: The nodes of what is mounted, as long as it is: volumes have paths of their own and few mounts. And what these
+        #: are of: the machine, and which reading of its mounts.
+        self._of_mounts: tuple[Optional[tuple[Topology, int]], dict[Mount, frozenset[int]]] = (None, {})
 
     async def hints(self, uses: tuple[Use, ...], topology: Topology) -> tuple[Hint, ...]:
         """The hints of what a container uses; of what is not known in time, or is near all nodes, none."""
@@ -62,7 +65,10 @@ class Devices:
         if unknown and self._sysfs is not None:
             # A thread that hangs in a driver is left behind.
             with contextlib.suppress(asyncio.TimeoutError):
-                found = await wait_within(self._wait_s, asyncio.to_thread(self.look_up, unknown, topology))
+                found = self._look_at_known(unknown, topology)
+                if found is None:
+                    looking = asyncio.to_thread(self.look_up, unknown, topology)
+                    found = await wait_within(self._wait_s, looking)
                 if self._topology is topology:
                     self._remember(found)
         known = [told.get(use) or Hint(*use, self._known.get(use, NO_CPUS)) for use in uses]
@@ -78,10 +84,37 @@ class Devices:
         found = {}
         for use in uses:
             kind, path = use
-            folders = self._of_device(path) if kind == DEVICES else self._of_mount(path)
-            nodes = frozenset().union(*[self._nodes(folder, topology) for folder in folders])
-            found[use] = NO_CPUS if nodes >= topology.nodes_of(topology.online) else nodes
+            found[use] = (
+                self._near(self._of_device(path), topology)
+                if kind == DEVICES
+                else self._mounted(path, topology)
+            )
         return found
+
+    def _mounted(self, path: str, topology: Topology) -> frozenset[int]:
+        mount = self._mounts.of(path)
+        of = (topology, self._mounts.read)
+        known_of, known = self._of_mounts
+        if known_of != of:  # a disk may have the number now that another one had
+            is_same = known_of is not None and known_of[0] is topology
+            known = {m: nodes for m, nodes in known.items() if is_same and self._mounts.has(m)}
+        nodes = known[mount] if mount in known else self._near(self._of_mount(mount), topology)
+        self._of_mounts = of, {**known, mount: nodes}
+        return nodes
+
+    def _look_at_known(self, uses: list[Use], topology: Topology) -> Optional[dict[Use, frozenset[int]]]:
+        """What is known without a file: the nodes of mounts that are there and were asked about before."""
+        if any(kind == DEVICES for kind, _ in uses):
+            return None
+        mounts = self._mounts.of_unchanged(path for _, path in uses)
+        of, known = self._of_mounts
+        if mounts is None or of != (topology, self._mounts.read) or not known.keys() >= set(mounts):
+            return None
+        return {use: known[mount] for use, mount in zip(uses, mounts)}
+
+    def _near(self, folders: list[Path], topology: Topology) -> frozenset[int]:
+        nodes = frozenset().union(*[self._nodes(folder, topology) for folder in folders])
+        return NO_CPUS if nodes >= topology.nodes_of(topology.online) else nodes
 
     # ------------------------------------------------------------------ from a path to folders of sysfs
 
@@ -103,10 +136,9 @@ class Devices:
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
         return self._disks(self._sysfs / "dev" / kind / number) if kind else []
 
-    def _of_mount(self, path: str) -> list[Path]:
-        """The disks behind a path."""
+    def _of_mount(self, mount: Mount) -> list[Path]:
+        """The disks behind a mount."""
         assert self._sysfs is not None
-        mount = self._mounts.of(path)
         number, source = mount.number, mount.source
         if not number:
             return []

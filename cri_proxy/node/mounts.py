@@ -10,9 +10,9 @@ import os
 import re
 import select
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 #: How mountinfo writes blanks and the like.
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -50,11 +50,25 @@ class Mounts:
 
     def of(self, path: str) -> Mount:
         """The mount that an absolute path is on, the last of those at one point; all fields "" if that is not known."""
-        by_point = self._known()
-        path = os.path.normpath(path)
-        while path not in by_point and path != os.path.dirname(path):
-            path = os.path.dirname(path)
-        return by_point.get(path, Mount("", "", ""))
+        return _mount_of(path, self._known())
+
+    def of_unchanged(self, paths: Iterable[str]) -> Optional[list[Mount]]:
+        """The same of several, if nothing has changed since they were last read. Never waits, reads no file."""
+        if not self._in_use.acquire(blocking=False):
+            return None
+        try:
+            if self._descriptor < 0 or self._has_changed():
+                self._was = None  # read it the next time
+                return None
+            return [_mount_of(path, self._by_point) for path in paths]
+        except OSError:
+            return None
+        finally:
+            self._in_use.release()
+
+    def has(self, mount: Mount) -> bool:
+        """Whether it was there when they were last read."""
+        return self._by_point.get(mount.point) == mount
 
     def _known(self) -> Mapping[str, Mount]:
         with self._in_use:
@@ -106,6 +120,13 @@ class Mounts:
                 self._changes.unregister(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _mount_of(path: str, by_point: Mapping[str, Mount]) -> Mount:
+    path = os.path.normpath(path)
+    while path not in by_point and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return by_point.get(path, Mount("", "", ""))
 
 
 def _unescaped(text: str) -> str:

@@ -17,6 +17,7 @@ from cri_proxy.node.cpuset_files import CpusetFiles
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.updates import Updates
+from cri_proxy.state.store import Journal
 from cri_proxy.state.writer import StateWriter
 from policies.model import Container, Placement, Pod
 
@@ -100,10 +101,17 @@ class NodeState:
 
     def save(self) -> None:
         """Have the engine's changes written. A failure is counted and shown in the status; the service goes on."""
+        self._save(self.store.write)
+
+    def save_together(self) -> None:
+        """The same for changes that the runtime's list tells, too: with those that follow, within some 10 ms."""
+        self._save(self.store.write_together)
+
+    def _save(self, write: Callable[[Journal], None]) -> None:
         if self.engine is None:
             return
         changes = self.engine.drain()
-        self.store.write(changes)
+        write(changes)
         if changes:
             if self.cpuset_files is not None:
                 self.cpuset_files.follow(changes)

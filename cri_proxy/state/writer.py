@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 
 #: How long a call waits for its records where no other time is configured, seconds.
 WAIT_S = 1.0
+#: How long changes wait for others to be written with, where their call does not wait for them, seconds.
+TOGETHER_S = 0.05
 #: How long the end of the service waits for the last changes, seconds.
 END_S = 2.0
 #: How much may wait to be done with other files: each is small, and done again sooner or later.
@@ -52,6 +54,8 @@ class StateWriter:
         self._is_asked = False
         #: Whether it will be asked to by the end of the loop's turn.
         self._is_due = False
+        #: Asks for changes that were to be written with others, if none has come.
+        self._together: Optional[asyncio.TimerHandle] = None
         #: What waits: for what number, until when, and how it is told.
         self._waiting: deque[tuple[int, float, asyncio.Future[None]]] = deque()
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -99,6 +103,21 @@ class StateWriter:
         elif not self.store.waiting:
             return
         self._ask_soon()
+
+    def write_together(self, journal: Journal) -> None:
+        """Have changes written that the runtime's list tells, too, should they be lost: with what comes after them, in
+        one transaction, ``TOGETHER_S`` from now at the latest.
+        """
+        if journal:
+            self.store.add(journal)
+            self._newest += 1
+            if self._together is None:
+                self._together = asyncio.get_running_loop().call_later(TOGETHER_S, self._ask_together)
+
+    def _ask_together(self) -> None:
+        self._together = None
+        if self._tried < self._newest:
+            self._ask()
 
     def later(self, work: Callable[[], object]) -> None:
         """Have something done with another file on that disk, in its turn. ``settled`` waits for it, too.

@@ -252,3 +252,50 @@ async def test_not_more_is_remembered_than_a_node_needs(tree: Tree) -> None:
     for number in range(50):
         await devices.hints((("mounts", f"/pods/{number}"),), tree.topology)
     assert len(devices._known) <= 10
+
+
+# ---------------------------------------------------------------------- volumes have paths of their own and few mounts
+
+
+class Counting(Devices):
+    """Counts what it looks for in a thread."""
+
+    looked_up = 0
+
+    def look_up(self, uses: Any, topology: Topology) -> Any:
+        self.looked_up += 1
+        return super().look_up(uses, topology)
+
+
+async def near(devices: Devices, tree: Tree, path: str) -> set[int]:
+    return {node for hint in await devices.hints((("mounts", path),), tree.topology) for node in hint.nodes}
+
+
+async def test_a_new_path_on_a_mount_that_is_known_takes_no_thread(tree: Tree) -> None:
+    partition(tree)
+    devices = Counting(tree.sys, tree.proc)
+    assert [await near(devices, tree, f"/data/{number}") for number in range(5)] == [{5}] * 5
+    assert devices.looked_up == 1
+
+
+async def test_mounts_that_have_changed_are_looked_at_anew_and_no_others(tree: Tree) -> None:
+    partition(tree)
+    devices = Counting(tree.sys, tree.proc)
+    assert await near(devices, tree, "/data/a") == {5}
+    tree.mount("/else", "0:99", source="tmpfs")
+    (tree.pci(DISK) / "numa_node").write_text("4")  # which is not looked at again: the mount is there
+    assert await near(devices, tree, "/data/b") == {5}
+    (tree.proc / "self/mountinfo").write_text("")
+    assert await near(devices, tree, "/data/c") == set()
+    partition(tree)
+    assert await near(devices, tree, "/data/d") == {4}
+    assert devices.looked_up == 4
+
+
+async def test_of_another_machine_nothing_is_known(tree: Tree) -> None:
+    partition(tree)
+    devices = Counting(tree.sys, tree.proc)
+    assert await near(devices, tree, "/data/a") == {5}
+    (tree.pci(DISK) / "numa_node").write_text("4")
+    tree.topology = Topology(tree.topology.data)
+    assert await near(devices, tree, "/data/b") == {4}

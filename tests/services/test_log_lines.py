@@ -146,3 +146,43 @@ def test_a_logger_without_repeats_shows_each(capsys: Read) -> None:
 def structlog_as_before() -> Iterator[None]:
     yield
     structlog.reset_defaults()
+
+
+# ---------------------------------------------------------------------- lines for people
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"container": "default/web/app", "attempt": 0, "cpus": "0-7", "mems": "", "us": 312.5},
+        {
+            "why": "a limit of 2 CPUs fits one CCX",
+            "quoted": "it's",
+            "is": "a=b",
+            "lines": "a\nb\t",
+            "two": 'say "a"',
+        },
+        {"nothing": None, "flag": True, "list": ["a b", 1], "map": {"a": 1}, "unicode": "naïve"},
+        {"exception": "Traceback (most recent call last): ..."},
+        {"stack": "where it was", "id": "x"},
+    ],
+    ids=["none", "of a create", "quoted", "no strings", "an exception", "a stack"],
+)
+@pytest.mark.parametrize(
+    ("event", "level"), [("CreateContainer", "info"), ("a long sentence that is no name", "warning")]
+)
+def test_a_plain_line_is_structlogs(fields: dict[str, object], event: str, level: str) -> None:
+    theirs = structlog.dev.ConsoleRenderer(colors=False, sort_keys=False)
+    line = {**fields, "event": event, "level": level, "timestamp": "2026-11-26T15:00:00Z"}
+    ours = logs.PlainLines(theirs)(None, level, dict(line))
+    assert ours == theirs(None, level, dict(line))
+
+
+def test_an_error_has_its_traceback() -> None:
+    theirs = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    try:
+        raise ValueError("what it was")
+    except ValueError as error:
+        line = {"event": "failed open", "level": "error", "timestamp": "now", "exc_info": error}
+    assert "ValueError: what it was" in logs.PlainLines(theirs)(None, "error", line)

@@ -122,6 +122,32 @@ async def test_what_comes_while_the_disk_is_busy_goes_together_in_the_order_of_i
     assert len(it.store.transactions) <= 2
 
 
+async def test_what_no_call_waits_for_goes_with_what_comes_then(it: Writing) -> None:
+    for key in ("stopped", "pod ended", "removed"):
+        it.writer.write_together(change(key))
+    await asyncio.sleep(0)
+    assert it.store.transactions == []
+    it.writer.write(change("the next create"))
+    await it.writer.settled()
+    assert [key for transaction in it.store.transactions for _, key in transaction] == [
+        "stopped", "pod ended", "removed", "the next create",
+    ]  # fmt: skip
+    assert len(it.store.transactions) == 1
+
+
+async def test_what_no_call_waits_for_is_written_where_nothing_follows(it: Writing) -> None:
+    it.writer.write_together(change("stopped"))
+    it.writer.write_together(change("removed"))
+    await it.until(lambda: records_in(it.store.directory) == {"stopped", "removed"})
+    assert len(it.store.transactions) == 1
+
+
+async def test_the_end_of_the_service_writes_what_no_call_waits_for(it: Writing) -> None:
+    it.writer.write_together(change("stopped"))
+    await it.writer.close()
+    assert records_in(it.store.directory) == {"stopped"}
+
+
 async def test_past_its_time_a_call_goes_on_and_later_ones_do_not_wait_until_all_is_written(
     it: Writing,
 ) -> None:

@@ -62,8 +62,10 @@ class Endpoint:
         self._loop = asyncio.get_running_loop()
         self._socket: Optional[socket.socket] = None
         self._pieces: deque[memoryview] = deque()
-        #: Whether the loop tells when there is something to read, and room to write.
-        self.is_reading = self._is_writing = False
+        #: Whether what comes is wanted. The loop tells of it until something comes that is not: most pauses are shorter.
+        self.is_reading = self._is_watched = False
+        #: Whether the loop tells when there is room to write.
+        self._is_writing = False
         self._read_bytes = min(READ_BYTES, most_bytes)
         #: No read is larger (``pace``); how much the last brought.
         self._most_bytes = most_bytes
@@ -88,12 +90,14 @@ class Endpoint:
             return
         self.is_reading = wanted
         # By its number: to find that a socket is not known yet, asyncio describes it, which takes six calls of the kernel.
-        if wanted:
+        if wanted and not self._is_watched:
+            self._is_watched = True
             self._loop.add_reader(self._socket.fileno(), self._readable, self._socket)
-        else:
-            self._loop.remove_reader(self._socket.fileno())
 
     def _readable(self, readable: socket.socket) -> None:
+        if not self.is_reading:
+            self._unwatch()
+            return
         try:
             received = readable.recv(self._read_bytes)
         except (BlockingIOError, InterruptedError):
@@ -108,6 +112,11 @@ class Endpoint:
             self._read_bytes = min(wanted, self._most_bytes)
         else:
             self.close()
+
+    def _unwatch(self) -> None:
+        if self._is_watched and self._socket is not None:
+            self._is_watched = False
+            self._loop.remove_reader(self._socket.fileno())
 
     def pace(self, work: int) -> None:
         """What came with the last read was so much work: less is read at once where it was too much, more where
@@ -209,8 +218,7 @@ class Endpoint:
         self.unwritten = self.queued_bytes = 0
         self._pieces.clear()
         if self._socket is not None:
-            if self.is_reading:
-                self._loop.remove_reader(self._socket.fileno())
+            self._unwatch()
             if self._is_writing:
                 self._loop.remove_writer(self._socket.fileno())
             self._socket.close()

@@ -102,6 +102,8 @@ class Link:
         self._is_farewell_said = False
         #: There was a doubt, which the client is not told yet.
         self._is_silent = False
+        #: What is to be written waits for the next step of a call, which may have more to write.
+        self._is_gathering = False
         self._loop = asyncio.get_running_loop()
         self._since_s = self._loop.time()
 
@@ -206,18 +208,37 @@ class Link:
                     self.close()
             return
         connection, feed = self.connection, self.connection.feed
-        self._move(connection)
+        self._handle_events(connection)
+        if not self._is_gathering or self._is_silent:
+            self._write(connection)
         while feed.readers and not (self.client.is_full or self._is_silent) and feed.flush(FEED_BYTES):
-            self._move(connection)
+            self._handle_events(connection)
+            self._write(connection)
         self._regulate()
         kind = Kind.BUSY if connection.has_calls else self._resting_kind
         if kind is not self.kind:
             self._place(kind)
 
-    def _move(self, connection: RelayedConnection) -> None:
+    def _handle_events(self, connection: RelayedConnection) -> None:
         while connection.events:
             for event in connection.take_events():
                 self._handle(event)
+
+    def _gather(self) -> None:
+        """A call was given its next step, which the loop takes before anything else that comes after this: what there
+        is to write until then goes out with what the step writes. A request's headers wake the runtime, and a reply's
+        the client, once instead of twice.
+        """
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._loop.call_soon(self._write_gathered)
+
+    def _write_gathered(self) -> None:
+        if self._is_gathering:
+            self._is_gathering = False
+            self._guarded(lambda connection: None)
+
+    def _write(self, connection: RelayedConnection) -> None:
         if connection.to_runtime:
             self.runtime.write(connection.to_runtime)
         if self._is_silent:
@@ -286,6 +307,7 @@ class Link:
             self._loop.call_soon(self._pump)
 
     def _client_lost(self) -> None:
+        self._is_gathering = False  # what it has said before it went is the runtime's
         self._guarded(lambda connection: connection.client_lost())
         self.abort()
 
@@ -303,8 +325,10 @@ class Link:
             if self.connection is not None:
                 event.call.trace(self.connection.headers_of(event.stream), self._owner.around)
             run_call(event.call, event, self._owner.tasks)
+            self._gather()
         elif isinstance(event, ReplyReceived):
             event.call.add(event, self._noting(event.call.method))
+            self._gather()
         elif isinstance(event, Ended):
             event.call.add(event, self._noting(event.call.method) if event.waits else _nothing)
         elif isinstance(event, FailedOpen):
@@ -450,7 +474,7 @@ class Link:
         """Close, after what is still to be written; the client may go first."""
         if self._is_closing:
             return
-        self._is_silent = False
+        self._is_silent = self._is_gathering = False
         self._guarded(lambda connection: connection.conclude())
         self._place(Kind.GOING)
         self._is_closing = True
@@ -474,6 +498,7 @@ class Link:
 
     def give_up(self, why: str) -> None:
         """Close at once, and drop what is kept; the client is told why, if it reads."""
+        self._is_gathering = False
         self._on_connection(lambda connection: connection.give_up(why))
         self.abort()
 

@@ -140,3 +140,22 @@ async def test_an_end_that_was_not_waited_for_closes_the_socket_it_gets(sockets:
     owner.end.abort()
     owner.end.begin(ours)
     assert await all_of(theirs, 1) == b""
+
+
+async def test_what_comes_in_a_pause_is_not_read_and_does_not_keep_the_loop_busy(sockets: Any) -> None:
+    ours, theirs = sockets
+    owner = Owner()
+    owner.end.begin(ours)
+    owner.end.read(False)
+    owner.end.read(True)
+    owner.end.read(False)
+    theirs.send(b"later")
+    while owner.end._is_watched:  # until the loop has told of it, once
+        await asyncio.sleep(0)
+    assert owner.received == b""
+    owner.end.read(True)
+    while not owner.received:
+        await asyncio.sleep(0)
+    assert owner.received == b"later"
+    owner.end.abort()
+    await owner.is_lost()

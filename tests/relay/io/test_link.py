@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import grpc
 import pytest
 
-from cri_proxy.relay.http2.frames import GOAWAY, PING, write_window_update
+from cri_proxy.relay.http2.frames import DATA, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, write_window_update
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.interception import CallEnd
-from cri_proxy.relay.io.endpoint import FULL_BYTES, READ_BYTES
+from cri_proxy.relay.io.endpoint import FULL_BYTES, READ_BYTES, Endpoint
 from cri_proxy.relay.io.link import SILENT_S
 from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient
@@ -256,3 +256,83 @@ async def _writes_without_end(raw: Raw, said: bytes) -> None:
         while True:
             raw.write(said)
             await raw.writer.drain()
+
+
+# ---------------------------------------------------------------------- what is written together
+
+
+async def connection_of(runtime: RawRuntime) -> Raw:
+    """The only one there is, behind its preface."""
+    await until(lambda: bool(runtime.connections))
+    await soon(runtime.connections[0].reader.readexactly(len(PREFACE)))
+    return runtime.connections[0]
+
+
+def noting_writes(end: Endpoint) -> list[list[int]]:
+    """The kinds of frames of every write of an endpoint from now on."""
+    writes: list[list[int]] = []
+    write = end.write
+
+    def noted(pieces: list[Any]) -> None:
+        if pieces:
+            writes.append([frame.kind for frame in written(b"".join(pieces))])
+        write(pieces)
+
+    end.write = noted  # type: ignore[method-assign]
+    return writes
+
+
+async def test_a_request_that_is_decided_at_once_goes_out_with_its_headers(
+    folder: Path, calls: Recorder
+) -> None:
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(relay, request(VERSION, 1))
+        [link] = await links_of(relay, 1)
+        seen = await connection_of(runtime)
+        assert (await seen.frame(DATA)).stream == 1
+        writes = noting_writes(link.runtime)
+        client.write(request(CREATE, 3))
+        assert (await seen.frame(DATA)).stream == 3
+        assert [kinds for kinds in writes if HEADERS in kinds] == [[HEADERS, DATA]]
+        await client.close()
+        await links_of(relay, 0)
+
+
+async def test_headers_and_what_else_was_said_do_not_wait_for_a_decision(
+    folder: Path, calls: Recorder
+) -> None:
+    calls.deciding = asyncio.Event()
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(relay, request(CREATE, 1), request(VERSION, 3))
+        seen = await connection_of(runtime)
+        assert [(await seen.frame(HEADERS)).stream for _ in range(2)] == [1, 3]
+        assert (await seen.frame(DATA)).stream == 3
+        assert calls.notes == [("request", b"")]
+        calls.deciding.set()
+        assert (await seen.frame(DATA)).stream == 1
+        await client.close()
+        await links_of(relay, 0)
+
+
+async def test_a_reply_that_is_noted_at_once_is_one_write(folder: Path, calls: Recorder) -> None:
+    async with (
+        RawRuntime(f"{folder}/raw.sock") as raw,
+        relaying(raw.socket, f"{folder}/k.sock", calls) as relay,
+    ):
+        client = await Raw.connect(relay, request(CREATE, 1))
+        [link] = await links_of(relay, 1)
+        seen = await connection_of(raw)
+        await seen.frame(DATA)
+        writes = noting_writes(link.client)
+        seen.write(headers(1, b"\x88"), data(1, write_message(b"reply")), headers(1, b"\x88", end=True))
+        while not (await client.frame(HEADERS)).flags & END_STREAM:
+            pass
+        assert [kinds for kinds in writes if HEADERS in kinds] == [[HEADERS, DATA, HEADERS]]
+        await client.close()
+        await links_of(relay, 0)
