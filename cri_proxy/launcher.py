@@ -37,13 +37,18 @@ def main():
             from cri_proxy import greeting
 
             greeting.begin()
+    stays = serves or is_nri_plugin(sys.argv[1:])
     try:
-        import click
+        from cri_proxy.light_imports import lightly
 
-        from cri_proxy.cli.main import cli
+        with lightly() if stays else contextlib.nullcontext():
+            import click
 
-        if serves:
-            import cri_proxy.daemon.daemon  # noqa: F401  # later nothing could take over from a failure of it
+            from cri_proxy.cli.main import cli
+
+            if serves:
+                import cri_proxy.daemon.daemon
+                import cri_proxy.daemon.proxy  # noqa: F401  # later nothing could take over from a failure of it
     except Exception as error:
         if not serves:
             sys.exit(f"cri-resmgr: it cannot run: {_sentence(error)}\n  reinstall the package")

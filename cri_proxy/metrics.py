@@ -6,13 +6,10 @@ from collections import Counter as Counted
 from collections.abc import Iterable
 from typing import Optional
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import DecisionRecord, Stance, TicketKind
 from cri_proxy.engine.report import domain_pools
+from cri_proxy.instruments import Collector, Counter, Family, Gauge, Histogram, Registry
 
 #: Seconds. Decisions take tens to hundreds of microseconds.
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
@@ -35,7 +32,7 @@ class Metrics:
     """Everything counted. Labels are few and bounded: methods we intercept, outcomes, reasons, domains."""
 
     def __init__(self, version: str) -> None:
-        self.registry = CollectorRegistry(auto_describe=True)
+        self.registry = Registry()
         r = self.registry
         self.requests = Counter(
             "cri_resmgr_requests_total",
@@ -228,35 +225,34 @@ class Metrics:
 
     def text(self) -> str:
         """Prometheus text format."""
-        return generate_latest(self.registry).decode()
+        return self.registry.text()
 
 
-def engine_families() -> tuple[GaugeMetricFamily, ...]:
+def engine_families() -> tuple[Family, ...]:
     """The gauges that are read from an engine: CPUs, charges, containers, tickets in doubt. Empty."""
     return (
-        GaugeMetricFamily(
+        Family(
             "cri_resmgr_cpus",
             "CPUs by domain and pool: usable, shared, exclusive, reserved",
+            "gauge",
             labels=["level", "domain", "pool"],
         ),
-        GaugeMetricFamily(
+        Family(
             "cri_resmgr_charged_milli_cpus",
             "CPU requests charged on the shared CPUs of a domain",
+            "gauge",
             labels=["level", "domain"],
         ),
-        GaugeMetricFamily("cri_resmgr_containers", "Containers by whose cpuset they have", labels=["stance"]),
-        GaugeMetricFamily("cri_resmgr_tickets_in_doubt", "Creates whose end is not known", labels=()),
+        Family("cri_resmgr_containers", "Containers by whose cpuset they have", "gauge", labels=["stance"]),
+        Family("cri_resmgr_tickets_in_doubt", "Creates whose end is not known", "gauge", labels=()),
     )
 
 
-class _EngineCollector(Collector):
+class _EngineCollector:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        return engine_families()
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Family]:
         engine = self.engine
         cpus, charged, containers, in_doubt = families = engine_families()
         for pools in domain_pools(engine.node):
@@ -276,11 +272,11 @@ SCOPE = "container"
 BOUNDARIES = {"uncore_cache": "l3", "numa_node": "numa"}
 
 
-class KubeletCounterparts(Collector):
+class KubeletCounterparts:
     """What kubelet's CPU manager would count if it placed: under the names that it has there, so that dashboards find it.
 
     Decisions are counted as they are made (``note``), those of creates and resizes that place a container. Types are not
-    told: kubelet's counters have names that a counter may not have in the text format of our library.
+    told: kubelet's counters have names that a counter may not have in the text format.
     """
 
     def __init__(self, requests: Counter) -> None:
@@ -322,10 +318,7 @@ class KubeletCounterparts(Collector):
             elif 0 < milli <= max((len(cpus & node.usable) for cpus in domains), default=0) * 1000:
                 self._failed[boundary] += 1
 
-    def describe(self) -> Iterable[Metric]:
-        return _counterparts()
-
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         aligned, failed, requests, errors, shared, exclusive = families = _counterparts()
         for boundary in BOUNDARIES:
             labels = {"boundary": boundary, "scope": SCOPE}
@@ -346,9 +339,9 @@ class KubeletCounterparts(Collector):
         return families
 
 
-def _counterparts() -> tuple[Metric, ...]:
+def _counterparts() -> tuple[Family, ...]:
     return tuple(
-        Metric(f"kubelet_{name}", documentation, "unknown")
+        Family(f"kubelet_{name}", documentation, "unknown")
         for name, documentation in (
             (
                 "container_aligned_compute_resources_count",

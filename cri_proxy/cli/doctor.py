@@ -11,8 +11,8 @@ import click
 from cri_proxy.cli.answers import json_option, print_json
 from cri_proxy.cli.progress import progress
 from cri_proxy.doctor.diagnose import diagnose
-from cri_proxy.doctor.findings import PROBLEM, findings_document, findings_text, worst
-from cri_proxy.doctor.io.collect import EXAMINE_S, examine
+from cri_proxy.doctor.findings import EXAMINE_S, PROBLEM, findings_document, findings_text, worst
+from cri_proxy.doctor.io.collect import examine
 
 _path = click.Path(path_type=Path)
 

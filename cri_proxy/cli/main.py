@@ -35,7 +35,6 @@ from cri_proxy.config.config import BadConfig, Config, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.node.sysfs import SysfsError, read_sysfs
-from cri_proxy.simulator.preview import diff_text
 from cri_proxy.unix_sockets import is_served
 from cri_proxy.version import VERSION
 from policies.machine.topology import BadTopology, Topology, TopologyData
@@ -370,6 +369,8 @@ def check(file: Path, diff: bool) -> None:
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{file}: good")
     if diff:
+        from cri_proxy.simulator.preview import diff_text
+
         click.echo(diff_text(ask_daemon("config-diff", {"name": str(file.resolve()), "text": source.text})))
 
 

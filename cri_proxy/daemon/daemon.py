@@ -11,7 +11,6 @@ import contextlib
 import gc
 import math
 import os
-import secrets
 import signal
 import sys
 import time
@@ -89,7 +88,7 @@ class Daemon:
         self.control: Optional[ControlServer] = None
         self.view: Optional[ControlServer] = None
         #: Another one in every life of a daemon.
-        self.instance = secrets.token_hex(8)
+        self.instance = os.urandom(8).hex()
         self.watch: Optional[TopologyWatch] = None
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -125,6 +124,7 @@ class Daemon:
         if not self._stopping.is_set():
             self._start_tasks()
             # What is there now stays. To go through all of it would stop every call for 20 ms now and then.
+            gc.unfreeze()  # as the launcher has left it
             gc.collect()
             gc.freeze()
             self.health.serving()

@@ -8,6 +8,8 @@ from typing import Any
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 VERDICTS = (OK, NOTE, WARNING, PROBLEM)
+#: How long a look at the node may take, seconds: all of it takes half a second; what hangs (a file system) is left.
+EXAMINE_S = 5.0
 
 
 @dataclass(frozen=True)

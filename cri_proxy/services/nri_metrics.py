@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from cri_proxy.instruments import Counter, Gauge, Histogram, Registry
 
 #: Seconds. A plugin in Go answers in half a millisecond; after two seconds it is given up.
 CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 2.0, 5.0)
@@ -14,7 +14,7 @@ OTHERS = "others"
 class NriMetrics:
     """Labels: plugins as ``NN-name``, events as their calls are named."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._labels: set[str] = set()
         self.calls = Counter(
             "cri_resmgr_nri_calls_total",

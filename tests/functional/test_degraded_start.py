@@ -231,7 +231,7 @@ async def test_strict_exits_with_the_sentence_instead(runtime: FakeRuntime, dama
 # ---------------------------------------------------------------------- the program itself
 
 
-DEPENDENCIES = ("structlog", "grpc", "yaml", "prometheus_client", "click")
+DEPENDENCIES = ("structlog", "grpc", "yaml", "click")
 
 
 @pytest.mark.parametrize("name", DEPENDENCIES)
@@ -265,13 +265,8 @@ async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_byt
 ) -> None:
     async with new_agent(runtime) as agent:
         flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
-        text = f"class CollectorRegistry:\n    def __init__(self, **_): raise {error}\n"
-        names = ["Counter", "Gauge", "Histogram", "generate_latest"]
-        text += "".join(f"{name} = None\n" for name in names)
-        with broken_module(agent.folder, "prometheus_client", text) as environment:
-            module = agent.folder / "broken" / "prometheus_client"
-            (module / "core.py").write_text("GaugeMetricFamily = None\n")
-            (module / "registry.py").write_text("class Collector: pass\n")
+        text = f"class processors:\n    def JSONRenderer(): raise {error}\n"
+        with broken_module(agent.folder, "structlog", text) as environment:
             await agent.start(*flags, environment=environment)
         _check_ready_said(agent, sentence)
         assert "Traceback" in agent.log()

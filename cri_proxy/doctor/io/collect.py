@@ -19,6 +19,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.config.config import read_config
 from cri_proxy.doctor.facts import ConfigFacts, Facts
+from cri_proxy.doctor.findings import EXAMINE_S
 from cri_proxy.doctor.io.host import (
     read_cgroup_facts,
     read_kernel_facts,
@@ -36,9 +37,6 @@ from cri_proxy.doctor.io.parts import (
     read_runtime_facts,
 )
 from cri_proxy.doctor.io.state import read_state_facts
-
-#: All of it takes half a second; what hangs (a file system, systemctl) is left after this.
-EXAMINE_S = 5.0
 
 Part = TypeVar("Part")
 

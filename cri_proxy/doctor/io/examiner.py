@@ -15,8 +15,7 @@ from typing import Any, Callable, Optional
 from cri_api.control import ControlError
 from cri_api.waiting import wait_within
 from cri_proxy.config.io.files import Files
-from cri_proxy.doctor.findings import PROBLEM, WARNING
-from cri_proxy.doctor.io.collect import EXAMINE_S
+from cri_proxy.doctor.findings import EXAMINE_S, PROBLEM, WARNING
 
 #: How long an answer is good for, seconds.
 KEPT_S = 60.0

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.instruments import Registry
 from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.host.host import PluginRefused
 from cri_proxy.services.nri_metrics import MOST_LABELS, OTHERS, NriMetrics
@@ -71,7 +71,7 @@ async def test_what_is_asked_for_is_counted_by_kind(tmp_path: Path) -> None:
 
 
 def test_plugins_that_make_up_names_share_a_label() -> None:
-    metrics = NriMetrics(CollectorRegistry())
+    metrics = NriMetrics(Registry())
     assert metrics.label("10-foo") == "10-foo"
     labels = {metrics.label(f"10-p{number}") for number in range(2 * MOST_LABELS)}
     assert len(labels) == MOST_LABELS and OTHERS in labels
