@@ -16,8 +16,7 @@ from cri_proxy.engine.moves import MOST_PEERS, being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
 from cri_proxy.engine.records import Life, Move, Plan
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
-from policies.affinity.planner.planner import NOTHING_BETTER
-from policies.affinity.planner.problem import Proposal, ProposedMove
+from policies.affinity.planner.problem import NOTHING_BETTER, Proposal, ProposedMove
 
 #: A move of a proposal, or of a plan.
 AnyMove = TypeVar("AnyMove", ProposedMove, Move)

@@ -27,15 +27,13 @@ from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.assign import best_site, least_overfull
 from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.order import Step, ordered
-from policies.affinity.planner.problem import BlockedMove, Problem, Proposal, ProposedMove
+from policies.affinity.planner.problem import NOTHING_BETTER, BlockedMove, Problem, Proposal, ProposedMove
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.repair import repair_or_pack
 from policies.affinity.planner.search import Search
 
 #: Repairs one after the other: each makes the next one possible.
 _MOST_REPAIRS = 4
-#: How a proposal's ``why`` begins that has found nothing to move for.
-NOTHING_BETTER = "no better placement than the present one was found"
 
 
 def plan(problem: Problem) -> Proposal:

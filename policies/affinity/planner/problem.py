@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+#: How a proposal's ``why`` begins that has found nothing to move for.
+NOTHING_BETTER = "no better placement than the present one was found"
+
 
 @dataclass(frozen=True)
 class Leaf:
