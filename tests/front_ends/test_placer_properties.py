@@ -83,6 +83,8 @@ class Store:
     def write(self, changes: Any) -> None:
         pass
 
+    write_together = write
+
     async def settled(self) -> None:
         pass
 
