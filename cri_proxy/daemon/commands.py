@@ -155,7 +155,9 @@ class Commands:
         return {**document, "unsaved": self._is_unsaved(name)}
 
     def _is_unsaved(self, name: str) -> bool:
-        """Whether a container's record is not in the state file as it is."""
+        """Whether a container's record is not in the state file as it is, and cannot be had there just now."""
+        if not self._daemon.services.store.problem:
+            return False  # what waits to be written with others is, some 10 ms later
         with contextlib.suppress(NotOne):
             grant = find_one(self._engine(), name)
             return any(
