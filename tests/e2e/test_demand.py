@@ -71,6 +71,11 @@ async def load(node: Node, container: Running) -> None:
 
 
 async def idle(node: Node, container: Running) -> None:
+    """End the loops, once it is known that they need more than one CPU: else one is not tried again for an hour."""
+    await until(
+        lambda: node.ask("explain", container=container.id),
+        lambda told: told["containers"][0]["demand"]["need_milli"] > 1000,
+    )
     await node.direct.exec(container.id, "killall", "sh")
 
 

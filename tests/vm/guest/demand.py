@@ -15,6 +15,7 @@ placement:
   size: demand
 demand:
   window: 10s
+  headroom: 1
   shrinks_per_minute: 100
   growths_per_hour: 100
 reconcile:
@@ -74,3 +75,8 @@ async def _grows(node: Node, container: Running, ccx: str) -> None:
     told = node.ask("explain", container=container.id)
     assert told["history"][before]["operation"] == "grow"
     print(told["containers"][0]["demand"]["growths"][0])
+    # Else the small size is one that was too small for nothing, and is not had again for an hour.
+    await until(
+        lambda: node.ask("explain", container=container.id)["containers"][0]["demand"],
+        lambda row: row["need_milli"] > len(parse_cpus(ccx)) * 1000,
+    )
