@@ -47,6 +47,8 @@ class DemandSizer:
         self._triggers = triggers or PressureTriggers(cgroup_root)
         self._wake = asyncio.Event()
         self._fired: set[str] = set()
+        #: Those whose larger set the runtime has not taken yet.
+        self._growing: set[str] = set()
         self._is_watched = False
         #: The engine and its version that the controller follows.
         self._followed: tuple[Optional[Engine], int] = (None, -1)
@@ -89,6 +91,7 @@ class DemandSizer:
             self._forget_uses(engine, ())
             self._follow(engine, {})
             return IDLE_S
+        self._send_again()
         self._follow_engine(engine)
         await self._watch()
         if not len(self.controller):
@@ -199,6 +202,8 @@ class DemandSizer:
             return
         self.controller.made(resize, now_s)
         node_state.send(updates)
+        if resize.is_growth:
+            self._growing.add(resize.key)
         metrics.demand_resizes.labels(resize.action, "made").inc()
         grant = engine.grants[resize.key]
         self._services.log.info(
@@ -208,6 +213,13 @@ class DemandSizer:
             cpus=len(grant.cpus),
             why=resize.why,
         )
+
+    def _send_again(self) -> None:
+        """A larger set that could not be told does not wait for the next comparison."""
+        updates = self._services.node_state.updates
+        self._growing &= updates.pending
+        if self._growing:
+            updates.retry()
 
     def give_back(self, engine: Engine) -> None:
         """Give all containers the sets of their limits, whatever the mode is: nothing makes them larger from now on."""

@@ -21,6 +21,7 @@ from cri_proxy.affinity.demand.estimate import TRIGGER_S
 
 NOT_CAPABLE = "CAP_SYS_RESOURCE is missing"
 NO_PSI = "this kernel tells no pressure by cgroup"
+READ_ONLY = "cgroups are mounted read-only here"
 #: What a kernel says that wants the capability: to the open, or to the window.
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.EINVAL)
 
@@ -87,7 +88,7 @@ class PressureTriggers:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self.problem = NOT_CAPABLE if error.errno in _NOT_ALLOWED else NO_PSI
+                self.problem = _problem_of(error)
                 return
             try:
                 os.write(descriptor, text)
@@ -96,7 +97,7 @@ class PressureTriggers:
                 os.close(descriptor)
                 if error.errno == errno.ENODEV:  # the container is gone
                     return
-                self.problem = NOT_CAPABLE if error.errno in _NOT_ALLOWED else NO_PSI
+                self.problem = _problem_of(error)
                 return
             self._files[key], self._keys[descriptor] = descriptor, key
             return
@@ -129,3 +130,9 @@ class PressureTriggers:
         for key in list(self._files):
             self._drop(key)
         self._epoll.close()
+
+
+def _problem_of(error: OSError) -> str:
+    if error.errno == errno.EROFS:
+        return READ_ONLY
+    return NOT_CAPABLE if error.errno in _NOT_ALLOWED else NO_PSI

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -200,6 +201,22 @@ async def test_without_them_they_are_looked_at_twice_a_second_and_grow_by_what_t
     await sized.run(0.5, {"app": 8.0}, waiting=0.9)
     assert await sized.told("app") == 16
     assert "watched by looks twice a second: " in status_line(sized.sizer.status())
+
+
+async def test_a_growth_that_the_runtime_did_not_take_is_sent_again_with_the_next_round(
+    sized: SizedNode,
+) -> None:
+    await shrunk(sized)
+    sized.node.runtime.script(
+        "UpdateContainerResources", error=(grpc.StatusCode.UNAVAILABLE, "away"), times=1
+    )
+    updates = sized.node.services.node_state.updates
+    sized.use(5, {"app": 8.0}, waiting=0.9)
+    await sized.sizer.round()
+    await eventually(lambda: not updates._sending, "the answer")
+    assert len(sized.node.leaf("app")) == 8
+    await sized.sizer.round()
+    assert await sized.told("app") == 16
 
 
 # ---------------------------------------------------------------------- which containers
