@@ -28,7 +28,7 @@ CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-demand bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-demand bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -125,6 +125,14 @@ bench-cache-model: setup ## What the model of caches counts of programs whose li
 bench-demand: setup ## Sets by demand beside sets by limit, none and an oracle's, on simulated nodes; ten minutes
 	@tools/debian-packages gcc libc6-dev
 	$(BIN)/python -m bench.demand
+
+bench-cache: setup ## Lines between caches a request, by placement, on a virtual Hygon machine: nginx (root; half an hour)
+	@tools/debian-packages $(VIRTUAL) $(TRAFFIC)
+	$(BIN)/python -m bench.cache.virtual
+
+bench-cache-long: setup ## The same for Redis over a unix socket, and a producer and a consumer in shared memory (root)
+	@tools/debian-packages $(VIRTUAL) $(TRAFFIC) redis-tools
+	$(BIN)/python -m bench.cache.virtual --long
 
 bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real containerd; SOAK=180: seconds (root)
 	@tools/debian-packages $(DEBIAN) python3-bpfcc

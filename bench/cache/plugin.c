@@ -1,8 +1,10 @@
 /* QEMU's TCG plugin: every load and store of every virtual CPU goes through the model of the caches.
  *
- * Arguments: out=FILE (JSON, one object a line), cpus, ccx (CPUs a CCX), socket (CCXs a socket), l2 and l3 (bytes).
- * A program begins counting with a store to MARK and ends it with one to MARK + 64, which writes a line; both addresses are
+ * Arguments: out=FILE (JSON, one object a line), cpus, ccx (CPUs a CCX), socket (CCXs a socket), l2 and l3 (bytes), asleep=1.
+ * A program begins counting with a store to MARK and ends it with one to MARK + 64, which writes a line; the addresses are
  * virtual, so the program maps the page there (MAP_FIXED). The caches are modelled all the time: counting starts warm.
+ * asleep=1: only from a store to MARK + 128 on, when they are empty, to the end of counting. Before and after it an access costs
+ * little more than the call. (qemu_plugin_reset would take the call away, too; QEMU 7.2 aborts of it in this use.)
  *
  * Debian's QEMU comes without qemu-plugin.h: what is used of it is declared here, by the names of its public interface,
  * version 1 (https://www.qemu.org/docs/master/devel/tcg-plugins.html).
@@ -10,6 +12,7 @@
 #include "model.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,12 +43,15 @@ uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *);
 EXPORTED int qemu_plugin_version = 1;
 
 static const uint64_t MARK = 0x6d61726b0000; /* "mark" */
+enum { BEGIN = 0, END = 64, WAKE = 128 };
 
 static struct machine *machine;
 static struct shape shape = {.cpus = 128, .cpus_per_ccx = 8, .ccxs_per_socket = 8, .l2_bytes = 512 << 10, .l3_bytes = 8 << 20};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* over all below: CPUs may be threads */
 static struct counts since_start, at_begin;
 static bool counting;
+static atomic_bool asleep;
+static unsigned sleeps; /* asleep=1 */
 static unsigned marks;
 static FILE *out;
 
@@ -61,19 +67,28 @@ static void write_counts(const char *what, const struct counts *to, const struct
 }
 
 static void mark(uint64_t address) {
-    if (address == MARK) {
+    if (address == MARK + WAKE && asleep) {
+        machine_free(machine);
+        machine = machine_of(shape);
+        if (!machine)
+            abort();
+        asleep = false;
+    } else if (address == MARK + BEGIN && !asleep) {
         at_begin = since_start;
         counting = true;
-    } else if (address == MARK + 64 && counting) {
+    } else if (address == MARK + END && counting) {
         char name[24];
         snprintf(name, sizeof name, "mark %u", ++marks);
         write_counts(name, &since_start, &at_begin);
         counting = false;
+        asleep = sleeps != 0;
     }
 }
 
 static void accessed(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t virtual, void *unused) {
     (void)unused;
+    if (atomic_load_explicit(&asleep, memory_order_relaxed) && virtual != MARK + WAKE)
+        return;
     uint64_t address = virtual;
     /* NULL in user mode, where the program's own addresses do. */
     struct qemu_plugin_hwaddr *hardware = qemu_plugin_get_hwaddr(info, virtual);
@@ -120,7 +135,7 @@ static bool read_argument(const char *argument) {
         uint64_t *bytes;
     } known[] = {{"cpus=", &shape.cpus, NULL},         {"ccx=", &shape.cpus_per_ccx, NULL},
                  {"socket=", &shape.ccxs_per_socket, NULL}, {"l2=", NULL, &shape.l2_bytes},
-                 {"l3=", NULL, &shape.l3_bytes}};
+                 {"l3=", NULL, &shape.l3_bytes},            {"asleep=", &sleeps, NULL}};
     if (strncmp(argument, "out=", 4) == 0)
         return (out = fopen(argument + 4, "w")) != NULL;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -149,6 +164,7 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *in
         fprintf(stderr, "cache plugin: needs out=FILE, and sizes that are a power of two of lines a way\n");
         return 1;
     }
+    asleep = sleeps != 0;
     qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
     qemu_plugin_register_atexit_cb(id, ended, NULL);
     return 0;

@@ -56,7 +56,7 @@ def build_model(folder: Path) -> Path:
 
 
 def build_program(name: str, folder: Path) -> Path:
-    """A static program of this folder, by its source's name: "ring", "sweep"."""
+    """A static program of this folder, by its source's name: "ring", "sweep", "load", "batches", "hold"."""
     return _compile(folder / name, [f"{name}.c"], "-static")
 
 
@@ -68,11 +68,14 @@ def _compile(made: Path, sources: list[str], *how: str) -> Path:
     return made
 
 
-def plugin_argument(plugin: Path, counted: Path, shape: Shape) -> str:
-    """The word after QEMU's ``-plugin``; ``counted`` is the file that it writes."""
+def plugin_argument(plugin: Path, counted: Path, shape: Shape, *, asleep: bool = False) -> str:
+    """The word after QEMU's ``-plugin``; ``counted`` is the file that it writes.
+
+    ``asleep``: accesses are looked at only from a program's ``wake()`` to its ``end()`` (mark.h).
+    """
     sizes = f"l2={shape.l2_bytes},l3={shape.l3_bytes}"
     places = f"cpus={shape.cpus},ccx={shape.cpus_per_ccx},socket={shape.ccxs_per_socket}"
-    return f"{plugin},out={counted},{places},{sizes}"
+    return f"{plugin},out={counted},{places},{sizes},asleep={int(asleep)}"
 
 
 def read_counted(counted: Path) -> dict[str, Counts]:

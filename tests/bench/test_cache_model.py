@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
 from collections import defaultdict
 from typing import Any, Callable
 
@@ -11,13 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cache.plugin import Counts, Shape, build_model, missing
+from bench.cache.plugin import (
+    Counts,
+    Shape,
+    build_model,
+    build_program,
+    missing,
+    plugin_argument,
+    read_counted,
+)
 from bench.cache.user_mode import (
     L3_LINES,
     NEEDED,
     OTHER_CCX,
     OTHER_SOCKET,
     PRODUCER,
+    QEMU,
     SAME_CCX,
     SMALL,
     Programs,
@@ -193,3 +203,14 @@ def test_what_fits_into_the_l3_is_read_again_without_a_miss_and_what_does_not_is
 
 def test_reading_takes_nothing_away(programs: Programs) -> None:
     assert sweep(programs, L3_LINES // 2, 2).invalidated == 0
+
+
+def test_a_plugin_that_sleeps_counts_from_a_wake_to_an_end(programs: Programs) -> None:
+    counted = programs.folder / "counted"
+    load = build_program("load", programs.folder)
+    for command, marks in (([str(programs.sweep), "64", "1"], 0), ([str(load), "idle", "1"], 1)):
+        plugin = plugin_argument(programs.plugin, counted, SMALL, asleep=True)
+        subprocess.run([QEMU, "-plugin", plugin, *command], check=True, capture_output=True, timeout=60)
+        found = read_counted(counted)
+        assert len(found) == marks + 1  # and "all"
+        assert (found["all"].accesses > 0) == (marks > 0)

@@ -97,7 +97,7 @@ def _layer(talk: Path) -> bytes:
     programs = {f"usr/bin/{name}": Path(shutil.which(name) or name).resolve() for name in PROGRAMS}
     files = {"usr/bin/talk": talk, **programs}
     for program in programs.values():
-        files.update({library.lstrip("/"): Path(library).resolve() for library in _libraries(program)})
+        files.update({library.lstrip("/"): Path(library).resolve() for library in libraries(program)})
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for name, mode in (("bin", 0o755), ("root", 0o700), ("tmp", 0o1777), ("var/log/nginx", 0o755)):
@@ -116,7 +116,7 @@ def _layer(talk: Path) -> bytes:
     return layer.getvalue()
 
 
-def _libraries(program: Path) -> list[str]:
+def libraries(program: Path) -> list[str]:
     """The paths of its shared libraries and of its loader; none of a static program."""
     done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
     return re.findall(r"(/\S+) \(0x", done.stdout)

@@ -31,6 +31,9 @@ class VirtualMachine:
     job: Path
     words: tuple[str, ...] = ()
     limit_s: float = LIMIT_S
+    accelerator: str = "tcg,thread=multi"
+    #: Further words for QEMU.
+    more: tuple[str, ...] = ()
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     #: Everything else it said, and how the job ended ("" while it runs).
     lines: list[str] = field(default_factory=list)
@@ -51,6 +54,11 @@ class VirtualMachine:
         self._qemu.wait()
         self._output.close()
         shutil.rmtree(self._folder)
+
+    @property
+    def pid(self) -> int:
+        """QEMU's."""
+        return self._qemu.pid
 
     def verdict(self, name: str) -> Verdict:
         """How a check ended, once it has; a failed one that says so if it did not come to it."""
@@ -113,7 +121,7 @@ class VirtualMachine:
         disk = f"file={self.image.disk},if=none,id=disk,format=raw,readonly=on,cache=unsafe"
         job = f"local,path={self.job},mount_tag=job,security_model=none,readonly=on,multidevs=remap"
         return [
-            *(QEMU, "-accel", "tcg,thread=multi", *cpu_arguments(self.shape)),
+            *(QEMU, "-accel", self.accelerator, *self.more, *cpu_arguments(self.shape)),
             *("-drive", disk, "-device", "virtio-blk-pci,drive=disk", "-virtfs", job),
             *(
                 "-kernel",

@@ -58,3 +58,11 @@ def test_a_guest_that_never_ends_is_ended() -> None:
     never.limit_s = 0.1
     with never as machine:
         assert "not finished after 0.1 s" in machine.verdict("it_holds").said
+
+
+def test_an_accelerator_and_further_words_are_qemus() -> None:
+    machine = VirtualMachine(
+        SMT_8, Image(Path()), Path(), accelerator="tcg,thread=single", more=("-plugin", "x")
+    )
+    machine._folder = Path()
+    assert machine._command()[1:5] == ["-accel", "tcg,thread=single", "-plugin", "x"]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
 from tests.vm.guest import installation
 from tests.vm.guest.node import Node, connect, start_runtime, until_served
-from tests.vm.guest.table import RUNS, Check
+from tests.vm.guest.table import Check
 from tests.vm.machine import SHAPES
 
 VerdictOf = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[bool]]
 
 
 async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf) -> bool:
-    """Make the checks of the job's run that it names; returns whether all passed."""
-    planned = RUNS[job["run"]]
+    """Make the checks of the job's run that it names; returns whether all passed.
+
+    The run is one of ``RUNS`` of this folder's table, or of that of the module that the job names.
+    """
+    planned = importlib.import_module(job.get("table", "tests.vm.guest.table")).RUNS[job["run"]]
     async with connect(planned.api) as kubelet:
         node = Node(SHAPES[planned.shape], planned.driver, planned.api, kubelet, folder)
 
@@ -25,7 +29,7 @@ async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf)
             await asyncio.to_thread(start_runtime, node)
 
         async def service() -> None:
-            await the_service_starts_and_serves(node)
+            await the_service_starts_and_serves(node, job.get("config", ""))
 
         if not await verdict_of("the_runtime_starts", runtime):
             return False
@@ -39,9 +43,9 @@ async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf)
         return all(passed)
 
 
-async def the_service_starts_and_serves(node: Node) -> None:
-    """As an operator starts it; kubelet's first call is answered by the runtime."""
-    installation.CONFIG.write_text(installation.SLOW_CONFIG)
+async def the_service_starts_and_serves(node: Node, config: str) -> None:
+    """As an operator starts it; kubelet's first call is answered by the runtime. ``config``: YAML besides the guest's."""
+    installation.CONFIG.write_text(installation.SLOW_CONFIG + config)
     installation.SLOW_UNIT.parent.mkdir(parents=True, exist_ok=True)
     installation.SLOW_UNIT.write_text(installation.SLOW_LIMITS)
     installation.run("systemctl", "daemon-reload")

@@ -1,0 +1,158 @@
+"""What a run in the virtual machine has counted, per request, and the table of several runs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Optional
+
+from bench.cache.plugin import Counts
+
+IDLE = "idle"
+#: Columns: counter, title.
+COLUMNS = (
+    ("other_ccx", "from another CCX of the socket"),
+    ("other_socket", "from another socket"),
+    ("l3_misses", "L3 misses in all"),
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What lay between one pair of marks. ``cpus``: of the server's container and of the client's, as Linux writes them."""
+
+    placement: str
+    load: str
+    cpus: tuple[str, str]
+    requests: int
+    guest_s: float
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of a number over several runs."""
+
+    median: float
+    least: float
+    most: float
+
+    @property
+    def relative(self) -> float:
+        """How far the run that is farthest off lies from the median, of that."""
+        farthest = max(self.most - self.median, self.median - self.least)
+        return farthest / self.median if self.median else 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A placement under a load; ``lines``: a spread for each of ``COLUMNS``, lines a request."""
+
+    placement: str
+    load: str
+    cpus: tuple[str, str]
+    runs: int
+    lines: Mapping[str, Spread]
+
+
+def read_run(said: Iterable[str], counted: Mapping[str, Counts]) -> list[Measurement]:
+    """Measurements of one boot, from what its checks have printed and the plugin's counts.
+
+    :raises ValueError: there are not as many measurements as pairs of marks, so which is whose cannot be told.
+    """
+    told = [
+        json.loads(line) for text in said for line in text.splitlines() if line.startswith('{"placement"')
+    ]
+    marks = [name for name in counted if name.startswith("mark ")]
+    if len(told) != len(marks):
+        raise ValueError(f"the guest tells of {len(told)} measurements, and the plugin of {len(marks)}")
+    return [
+        Measurement(
+            one["placement"],
+            one["load"],
+            (one["cpus"][0], one["cpus"][1]),
+            one["requests"],
+            one["guest_s"],
+            counted[f"mark {number}"],
+        )
+        for number, one in enumerate(told, start=1)
+    ]
+
+
+def per_request(run: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, float]]:
+    """By placement and load: lines a request of each of ``COLUMNS``, less what the idle machine counts in that time.
+
+    Of several idle measurements of a run the median counts; below zero is zero.
+    """
+    idle = [one for one in run if one.load == IDLE]
+    found = {}
+    for one in run:
+        if one.load == IDLE:
+            continue
+        lines = {}
+        for counter, _ in COLUMNS:
+            own = [getattr(other.counts, counter) / other.guest_s for other in idle]
+            background = median(own) * one.guest_s if own else 0.0
+            lines[counter] = max(getattr(one.counts, counter) - background, 0.0) / one.requests
+        found[one.placement, one.load] = lines
+    return found
+
+
+def background_share(run: Sequence[Measurement], counter: str) -> float:
+    """The part of a counter that the idle machine makes: the largest of all measurements."""
+    lines = per_request(run)
+    counted = {
+        (one.placement, one.load): getattr(one.counts, counter) / one.requests for one in run if one.requests
+    }
+    return max((1 - lines[key][counter] / count for key, count in counted.items() if count), default=0.0)
+
+
+def rows(runs: Sequence[Sequence[Measurement]]) -> list[Row]:
+    """In the order of the first run; a placement that a run lacks has fewer runs. CPUs are those of the first run."""
+    by_run = [per_request(run) for run in runs]
+    cpus: dict[tuple[str, str], tuple[str, str]] = {}
+    for run in runs:
+        for one in run:
+            if one.load != IDLE:
+                cpus.setdefault((one.placement, one.load), one.cpus)
+    made = []
+    for (placement, load), places in cpus.items():
+        found = [run[placement, load] for run in by_run if (placement, load) in run]
+        lines = {counter: _spread([one[counter] for one in found]) for counter, _ in COLUMNS}
+        made.append(Row(placement, load, places, len(found), lines))
+    return made
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(median(values), min(values), max(values))
+
+
+def markdown(of: Sequence[Row]) -> str:
+    """A table for each load: medians, and in brackets the least and the most."""
+    lines: list[str] = []
+    for load in dict.fromkeys(row.load for row in of):
+        lines += ["", f"{load}; lines a request:", ""]
+        lines.append(f"| placement | server on CPUs | client | {' | '.join(title for _, title in COLUMNS)} |")
+        lines.append("|---" * (3 + len(COLUMNS)) + "|")
+        for row in (row for row in of if row.load == load):
+            cells = [_cell(row.lines[counter], row.runs) for counter, _ in COLUMNS]
+            lines.append(f"| {row.placement} | {row.cpus[0]} | {row.cpus[1]} | {' | '.join(cells)} |")
+    return "\n".join(lines[1:])
+
+
+def _cell(lines: Spread, runs: int) -> str:
+    return _number(lines.median) if runs == 1 else (
+        f"{_number(lines.median)} ({_number(lines.least)} to {_number(lines.most)})"
+    )  # fmt: skip
+
+
+def _number(lines: float) -> str:
+    return f"{lines:.1f}" if lines < 10 else f"{lines:,.0f}"
+
+
+def agreement(of: Sequence[Row], counter: str) -> Optional[float]:
+    """How far a run lies from the median at most, of that, over rows of several runs; None if there is none."""
+    found = [row.lines[counter].relative for row in of if row.runs > 1]
+    return max(found) if found else None

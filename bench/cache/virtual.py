@@ -1,0 +1,175 @@
+"""Lines between caches a request, by placement, on a virtual Hygon machine: QEMU with the plugin, the package, containerd.
+
+.venv/bin/python -m bench.cache.virtual [--runs 3] [--together 1] [--long] [--accelerator tcg,thread=multi]
+
+Needs root and what builds virtual machines. A run is a boot; what it has counted is kept in a file, so that runs can be
+added to (``--keep FILE``) and shown again (``--keep FILE --runs 0``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.cache.disk import with_package
+from bench.cache.guest import DAEMON_CONFIG, LONG, RUNS, SHORT, Load
+from bench.cache.plugin import Counts, Shape, build_plugin, build_program, plugin_argument, read_counted
+from bench.cache.table import COLUMNS, Measurement, agreement, background_share, markdown, read_run, rows
+from bench.figures import cpu_s
+from tests.e2e.images import make_images
+from tests.e2e.traffic_images import libraries, make_traffic_image, missing_for_traffic
+from tests.vm.image import BOOKWORM, Image, image, missing
+from tests.vm.machine import CCX_PLACES, CORE_PLACES, SHAPES, THREAD_PLACES
+from tests.vm.packages import package
+from tests.vm.run import VirtualMachine
+
+ROOT = Path(__file__).parents[2]
+SHAPE = "cores-16"
+#: A boot takes four minutes on two CPUs of its own, and many times that where others want them.
+LIMIT_S = 7200
+#: QEMU numbers a CPU by its place, with or without CPUs in the places before.
+PLACES = Shape(2 * CCX_PLACES * CORE_PLACES * THREAD_PLACES, CORE_PLACES * THREAD_PLACES, CCX_PLACES)
+
+
+def prepare(folder: Path, loads: Sequence[Load]) -> tuple[Image, Path]:
+    """Into an empty folder: a disk with the package on it, and what all boots are given as their job."""
+    (folder / "deb").mkdir()
+    (folder / "disk").mkdir()
+    disk = with_package(
+        image(BOOKWORM, ROOT / ".cache" / "vm"), package("3.11", folder / "deb"), folder / "disk"
+    )
+    job = folder / "job"
+    unwanted = shutil.ignore_patterns("__pycache__", "test_*")
+    shutil.copytree(ROOT / "tests" / "vm", job / "tests" / "vm", ignore=unwanted)
+    shutil.copytree(ROOT / "bench" / "cache", job / "bench" / "cache", ignore=unwanted)
+    for name in ("tests/__init__.py", "tests/cri_client.py", "bench/__init__.py"):
+        shutil.copy(ROOT / name, job / name)
+    make_images(job)
+    make_traffic_image(job)
+    (job / "files").mkdir()
+    for name in ("load", "batches", "hold"):
+        build_program(name, job / "files")
+    if any(load.server == "redis" for load in loads):
+        copy_redis(job / "files" / "redis")
+    names = [load.name for load in loads]
+    checks = [check.__name__ for check in RUNS[SHAPE].checks]
+    described = {"run": SHAPE, "table": "bench.cache.guest", "checks": checks, "loads": names}
+    (job / "job.json").write_text(json.dumps({**described, "config": DAEMON_CONFIG}))
+    return disk, job
+
+
+def copy_redis(folder: Path) -> None:
+    """This machine's redis-server with its libraries and their loader, into a new folder.
+
+    Debian's redis-tools has it by another name; the package redis-server would start one here.
+    """
+    program = Path(shutil.which("redis-check-rdb") or "redis-check-rdb").resolve()
+    folder.mkdir()
+    shutil.copy(program, folder / "redis-server")
+    for library in libraries(program):
+        shutil.copy(library, folder / ("loader" if "/ld-" in library else Path(library).name))
+
+
+def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) -> list[Measurement]:
+    """One run.
+
+    :raises RuntimeError: a check in the guest failed; with what it said.
+    """
+    own = folder / f"run-{number}"
+    own.mkdir()
+    counted = own / "counted"
+    more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True))
+    begun_s = time.monotonic()
+    with VirtualMachine(
+        SHAPES[SHAPE], disk, job, limit_s=LIMIT_S, accelerator=accelerator, more=more
+    ) as machine:
+        said = []
+        for check in RUNS[SHAPE].names[1:]:
+            verdict = machine.verdict(check)
+            spent = f"{time.monotonic() - begun_s:.0f} s, {cpu_s(machine.pid):.0f} s of CPU"
+            print(f"run {number}: {check}: {spent}", file=sys.stderr, flush=True)
+            if not verdict.passed:
+                raise RuntimeError(f"run {number}: {check} failed: {verdict.said}")
+            said.append(verdict.said)
+        machine.finish()
+    return read_run(said, read_counted(counted))
+
+
+def show(runs: Sequence[Sequence[Measurement]]) -> str:
+    """The tables, and what is to be known of them."""
+    made = rows(runs)
+    text = [markdown(made), ""]
+    for counter, title in COLUMNS:
+        apart = agreement(made, counter)
+        if apart is not None:
+            text.append(f"A run lies at most {100 * apart:.0f} % from the median: {title}.")
+    share = max(background_share(run, "l3_misses") for run in runs)
+    text.append(f"What the idle machine misses was taken off: at most {100 * share:.1f} % of the L3 misses.")
+    return "\n".join(text)
+
+
+def write_runs(runs: Sequence[Sequence[Measurement]], file: Path) -> None:
+    """For ``read_runs``."""
+    file.write_text(json.dumps([[asdict(one) for one in run] for run in runs], indent=1))
+
+
+def read_runs(file: Path) -> list[list[Measurement]]:
+    """None if there is no such file yet."""
+    if not file.exists():
+        return []
+    return [
+        [Measurement(**{**one, "cpus": tuple(one["cpus"]), "counts": Counts(**one["counts"])}) for one in run]
+        for run in json.loads(file.read_text())
+    ]
+
+
+def measure(chosen: argparse.Namespace, runs: list[list[Measurement]]) -> None:
+    """Add as many runs as were chosen; each is kept as soon as it is there."""
+    loads = LONG if chosen.long else SHORT
+    folder = Path(tempfile.mkdtemp(prefix="crcache-"))
+    try:
+        disk, job = prepare(folder, loads)
+        with ThreadPoolExecutor(chosen.together) as pool:
+            for run in pool.map(
+                lambda number: boot(number, folder, disk, job, chosen.accelerator), range(1, chosen.runs + 1)
+            ):
+                runs.append(run)
+                if chosen.keep:
+                    write_runs(runs, chosen.keep)
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Lines between caches a request, on a virtual Hygon machine."
+    )
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--together", type=int, default=1, help="boots at a time")
+    parser.add_argument("--long", action="store_true", help="the loads that the short one leaves out")
+    parser.add_argument("--accelerator", default="tcg,thread=multi")
+    parser.add_argument("--keep", type=Path, help="a file of earlier runs, to be added to")
+    chosen = parser.parse_args()
+    runs = read_runs(chosen.keep) if chosen.keep else []
+    if chosen.runs:
+        if os.geteuid() != 0:
+            sys.exit("make bench-cache needs root: it builds the disk of a virtual machine.")
+        if sentence := missing() or missing_for_traffic():
+            sys.exit(sentence)
+        measure(chosen, runs)
+    if not runs:
+        sys.exit("There is no run to show.")
+    print(show(runs))
+
+
+if __name__ == "__main__":
+    main()
