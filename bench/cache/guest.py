@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,9 +39,17 @@ affinity:
   cooldown: 1ms
   least_weight: 10
 """
+#: Besides, where the daemon can size by demand: it shrinks a set within seconds.
+DEMAND_CONFIG = """\
+demand:
+  interval: 1s
+  window: 10s
+  half_life: 10s
+  shrinks_per_minute: 1000
+"""
 _NGINX = """\
 daemon off;
-worker_processes 2;
+worker_processes 1;
 user root root;
 error_log stderr warn;
 pid /tmp/nginx.pid;
@@ -76,8 +86,10 @@ class Load:
     count: int
 
 
-#: Connections and threads of the client.
-_EIGHT_BY_TWO = ("8", "2")
+#: Connections and threads of the client: with a server of one thread, as many as a CCX has CPUs are busy.
+_FOUR_BY_ONE = ("4", "1")
+#: The client's container: a line is a program, its output goes into files. An exec would have the runtime start programs.
+_RUNNER = "cd {folder}; while read -r todo <{fifo}; do $todo >said 2>problem; echo $? >code; done"
 #: By kind, from the folder of the pods' files; the linker is told where the libraries of the host's redis are.
 _SERVERS = {
     "nginx": ("nginx", "-c", f"{MOUNTED}/nginx.conf"),
@@ -89,14 +101,14 @@ _SERVERS = {
 }
 #: Of `make bench-cache`, and of `make bench-cache-long`.
 SHORT = (
-    Load("nginx, 1 KiB", "nginx", ("load", "{server}:80", "/1k", *_EIGHT_BY_TWO), 300, 800),
-    Load("nginx, 64 KiB", "nginx", ("load", "{server}:80", "/64k", *_EIGHT_BY_TWO), 100, 300),
+    Load("nginx, 1 KiB", "nginx", ("load", "{server}:80", "/1k", *_FOUR_BY_ONE), 300, 800),
+    Load("nginx, 64 KiB", "nginx", ("load", "{server}:80", "/64k", *_FOUR_BY_ONE), 100, 300),
 )
 LONG = (
     Load(
         "Redis, GET of 1 KiB, unix socket",
         "redis",
-        ("load", f"{MOUNTED}/redis.socket", "key", *_EIGHT_BY_TWO),
+        ("load", f"{MOUNTED}/redis.socket", "key", *_FOUR_BY_ONE),
         500,
         3000,
     ),
@@ -120,6 +132,8 @@ class Pair:
     server: Running
     client: Running
     address: str
+    #: A FIFO from which the client takes what it is to run.
+    todo: Path
     loads: tuple[Load, ...]
 
     @property
@@ -127,59 +141,82 @@ class Pair:
         return self.server, self.client
 
 
-async def by_limit_and_then_by_what_the_observer_has_seen(node: Node) -> None:
-    """The daemon: each container in a CCX by its limit; then the pair, seen by the observer and moved."""
+async def every_placement(node: Node) -> None:
+    """One pair a kind of server lives through all placements; with demand, another one beside it."""
+    job = _job(node)
     _write_files(node.job)
-    for kind in _kinds(node):
+    pairs = []
+    for kind in dict.fromkeys(LOADS[name].server for name in job["loads"]):
         pair = await _pair(node, kind)
-        await _measure(node, pair, "limit")
-        run("systemctl", "start", OBSERVER)
-        async with _talking(node, pair):
-            ids = {container.id for container in pair.both}
-            await until(
-                lambda: node.ask("affinity"),
-                lambda told, ids=ids: any({e["a"], e["b"]} == ids for e in told["edges"]),
-                PATIENCE_S,
-            )
-            await until(lambda: node.ask("rebalance"), lambda told: told["accepted"], PATIENCE_S)
-        print(f"observer: {node.ask('status')['affinity']['observer']['provider']}")
-        await _idle(node, pair)
-        await _measure(node, pair, "observer")
-        await node.remove(*(container.pod for container in pair.both))
-
-
-async def without_a_manager(node: Node) -> None:
-    """The runtime alone: all CPUs, then a NUMA node for each, then one for both."""
+        await _by_limit_and_by_what_the_observer_has_seen(node, pair)
+        pairs.append(pair)
+        if job["demand"]:
+            await _by_demand(node, kind)
+    # A daemon that is stopped changes no cpuset: from here on there is none, and the runtime is told all of them.
     run("systemctl", "stop", OBSERVER, SOCKET_UNIT, SERVICE)
     nodes = node.shape.numa_nodes
+    everything = f"0-{node.shape.cpus - 1}"
     async with connect(node.api, RUNTIME) as direct:
-        through, node.kubelet = node.kubelet, direct
-        try:
-            for kind in _kinds(node):
-                pair = await _pair(node, kind)
-                await _idle(node, pair)
-                await _measure(node, pair, "no manager")
-                for placement, cpusets in (
-                    ("a NUMA node each", (nodes[0], nodes[1])),
-                    ("one NUMA node", (nodes[0], nodes[0])),
-                ):
-                    for container, cpus in zip(pair.both, cpusets):
-                        await direct.update(container.id, cpuset_cpus=cpus)
-                    await _measure(node, pair, placement)
-                await node.remove(*(container.pod for container in pair.both))
-        finally:
-            node.kubelet = through
+        direct.call_timeout_s = PATIENCE_S
+        for pair in pairs:
+            for placement, cpusets in (
+                ("no manager", (everything, everything)),
+                ("a NUMA node each", (nodes[0], nodes[1])),
+                ("one NUMA node", (nodes[0], nodes[0])),
+            ):
+                for container, cpus in zip(pair.both, cpusets):
+                    await direct.update(container.id, cpuset_cpus=cpus)
+                await _measure(node, pair, placement)
 
 
-def _loads(node: Node) -> list[Load]:
-    return [LOADS[name] for name in json.loads((node.job / "job.json").read_text())["loads"]]
+async def _by_limit_and_by_what_the_observer_has_seen(node: Node, pair: Pair) -> None:
+    """Each container fills a CCX by its limit; then the pair is seen by the observer, and moved. Else there is no such row."""
+    await _measure(node, pair, "limit")
+    run("systemctl", "start", OBSERVER)
+    try:
+        async with _talking(node, pair):
+            await _until_brought_together(node, pair)
+    except AssertionError as error:
+        print(f"not brought together: {error}")
+        return
+    print(f"observer: {node.ask('status')['affinity']['observer']['provider']}")
+    await _measure(node, pair, "observer")
 
 
-def _kinds(node: Node) -> list[str]:
-    return list(dict.fromkeys(load.server for load in _loads(node)))
+async def _by_demand(node: Node, kind: str) -> None:
+    """By their limit the containers have a NUMA node each; under load they shrink to a CCX, and come to be in one."""
+    more = {"cpu_limit": node.shape.cpus_per_node * 1000, "annotations": {"cri-resmgr.io/size": "demand"}}
+    pair = await _pair(node, kind, **more)
+    async with _talking(node, pair):
+        await until(
+            lambda: [node.cpus(container) for container in pair.both],
+            lambda found: all(cpus in node.shape.ccxs for cpus in found),
+            PATIENCE_S,
+        )
+        if node.cpus(pair.server) != node.cpus(pair.client):
+            await _until_brought_together(node, pair)
+    await _measure(node, pair, "demand")
+    await node.remove(*(container.pod for container in pair.both))
 
 
-async def _pair(node: Node, kind: str) -> Pair:
+async def _until_brought_together(node: Node, pair: Pair) -> None:
+    """Seen by the observer, and moved: while they talk."""
+    ids = {container.id for container in pair.both}
+    await until(
+        lambda: node.ask("affinity"),
+        lambda told: any({e["a"], e["b"]} == ids for e in told["edges"]),
+        PATIENCE_S,
+    )
+    await until(lambda: node.ask("rebalance"), lambda told: told["accepted"], PATIENCE_S)
+
+
+def _job(node: Node) -> dict[str, Any]:
+    job: dict[str, Any] = json.loads((node.job / "job.json").read_text())
+    return job
+
+
+async def _pair(node: Node, kind: str, **more: Any) -> Pair:
+    """``more``: as for ``Node.run``; by limit, each fills a CCX."""
     mounts = (cri.Mount(container_path=MOUNTED, host_path=str(FILES)),)
     same: dict[str, Any] = {
         "image": TRAFFIC,
@@ -187,23 +224,29 @@ async def _pair(node: Node, kind: str) -> Pair:
         "cpu_limit": node.shape.cpus_per_ccx * 1000,
         "mounts": mounts,
         "host_network": False,
+        **more,
     }
     server = await node.run("server", command=_SERVERS[kind], **same)
-    client = await node.run("client", **same)
+    todo = FILES / f"todo-{uuid.uuid4().hex[:8]}"
+    os.mkfifo(todo)
+    runner = _RUNNER.format(folder=MOUNTED, fifo=todo.name)
+    client = await node.run("client", command=("sh", "-c", runner), **same)
     if kind == "redis":
         await until(lambda: _set_key(FILES / "redis.socket"))
     request = cri.PodSandboxStatusRequest(pod_sandbox_id=server.pod.id)
     address = str((await node.kubelet.call("PodSandboxStatus", request)).status.network.ip)
-    return Pair(server, client, address, tuple(load for load in _loads(node) if load.server == kind))
+    chosen = [LOADS[name] for name in _job(node)["loads"]]
+    return Pair(server, client, address, todo, tuple(load for load in chosen if load.server == kind))
 
 
 async def _measure(node: Node, pair: Pair, placement: str) -> None:
-    for load in pair.loads:
-        await _counted(node, pair, placement, load.name, _words(pair, load, str(load.warm), str(load.count)))
-
-
-async def _idle(node: Node, pair: Pair) -> None:
-    await _counted(node, pair, "", "idle", ("load", "idle", IDLE_MS))
+    """Each load as often as the job says, and the idle machine before."""
+    for _ in range(_job(node)["repeats"]):
+        await _counted(node, pair, placement, "idle", ["load", "idle", IDLE_MS])
+        for load in pair.loads:
+            await _counted(
+                node, pair, placement, load.name, _words(pair, load, str(load.warm), str(load.count))
+            )
 
 
 def _words(pair: Pair, load: Load, *numbers: str) -> list[str]:
@@ -215,32 +258,42 @@ async def _counted(node: Node, pair: Pair, placement: str, load: str, words: Seq
         (FILES / name).unlink(missing_ok=True)
     holder = await asyncio.create_subprocess_exec(FILES / "hold", FILES, HELD, HOLDER)
     try:
-        out, problem, code = await _exec(node, pair.client, f"{MOUNTED}/{words[0]}", *words[1:], MOUNTED)
-        assert code == 0, f"{' '.join(words)}: exit code {code}: {problem}"
+        said = await _run_in_client(pair, [*words, MOUNTED])
         assert await holder.wait() == 0
     finally:
         if holder.returncode is None:
             holder.kill()
     cpus = [node.cpus(container) for container in pair.both]
-    print(json.dumps({"placement": placement, "load": load, "cpus": cpus, **json.loads(out)}))
+    print(json.dumps({"placement": placement, "load": load, "cpus": cpus, **json.loads(said)}))
 
 
-async def _exec(node: Node, container: Running, *words: str) -> tuple[str, str, int]:
-    request = cri.ExecSyncRequest(container_id=container.id, cmd=words, timeout=PATIENCE_S)
-    reply = await node.kubelet.call("ExecSync", request, timeout=PATIENCE_S)
-    return reply.stdout.decode(), reply.stderr.decode(), reply.exit_code
+async def _run_in_client(pair: Pair, words: Sequence[str]) -> str:
+    """What a program of the pods' files says there, once it has ended; only one at a time."""
+    (FILES / "code").unlink(missing_ok=True)
+    await asyncio.to_thread(pair.todo.write_text, f"{MOUNTED}/{' '.join(words)}\n")
+    code = await until(_code, timeout_s=PATIENCE_S)
+    assert code == "0\n", f"{' '.join(words)}: exit code {code}: {(FILES / 'problem').read_text()}"
+    return (FILES / "said").read_text()
+
+
+def _code() -> str:
+    """ "" until the program has ended."""
+    path = FILES / "code"
+    return path.read_text() if path.exists() else ""
 
 
 @asynccontextmanager
 async def _talking(node: Node, pair: Pair) -> AsyncIterator[None]:
     """The first of the loads without an end, meanwhile."""
     words = _words(pair, pair.loads[0], _NO_END, _NO_MARKS)
-    call = asyncio.create_task(_exec(node, pair.client, f"{MOUNTED}/{words[0]}", *words[1:]))
+    ends = asyncio.create_task(_run_in_client(pair, words))
     try:
         yield
     finally:
-        await _exec(node, pair.client, "busybox", "killall", words[0])
-        await asyncio.gather(call, return_exceptions=True)
+        await until(
+            lambda: run("pkill", "-f", f"^{MOUNTED}/{' '.join(words[:2])}", check=False).returncode == 0
+        )
+        await asyncio.gather(ends, return_exceptions=True)
 
 
 def _set_key(path: Path) -> bool:
@@ -265,9 +318,8 @@ def _write_files(job: Path) -> None:
 
 
 RUNS = {
-    shape: Run(
-        shape, "bookworm", "3.11", "systemd", "runtime.v1", (),
-        (by_limit_and_then_by_what_the_observer_has_seen, without_a_manager),
+    # What the kernel would find out of its timer by waiting says nothing of it where others use the host's CPUs.
+    "cores-8": Run(
+        "cores-8", "bookworm", "3.11", "systemd", "runtime.v1", ("no_timer_check",), (every_placement,)
     )
-    for shape in ("cores-8", "cores-16")
-}  # fmt: skip
+}

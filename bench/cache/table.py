@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -57,8 +58,8 @@ class Row:
     lines: Mapping[str, Spread]
 
 
-def read_run(said: Iterable[str], counted: Mapping[str, Counts]) -> list[Measurement]:
-    """Measurements of one boot, from what its checks have printed and the plugin's counts.
+def read_runs_of_boot(said: Iterable[str], counted: Mapping[str, Counts]) -> list[list[Measurement]]:
+    """Runs of one boot, from what its checks have printed and the plugin's counts; a run has each measurement once.
 
     :raises ValueError: there are not as many measurements as pairs of marks, so which is whose cannot be told.
     """
@@ -68,17 +69,17 @@ def read_run(said: Iterable[str], counted: Mapping[str, Counts]) -> list[Measure
     marks = [name for name in counted if name.startswith("mark ")]
     if len(told) != len(marks):
         raise ValueError(f"the guest tells of {len(told)} measurements, and the plugin of {len(marks)}")
-    return [
-        Measurement(
-            one["placement"],
-            one["load"],
-            (one["cpus"][0], one["cpus"][1]),
-            one["requests"],
-            one["guest_s"],
-            counted[f"mark {number}"],
-        )
-        for number, one in enumerate(told, start=1)
-    ]
+    runs: list[list[Measurement]] = []
+    seen: Counter[tuple[str, str]] = Counter()
+    for number, one in enumerate(told, start=1):
+        key = one["placement"], one["load"]
+        if seen[key] == len(runs):
+            runs.append([])
+        cpus = one["cpus"][0], one["cpus"][1]
+        counts = counted[f"mark {number}"]
+        runs[seen[key]].append(Measurement(*key, cpus, one["requests"], one["guest_s"], counts))
+        seen[key] += 1
+    return runs
 
 
 def per_request(run: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, float]]:

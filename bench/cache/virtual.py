@@ -1,9 +1,9 @@
 """Lines between caches a request, by placement, on a virtual Hygon machine: QEMU with the plugin, the package, containerd.
 
-.venv/bin/python -m bench.cache.virtual [--runs 3] [--together 1] [--long] [--accelerator tcg,thread=multi]
+.venv/bin/python -m bench.cache.virtual [--runs 3] [--boots 1] [--together 1] [--long] [--accelerator tcg,thread=multi]
 
-Needs root and what builds virtual machines. A run is a boot; what it has counted is kept in a file, so that runs can be
-added to (``--keep FILE``) and shown again (``--keep FILE --runs 0``).
+Needs root and what builds virtual machines. What was counted is kept in a file with ``--keep FILE``, so that runs can be
+added to it and be shown again (``--keep FILE --boots 0``).
 """
 
 from __future__ import annotations
@@ -16,15 +16,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.cache.disk import with_package
-from bench.cache.guest import DAEMON_CONFIG, LONG, RUNS, SHORT, Load
+from bench.cache.guest import (
+    DAEMON_CONFIG,
+    DEMAND_CONFIG,
+    LONG,
+    PATIENCE_S,
+    RUNS,
+    SHORT,
+    Load,
+)
 from bench.cache.plugin import Counts, Shape, build_plugin, build_program, plugin_argument, read_counted
-from bench.cache.table import COLUMNS, Measurement, agreement, background_share, markdown, read_run, rows
-from bench.figures import cpu_s
+from bench.cache.table import (
+    COLUMNS,
+    Measurement,
+    agreement,
+    background_share,
+    markdown,
+    read_runs_of_boot,
+    rows,
+)
+from cri_proxy.config.options.table import OPTIONS
 from tests.e2e.images import make_images
 from tests.e2e.traffic_images import libraries, make_traffic_image, missing_for_traffic
 from tests.vm.image import BOOKWORM, Image, image, missing
@@ -33,14 +49,15 @@ from tests.vm.packages import package
 from tests.vm.run import VirtualMachine
 
 ROOT = Path(__file__).parents[2]
-SHAPE = "cores-16"
+SHAPE = "cores-8"
+SIZES_BY_DEMAND = any(option.key == "placement.size" for option in OPTIONS)
 #: A boot takes four minutes on two CPUs of its own, and many times that where others want them.
 LIMIT_S = 7200
 #: QEMU numbers a CPU by its place, with or without CPUs in the places before.
 PLACES = Shape(2 * CCX_PLACES * CORE_PLACES * THREAD_PLACES, CORE_PLACES * THREAD_PLACES, CCX_PLACES)
 
 
-def prepare(folder: Path, loads: Sequence[Load]) -> tuple[Image, Path]:
+def prepare(folder: Path, loads: Sequence[Load], repeats: int) -> tuple[Image, Path]:
     """Into an empty folder: a disk with the package on it, and what all boots are given as their job."""
     (folder / "deb").mkdir()
     (folder / "disk").mkdir()
@@ -62,8 +79,18 @@ def prepare(folder: Path, loads: Sequence[Load]) -> tuple[Image, Path]:
         copy_redis(job / "files" / "redis")
     names = [load.name for load in loads]
     checks = [check.__name__ for check in RUNS[SHAPE].checks]
-    described = {"run": SHAPE, "table": "bench.cache.guest", "checks": checks, "loads": names}
-    (job / "job.json").write_text(json.dumps({**described, "config": DAEMON_CONFIG}))
+    config = DAEMON_CONFIG + (DEMAND_CONFIG if SIZES_BY_DEMAND else "")
+    described = {
+        "run": SHAPE,
+        "table": "bench.cache.guest",
+        "checks": checks,
+        "loads": names,
+        "config": config,
+        "demand": SIZES_BY_DEMAND,
+        "repeats": repeats,
+        "patience_s": PATIENCE_S,
+    }
+    (job / "job.json").write_text(json.dumps(described))
     return disk, job
 
 
@@ -79,29 +106,31 @@ def copy_redis(folder: Path) -> None:
         shutil.copy(library, folder / ("loader" if "/ld-" in library else Path(library).name))
 
 
-def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) -> list[Measurement]:
-    """One run.
+def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) -> list[list[Measurement]]:
+    """The runs of one boot.
 
     :raises RuntimeError: a check in the guest failed; with what it said.
     """
-    own = folder / f"run-{number}"
+    own = folder / f"boot-{number}"
     own.mkdir()
     counted = own / "counted"
     more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True))
     begun_s = time.monotonic()
     with VirtualMachine(
-        SHAPES[SHAPE], disk, job, limit_s=LIMIT_S, accelerator=accelerator, more=more
+        SHAPES[SHAPE], disk, job, RUNS[SHAPE].words, limit_s=LIMIT_S, accelerator=accelerator, more=more
     ) as machine:
         said = []
         for check in RUNS[SHAPE].names[1:]:
             verdict = machine.verdict(check)
-            spent = f"{time.monotonic() - begun_s:.0f} s, {cpu_s(machine.pid):.0f} s of CPU"
-            print(f"run {number}: {check}: {spent}", file=sys.stderr, flush=True)
+            spent = f"{time.monotonic() - begun_s:.0f} s"
+            print(f"boot {number}: {check}: {spent}\n{verdict.said}", file=sys.stderr, flush=True)
             if not verdict.passed:
-                raise RuntimeError(f"run {number}: {check} failed: {verdict.said}")
+                raise RuntimeError(
+                    f"boot {number}: {check} failed; counted until then:\n{counted.read_text()}"
+                )
             said.append(verdict.said)
         machine.finish()
-    return read_run(said, read_counted(counted))
+    return read_runs_of_boot(said, read_counted(counted))
 
 
 def show(runs: Sequence[Sequence[Measurement]]) -> str:
@@ -137,12 +166,12 @@ def measure(chosen: argparse.Namespace, runs: list[list[Measurement]]) -> None:
     loads = LONG if chosen.long else SHORT
     folder = Path(tempfile.mkdtemp(prefix="crcache-"))
     try:
-        disk, job = prepare(folder, loads)
+        disk, job = prepare(folder, loads, chosen.runs)
         with ThreadPoolExecutor(chosen.together) as pool:
-            for run in pool.map(
-                lambda number: boot(number, folder, disk, job, chosen.accelerator), range(1, chosen.runs + 1)
-            ):
-                runs.append(run)
+            numbers = range(1, chosen.boots + 1)
+            booted = [pool.submit(boot, number, folder, disk, job, chosen.accelerator) for number in numbers]
+            for ended in as_completed(booted):
+                runs += ended.result()
                 if chosen.keep:
                     write_runs(runs, chosen.keep)
     finally:
@@ -153,14 +182,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Lines between caches a request, on a virtual Hygon machine."
     )
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="of each load under each placement, in a boot")
+    parser.add_argument("--boots", type=int, default=1)
     parser.add_argument("--together", type=int, default=1, help="boots at a time")
     parser.add_argument("--long", action="store_true", help="the loads that the short one leaves out")
     parser.add_argument("--accelerator", default="tcg,thread=multi")
     parser.add_argument("--keep", type=Path, help="a file of earlier runs, to be added to")
     chosen = parser.parse_args()
     runs = read_runs(chosen.keep) if chosen.keep else []
-    if chosen.runs:
+    if chosen.boots:
         if os.geteuid() != 0:
             sys.exit("make bench-cache needs root: it builds the disk of a virtual machine.")
         if sentence := missing() or missing_for_traffic():

@@ -18,7 +18,7 @@ from bench.cache.table import (
     background_share,
     markdown,
     per_request,
-    read_run,
+    read_runs_of_boot,
     rows,
 )
 from bench.cache.virtual import read_runs, show, write_runs
@@ -57,7 +57,9 @@ def test_the_nth_measurement_has_the_nth_marks_counts() -> None:
         "mark 2": replace(NOTHING, memory=2),
         "all": replace(NOTHING, memory=9),
     }
-    found = read_run([f"observer: ebpf\n{said('limit', 'nginx')}", said("observer", "redis")], counted)
+    (found,) = read_runs_of_boot(
+        [f"observer: ebpf\n{said('limit', 'nginx')}", said("observer", "redis")], counted
+    )
     assert [(one.placement, one.load, one.counts.memory) for one in found] == [
         ("limit", "nginx", 1),
         ("observer", "redis", 2),
@@ -65,11 +67,23 @@ def test_the_nth_measurement_has_the_nth_marks_counts() -> None:
     assert found[0].cpus == APART
 
 
+def test_a_measurement_that_is_made_again_is_of_the_next_run() -> None:
+    counted = {f"mark {number}": replace(NOTHING, memory=number) for number in range(1, 5)}
+    told = [said("limit", "nginx"), said("limit", "redis"), said("limit", "nginx"), said("observer", "nginx")]
+    first, second = read_runs_of_boot(told, counted)
+    assert [(one.placement, one.load) for one in first] == [
+        ("limit", "nginx"),
+        ("limit", "redis"),
+        ("observer", "nginx"),
+    ]
+    assert [one.counts.memory for one in second] == [3]
+
+
 @pytest.mark.parametrize("marks", [1, 3])
 def test_as_many_measurements_as_marks_are_wanted(marks: int) -> None:
     counted = {f"mark {number}": NOTHING for number in range(1, marks + 1)}
     with pytest.raises(ValueError, match=f"of 2 measurements, and the plugin of {marks}"):
-        read_run([said("limit", "nginx"), said("limit", "redis")], counted)
+        read_runs_of_boot([said("limit", "nginx"), said("limit", "redis")], counted)
 
 
 def test_what_an_idle_machine_counts_in_the_same_time_is_taken_off() -> None:

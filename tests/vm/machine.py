@@ -92,12 +92,9 @@ NO_TOPOLOGY = Shape(
 )
 NO_THREADS = replace(NO_TOPOLOGY, name="no-threads", smp="8,sockets=1,dies=2,cores=4,threads=1")
 
-#: 16 CPUs without SMT: a CCX holds a server of two workers and its client of two threads.
-CORES_16 = Shape("cores-16", cores_per_ccx=4)
-
 SHAPES = {
     shape.name: shape
-    for shape in (SMT_8, CORES_8, CORES_16, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS)
+    for shape in (SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS)
 }
 
 

@@ -76,6 +76,8 @@ _CHANNEL_OPTIONS = (
 class Kubelet(CriClient):
     """The client whose calls end in time, and that is patient as kubelet is."""
 
+    call_timeout_s = CALL_TIMEOUT_S
+
     async def __aenter__(self) -> Kubelet:
         self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_CHANNEL_OPTIONS)
         return self
@@ -83,7 +85,7 @@ class Kubelet(CriClient):
     async def call(
         self, method: str, request: Any, *, timeout: Optional[float] = None, metadata: MetadataPairs = ()
     ) -> Any:
-        return await super().call(method, request, timeout=timeout or CALL_TIMEOUT_S, metadata=metadata)
+        return await super().call(method, request, timeout=timeout or self.call_timeout_s, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -218,9 +220,9 @@ async def until(
         await asyncio.sleep(0.2)
 
 
-async def until_served(client: CriClient) -> Any:
+async def until_served(client: CriClient, timeout_s: float = UNTIL_TIMEOUT_S) -> Any:
     """The runtime's version, once whoever serves this client's socket can reach it."""
-    deadline_s = time.monotonic() + UNTIL_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return await client.call("Version", cri.VersionRequest())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from tests.vm.guest import installation
-from tests.vm.guest.node import Node, connect, start_runtime, until_served
+from tests.vm.guest.node import UNTIL_TIMEOUT_S, Node, connect, start_runtime, until_served
 from tests.vm.guest.table import Check
 from tests.vm.machine import SHAPES
 
@@ -19,10 +19,11 @@ VerdictOf = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[bool]]
 async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf) -> bool:
     """Make the checks of the job's run that it names; returns whether all passed.
 
-    The run is one of ``RUNS`` of this folder's table, or of that of the module that the job names.
+    The run is one of ``RUNS`` of this folder's table, or of the module's that the job names; ``patience_s``: of calls.
     """
     planned = importlib.import_module(job.get("table", "tests.vm.guest.table")).RUNS[job["run"]]
     async with connect(planned.api) as kubelet:
+        kubelet.call_timeout_s = job.get("patience_s", kubelet.call_timeout_s)
         node = Node(SHAPES[planned.shape], planned.driver, planned.api, kubelet, folder)
 
         async def runtime() -> None:
@@ -53,7 +54,7 @@ async def the_service_starts_and_serves(node: Node, config: str) -> None:
     shown = installation.unit(installation.SERVICE)
     assert (shown["ActiveState"], shown["SubState"]) == ("active", "running"), shown
     print(shown["StatusText"])
-    reply = await until_served(node.kubelet)
+    reply = await until_served(node.kubelet, max(UNTIL_TIMEOUT_S, node.kubelet.call_timeout_s))
     print(f"{reply.runtime_name} {reply.runtime_version}, CRI {reply.runtime_api_version}")
 
 
