@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -29,9 +30,10 @@ PATIENCE_S = 900
 IDLE_MS = "1000"
 #: Frozen while a load counts: the runtime, its shims, daemon, observer, this program; and the cgroup of what does that.
 HELD, HOLDER = "/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/hold"
-#: Of the daemon: moved only when told, and soon.
+#: Of the daemon and the observer: moved only when told, and soon.
 DAEMON_CONFIG = """\
 affinity:
+  provider: {provider}
   rebalance: manual
   interval: 1s
   half_life: 20s
@@ -101,8 +103,8 @@ _SERVERS = {
 }
 #: Of `make bench-cache`, and of `make bench-cache-long`.
 SHORT = (
-    Load("nginx, 1 KiB", "nginx", ("load", "{server}:80", "/1k", *_FOUR_BY_ONE), 300, 800),
-    Load("nginx, 64 KiB", "nginx", ("load", "{server}:80", "/64k", *_FOUR_BY_ONE), 100, 300),
+    Load("nginx, 1 KiB", "nginx", ("load", "{server}:80", "/1k", *_FOUR_BY_ONE), 100, 300),
+    Load("nginx, 64 KiB", "nginx", ("load", "{server}:80", "/64k", *_FOUR_BY_ONE), 50, 100),
 )
 LONG = (
     Load(
@@ -243,9 +245,9 @@ async def _pair(node: Node, kind: str, **more: Any) -> Pair:
 
 
 async def _measure(node: Node, pair: Pair, placement: str) -> None:
-    """Each load as often as the job says, and the idle machine before."""
+    """The idle machine, and each load as often as the job says."""
+    await _counted(node, pair, placement, "idle", ["load", "idle", IDLE_MS])
     for _ in range(_job(node)["repeats"]):
-        await _counted(node, pair, placement, "idle", ["load", "idle", IDLE_MS])
         for load in pair.loads:
             await _counted(
                 node, pair, placement, load.name, _words(pair, load, str(load.warm), str(load.count))
@@ -267,7 +269,10 @@ async def _counted(node: Node, pair: Pair, placement: str, load: str, words: Seq
         if holder.returncode is None:
             holder.kill()
     cpus = [node.cpus(container) for container in pair.both]
-    print(json.dumps({"placement": placement, "load": load, "cpus": cpus, **json.loads(said)}))
+    told = json.dumps({"placement": placement, "load": load, "cpus": cpus, **json.loads(said)})
+    print(told)
+    # What the check prints is read when it has ended; this says how far it is.
+    print(told, file=sys.__stdout__, flush=True)
 
 
 async def _run_in_client(pair: Pair, words: Sequence[str]) -> str:

@@ -1,10 +1,11 @@
 /* QEMU's TCG plugin: every load and store of every virtual CPU goes through the model of the caches.
  *
- * Arguments: out=FILE (JSON, one object a line), cpus, ccx (CPUs a CCX), socket (CCXs a socket), l2 and l3 (bytes), asleep=1.
+ * Arguments: out=FILE (JSON, one object a line), cpus, ccx (CPUs a CCX), socket (CCXs a socket), l2 and l3 (bytes), asleep=1, idle=0.
  * A program begins counting with a store to MARK and ends it with one to MARK + 64, which writes a line; the addresses are
  * virtual, so the program maps the page there (MAP_FIXED). The caches are modelled all the time: counting starts warm.
  * asleep=1: only from a store to MARK + 128 on, when they are empty, to the end of counting. Before and after it an access costs
- * little more than the call. (qemu_plugin_reset would take the call away, too; QEMU 7.2 aborts of it in this use.)
+ * little more than the call. idle=0 (a whole machine, x86-64): what a CPU does between two halts counts only if it comes to a user's
+ * address, so not what the kernel does for itself on CPUs that have no task. (qemu_plugin_reset would take the call away, too; QEMU 7.2 aborts of it in this use.)
  *
  * Debian's QEMU comes without qemu-plugin.h: what is used of it is declared here, by the names of its public interface,
  * version 1 (https://www.qemu.org/docs/master/devel/tcg-plugins.html).
@@ -28,6 +29,9 @@ struct qemu_plugin_hwaddr;
 struct qemu_info; /* qemu_info_t: not looked at */
 enum { NO_REGISTERS = 0, LOADS_AND_STORES = 3 };
 
+const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
+size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
+void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *, void (*)(unsigned, void *), int registers, void *);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *block);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *block, size_t index);
 void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, void (*)(qemu_plugin_id_t, struct qemu_plugin_tb *));
@@ -44,11 +48,16 @@ EXPORTED int qemu_plugin_version = 1;
 
 static const uint64_t MARK = 0x6d61726b0000; /* "mark" */
 enum { BEGIN = 0, END = 64, WAKE = 128 };
+static const uint64_t USERS_END = 1ULL << 47;
+static const uint8_t HALT = 0xf4;
 
 static struct machine *machine;
 static struct shape shape = {.cpus = 128, .cpus_per_ccx = 8, .ccxs_per_socket = 8, .l2_bytes = 512 << 10, .l3_bytes = 8 << 20};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* over all below: CPUs may be threads */
 static struct counts since_start, at_begin;
+static struct counts *unclear; /* of each CPU: since it halted, if it has come to no user's address */
+static bool *has_a_task;
+static unsigned counts_idle = 1; /* idle=0 */
 static bool counting;
 static atomic_bool asleep;
 static unsigned sleeps; /* asleep=1 */
@@ -64,6 +73,16 @@ static void write_counts(const char *what, const struct counts *to, const struct
             (unsigned long long)(to->other_socket - from->other_socket), (unsigned long long)(to->memory - from->memory),
             (unsigned long long)(to->invalidated - from->invalidated));
     fflush(out);
+}
+
+static void add(struct counts *to, const struct counts *more) {
+    to->accesses += more->accesses;
+    to->l2_misses += more->l2_misses;
+    to->l3_misses += more->l3_misses;
+    to->other_ccx += more->other_ccx;
+    to->other_socket += more->other_socket;
+    to->memory += more->memory;
+    to->invalidated += more->invalidated;
 }
 
 static void mark(uint64_t address) {
@@ -104,18 +123,38 @@ static void accessed(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t virtual,
     uint64_t first = address >> LINE_SHIFT;
     uint64_t last = (address + (1ULL << qemu_plugin_mem_size_shift(info)) - 1) >> LINE_SHIFT;
     pthread_mutex_lock(&lock);
+    bool counts = counts_idle || has_a_task[cpu];
     for (uint64_t line = first; line <= last; line++)
-        machine_access(machine, cpu, line, store, &since_start);
+        machine_access(machine, cpu, line, store, counts ? &since_start : &unclear[cpu]);
+    if (!counts && virtual < USERS_END) {
+        add(&since_start, &unclear[cpu]);
+        unclear[cpu] = (struct counts){0};
+        has_a_task[cpu] = true;
+    }
     if (store)
         mark(virtual);
     pthread_mutex_unlock(&lock);
 }
 
+static void halts(unsigned cpu, void *unused) {
+    (void)unused;
+    if (cpu >= shape.cpus)
+        return;
+    pthread_mutex_lock(&lock);
+    unclear[cpu] = (struct counts){0};
+    has_a_task[cpu] = false;
+    pthread_mutex_unlock(&lock);
+}
+
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *block) {
     (void)id;
-    for (size_t i = 0; i < qemu_plugin_tb_n_insns(block); i++)
-        qemu_plugin_register_vcpu_mem_cb(
-            qemu_plugin_tb_get_insn(block, i), accessed, NO_REGISTERS, LOADS_AND_STORES, NULL);
+    for (size_t i = 0; i < qemu_plugin_tb_n_insns(block); i++) {
+        struct qemu_plugin_insn *instruction = qemu_plugin_tb_get_insn(block, i);
+        qemu_plugin_register_vcpu_mem_cb(instruction, accessed, NO_REGISTERS, LOADS_AND_STORES, NULL);
+        bool is_halt = qemu_plugin_insn_size(instruction) == 1 && *(const uint8_t *)qemu_plugin_insn_data(instruction) == HALT;
+        if (!counts_idle && is_halt)
+            qemu_plugin_register_vcpu_insn_exec_cb(instruction, halts, NO_REGISTERS, NULL);
+    }
 }
 
 static void ended(qemu_plugin_id_t id, void *unused) {
@@ -135,7 +174,8 @@ static bool read_argument(const char *argument) {
         uint64_t *bytes;
     } known[] = {{"cpus=", &shape.cpus, NULL},         {"ccx=", &shape.cpus_per_ccx, NULL},
                  {"socket=", &shape.ccxs_per_socket, NULL}, {"l2=", NULL, &shape.l2_bytes},
-                 {"l3=", NULL, &shape.l3_bytes},            {"asleep=", &sleeps, NULL}};
+                 {"l3=", NULL, &shape.l3_bytes},            {"asleep=", &sleeps, NULL},
+                 {"idle=", &counts_idle, NULL}};
     if (strncmp(argument, "out=", 4) == 0)
         return (out = fopen(argument + 4, "w")) != NULL;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -164,6 +204,10 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *in
         fprintf(stderr, "cache plugin: needs out=FILE, and sizes that are a power of two of lines a way\n");
         return 1;
     }
+    unclear = calloc(shape.cpus, sizeof *unclear);
+    has_a_task = calloc(shape.cpus, sizeof *has_a_task);
+    if (!unclear || !has_a_task)
+        return 1;
     asleep = sleeps != 0;
     qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
     qemu_plugin_register_atexit_cb(id, ended, NULL);

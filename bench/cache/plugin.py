@@ -68,14 +68,17 @@ def _compile(made: Path, sources: list[str], *how: str) -> Path:
     return made
 
 
-def plugin_argument(plugin: Path, counted: Path, shape: Shape, *, asleep: bool = False) -> str:
+def plugin_argument(
+    plugin: Path, counted: Path, shape: Shape, *, asleep: bool = False, idle: bool = True
+) -> str:
     """The word after QEMU's ``-plugin``; ``counted`` is the file that it writes.
 
-    ``asleep``: accesses are looked at only from a program's ``wake()`` to its ``end()`` (mark.h).
+    ``asleep``: accesses are looked at only from a program's ``wake()`` to its ``end()`` (mark.h). Without ``idle``: not what
+    a CPU does between two halts without a task of a user, which is for whole machines.
     """
     sizes = f"l2={shape.l2_bytes},l3={shape.l3_bytes}"
     places = f"cpus={shape.cpus},ccx={shape.cpus_per_ccx},socket={shape.ccxs_per_socket}"
-    return f"{plugin},out={counted},{places},{sizes},asleep={int(asleep)}"
+    return f"{plugin},out={counted},{places},{sizes},asleep={int(asleep)},idle={int(idle)}"
 
 
 def read_counted(counted: Path) -> dict[str, Counts]:

@@ -59,7 +59,8 @@ class Row:
 
 
 def read_runs_of_boot(said: Iterable[str], counted: Mapping[str, Counts]) -> list[list[Measurement]]:
-    """Runs of one boot, from what its checks have printed and the plugin's counts; a run has each measurement once.
+    """Runs of one boot, from what its checks have printed and the plugin's counts; a run has each load under each
+    placement once, and all measurements of the idle machine.
 
     :raises ValueError: there are not as many measurements as pairs of marks, so which is whose cannot be told.
     """
@@ -69,17 +70,21 @@ def read_runs_of_boot(said: Iterable[str], counted: Mapping[str, Counts]) -> lis
     marks = [name for name in counted if name.startswith("mark ")]
     if len(told) != len(marks):
         raise ValueError(f"the guest tells of {len(told)} measurements, and the plugin of {len(marks)}")
+    idle: list[Measurement] = []
     runs: list[list[Measurement]] = []
     seen: Counter[tuple[str, str]] = Counter()
     for number, one in enumerate(told, start=1):
         key = one["placement"], one["load"]
+        cpus = one["cpus"][0], one["cpus"][1]
+        made = Measurement(*key, cpus, one["requests"], one["guest_s"], counted[f"mark {number}"])
+        if one["load"] == IDLE:
+            idle.append(made)
+            continue
         if seen[key] == len(runs):
             runs.append([])
-        cpus = one["cpus"][0], one["cpus"][1]
-        counts = counted[f"mark {number}"]
-        runs[seen[key]].append(Measurement(*key, cpus, one["requests"], one["guest_s"], counts))
+        runs[seen[key]].append(made)
         seen[key] += 1
-    return runs
+    return [[*idle, *run] for run in runs]
 
 
 def per_request(run: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, float]]:

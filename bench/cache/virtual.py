@@ -28,7 +28,6 @@ from bench.cache.guest import (
     PATIENCE_S,
     RUNS,
     SHORT,
-    Load,
 )
 from bench.cache.plugin import Counts, Shape, build_plugin, build_program, plugin_argument, read_counted
 from bench.cache.table import (
@@ -57,8 +56,9 @@ LIMIT_S = 7200
 PLACES = Shape(2 * CCX_PLACES * CORE_PLACES * THREAD_PLACES, CORE_PLACES * THREAD_PLACES, CCX_PLACES)
 
 
-def prepare(folder: Path, loads: Sequence[Load], repeats: int) -> tuple[Image, Path]:
+def prepare(folder: Path, chosen: argparse.Namespace) -> tuple[Image, Path]:
     """Into an empty folder: a disk with the package on it, and what all boots are given as their job."""
+    loads = LONG if chosen.long else SHORT
     (folder / "deb").mkdir()
     (folder / "disk").mkdir()
     disk = with_package(
@@ -79,15 +79,15 @@ def prepare(folder: Path, loads: Sequence[Load], repeats: int) -> tuple[Image, P
         copy_redis(job / "files" / "redis")
     names = [load.name for load in loads]
     checks = [check.__name__ for check in RUNS[SHAPE].checks]
-    config = DAEMON_CONFIG + (DEMAND_CONFIG if SIZES_BY_DEMAND else "")
+    config = DAEMON_CONFIG.format(provider=chosen.provider) + (DEMAND_CONFIG if SIZES_BY_DEMAND else "")
     described = {
         "run": SHAPE,
         "table": "bench.cache.guest",
         "checks": checks,
         "loads": names,
         "config": config,
-        "demand": SIZES_BY_DEMAND,
-        "repeats": repeats,
+        "demand": SIZES_BY_DEMAND and not chosen.without_demand,
+        "repeats": chosen.runs,
         "patience_s": PATIENCE_S,
     }
     (job / "job.json").write_text(json.dumps(described))
@@ -106,6 +106,15 @@ def copy_redis(folder: Path) -> None:
         shutil.copy(library, folder / ("loader" if "/ld-" in library else Path(library).name))
 
 
+class TellingMachine(VirtualMachine):
+    """Shows each measurement as soon as it is made."""
+
+    def _take(self, line: str) -> None:
+        super()._take(line)
+        if line.startswith('{"placement"'):
+            print(line, file=sys.stderr, flush=True)
+
+
 def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) -> list[list[Measurement]]:
     """The runs of one boot.
 
@@ -114,9 +123,9 @@ def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) ->
     own = folder / f"boot-{number}"
     own.mkdir()
     counted = own / "counted"
-    more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True))
+    more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True, idle=False))
     begun_s = time.monotonic()
-    with VirtualMachine(
+    with TellingMachine(
         SHAPES[SHAPE], disk, job, RUNS[SHAPE].words, limit_s=LIMIT_S, accelerator=accelerator, more=more
     ) as machine:
         said = []
@@ -163,10 +172,9 @@ def read_runs(file: Path) -> list[list[Measurement]]:
 
 def measure(chosen: argparse.Namespace, runs: list[list[Measurement]]) -> None:
     """Add as many runs as were chosen; each is kept as soon as it is there."""
-    loads = LONG if chosen.long else SHORT
     folder = Path(tempfile.mkdtemp(prefix="crcache-"))
     try:
-        disk, job = prepare(folder, loads, chosen.runs)
+        disk, job = prepare(folder, chosen)
         with ThreadPoolExecutor(chosen.together) as pool:
             numbers = range(1, chosen.boots + 1)
             booted = [pool.submit(boot, number, folder, disk, job, chosen.accelerator) for number in numbers]
@@ -186,9 +194,14 @@ def main() -> None:
     parser.add_argument("--boots", type=int, default=1)
     parser.add_argument("--together", type=int, default=1, help="boots at a time")
     parser.add_argument("--long", action="store_true", help="the loads that the short one leaves out")
+    parser.add_argument(
+        "--provider", help="of the observer; sock_diag sees no unix sockets and no shared memory"
+    )
+    parser.add_argument("--without-demand", action="store_true")
     parser.add_argument("--accelerator", default="tcg,thread=multi")
     parser.add_argument("--keep", type=Path, help="a file of earlier runs, to be added to")
     chosen = parser.parse_args()
+    chosen.provider = chosen.provider or ("auto" if chosen.long else "sock_diag")
     runs = read_runs(chosen.keep) if chosen.keep else []
     if chosen.boots:
         if os.geteuid() != 0:

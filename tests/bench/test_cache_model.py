@@ -214,3 +214,14 @@ def test_a_plugin_that_sleeps_counts_from_a_wake_to_an_end(programs: Programs) -
         found = read_counted(counted)
         assert len(found) == marks + 1  # and "all"
         assert (found["all"].accesses > 0) == (marks > 0)
+
+
+def test_a_users_lines_count_also_where_an_idle_machines_do_not(programs: Programs) -> None:
+    counted = programs.folder / "counted"
+    found = {}
+    for idle in (True, False):
+        plugin = plugin_argument(programs.plugin, counted, SMALL, idle=idle)
+        command = [QEMU, "-plugin", plugin, str(programs.sweep), "1000", "1"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        found[idle] = read_counted(counted)["mark 1"]
+    assert found[True].accesses == found[False].accesses >= 1000

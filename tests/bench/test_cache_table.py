@@ -68,15 +68,20 @@ def test_the_nth_measurement_has_the_nth_marks_counts() -> None:
 
 
 def test_a_measurement_that_is_made_again_is_of_the_next_run() -> None:
-    counted = {f"mark {number}": replace(NOTHING, memory=number) for number in range(1, 5)}
-    told = [said("limit", "nginx"), said("limit", "redis"), said("limit", "nginx"), said("observer", "nginx")]
+    counted = {f"mark {number}": replace(NOTHING, memory=number) for number in range(1, 6)}
+    told = [
+        *(said("limit", "idle"), said("limit", "nginx"), said("limit", "redis"), said("limit", "nginx")),
+        said("observer", "nginx"),
+    ]
     first, second = read_runs_of_boot(told, counted)
     assert [(one.placement, one.load) for one in first] == [
+        ("limit", "idle"),
         ("limit", "nginx"),
         ("limit", "redis"),
         ("observer", "nginx"),
     ]
-    assert [one.counts.memory for one in second] == [3]
+    # What the idle machine counts is taken off each.
+    assert [(one.load, one.counts.memory) for one in second] == [("idle", 1), ("nginx", 4)]
 
 
 @pytest.mark.parametrize("marks", [1, 3])
