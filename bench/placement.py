@@ -251,15 +251,16 @@ def show(machine: Machine) -> None:
         for title, field in CLUSTER_ROWS:
             count = getattr(untold, field)
             print(f"  {title + ', not told':<46}{count:>5} {share(count, untold):>7}")
-    shares, theirs = [], []
+    shares, theirs, split = [], [], []
     for seed in OTHER_SEEDS:
         tally = Tally()
         for steps in sequences(seed):
             run(tree, steps, "", tally)
         other = run_kubelet(machine, sequences(seed))
         shares.append(100 * tally.l3s / tally.created)
+        split.append(100 * tally.split / tally.created)
         theirs.append(100 * other.l3s / other.created)
-    for name, found in (("L3s", shares), ("L3s: kubelet", theirs)):
+    for name, found in (("L3s", shares), ("L3s: kubelet", theirs), ("shared cores", split)):
         title = f"{name}, {len(found)} other seeds: mean, most"
         print(f"  {title:<46}{sum(found) / len(found):>11.1f} % {max(found):.1f} %")
     print()

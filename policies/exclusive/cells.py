@@ -168,8 +168,10 @@ def _kind(core: Core, threads: tuple[int, ...], keep: frozenset[int]) -> int:
     return MENDS if kept + len(threads) == len(core.threads) else LOOSE
 
 
-def more_split_cores(cells: Iterable[Cell], want: int) -> int:
-    """By how many cores shared with others grows what one owns, if it takes ``want`` threads of these cells.
+def more_split_cores(cells: Iterable[Cell], want: int) -> tuple[int, int]:
+    """By how many cores owned in part grows what one owns, if it takes ``want`` threads of these cells.
+
+    And how many of these are cores that others have a part of now (HALF): parting a whole core joins nothing.
 
     The counting twin of ``take_threads``.
     """
@@ -179,7 +181,7 @@ def more_split_cores(cells: Iterable[Cell], want: int) -> int:
             for size, count in enumerate(counts):
                 if count:
                     sizes[kind, size] = sizes.get((kind, size), 0) + count
-    split = loose = 0
+    split = loose = joined = 0
     whole_left = False
     # 1. Complete the cores that are owned in part, then whole cores, the widest first.
     for kind, size in sorted(sizes, key=lambda key: (key[0], -key[1])):
@@ -196,17 +198,17 @@ def more_split_cores(cells: Iterable[Cell], want: int) -> int:
     # 2. Threads of cores that are shared with others anyway.
     want -= loose + sum(size * count for (kind, size), count in sizes.items() if kind == LOOSE)
     if want <= 0:
-        return split
+        return split, 0
     if whole_left:
-        return split + 1
+        return split + 1, 0
     # 3. Threads of cores that others have a part of, of as few of them as can be.
     for size in sorted((size for kind, size in sizes if kind == HALF), reverse=True):
         taken = min(sizes[HALF, size], -(-want // size))
-        split += taken
+        split, joined = split + taken, joined + taken
         want -= taken * size
         if want <= 0:
             break
-    return split
+    return split, joined
 
 
 def take_threads(cells: Iterable[Cell], want: int, whole_cores: bool = False) -> list[int]:

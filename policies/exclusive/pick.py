@@ -1,10 +1,12 @@
 """Which CPUs a container that owns its CPUs gets: whole cores, whole L3s, best fit.
 
-Of all ways to take the CPUs of a claim the first by this tuple wins: (NUMA nodes; cores shared with others;
-L3s; distance between the nodes; a wholly free L3 used in part; free CPUs left in the L3s used; cost; free
-CPUs left in the nodes used; clusters of cores (policies/exclusive/gather.py); lowest ids). What it keeps counts as
-used already. Shared cores come before L3s because kubelet never splits a core that it need not; where one L3 is demanded
-they come after.
+Of all ways to take the CPUs of a claim the first by this tuple wins: (NUMA nodes; cores of which it has a part;
+L3s; distance between the nodes; of these cores those that another container has the rest of; a wholly free L3 used in
+part; free CPUs left in the L3s used; cost; free CPUs left in the nodes used; clusters of cores
+(policies/exclusive/gather.py); lowest ids). What it keeps counts as used already. Cores in part come before L3s because
+kubelet never splits a core that it need not; where one L3 is demanded they come after. An odd thread parts a whole free
+core elsewhere rather than joining another container on its core, but neither another L3 nor a farther node is used for
+that.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ class Picker:
         if not best:
             return None
         # 2. If cores are split without need: the same from whole cores, in more L3s of as few nodes.
-        if not claim.smt and claim.l3 == "prefer" and key[1] > more_split_cores(cells, want):
+        if not claim.smt and claim.l3 == "prefer" and key[1] > more_split_cores(cells, want)[0]:
             key, best = min(
                 (key, best), self._best(_without_splits(cells, want, best[0].nodes), want, claim), key=_key
             )
@@ -147,11 +149,12 @@ class Picker:
             found = choice.cells()
             taken = [c for c in found if c.free]
             slack = sum(c.free for c in taken) - want
-            split, l3s = more_split_cores(found, want), len({c.ground.l3 for c in found})
+            (split, joined), l3s = more_split_cores(found, want), len({c.ground.l3 for c in found})
             key = (
                 len(choice.nodes),
                 *((l3s, split) if claim.l3 == "require" else (split, l3s)),
                 sum(self._distances[a, b] for a in choice.nodes for b in choice.nodes if a != b),
+                joined,
                 int(claim.best_fit and slack > 0 and all(c.whole for c in taken)),
                 slack if claim.best_fit else 0,
             )

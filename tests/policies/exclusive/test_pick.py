@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.exclusive.cells import grounds_of, look, more_split_cores, take_threads
 from policies.exclusive.pick import Claim, Pick, pick
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
@@ -114,6 +115,56 @@ def test_whole_cores_in_two_l3s_come_before_shared_cores_in_one() -> None:
     # L3 0 has four lone threads; L3s 1 and 2 have a whole core each.
     tree = small(nodes=1, l3s=3, cores=4)
     assert shown(found_in(tree, Claim(4), used="0,2,4,6,10-15,18-23")) == ("8-9,16-17", "", "nccx")
+
+
+#: Four L3s of two cores, CPUs 0-3, 4-7, 8-11, 12-15; the first two in node 0, or all.
+ODD = [
+    ("a wholly free L3 before the rest of another's core", 1, 1, "0,2-3,8-15", "4"),
+    ("a core of a fuller L3 before one of a free L3", 1, 1, "0,2-3,4-5,12-15", "6"),
+    ("another L3 that fits less well", 1, 3, "0,4-5,6,12-15", "8-10"),
+    ("no second L3 for that", 1, 3, "0,6-7,10-11,14-15", "1-3"),
+    ("no second node for that", 2, 3, "0,6-7,10-11,12-13", "1-3"),
+    ("a whole core in the other node", 2, 1, "0,2-3,4,6-7,8-9,12-15", "10"),
+    ("the rest of a core where nothing else is free", 1, 1, "0,2-15", "1"),
+    ("an even count stays where it fits best", 1, 2, "0-1,12-15", "2-3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "used", "cpus"), [row[1:] for row in ODD], ids=[row[0] for row in ODD]
+)
+def test_an_odd_thread_joins_another_container_on_its_core_only_where_no_whole_core_is_as_near(
+    nodes: int, count: int, used: str, cpus: str
+) -> None:
+    found = found_in(small(nodes=nodes, l3s=4 // nodes), Claim(count), used)
+    assert shown(found)[0] == cpus
+
+
+@given(
+    used=st.frozensets(st.integers(0, 15)),
+    kept=st.frozensets(st.integers(0, 15), max_size=4),
+    want=st.integers(1, 16),
+    threads=st.sampled_from((1, 2, 4)),
+)
+def test_split_and_joined_cores_are_counted_as_they_are_taken(
+    used: frozenset[int], kept: frozenset[int], want: int, threads: int
+) -> None:
+    tree = small(nodes=1, l3s=2, cores=8 // threads, threads=threads)
+    free = tree.online - used - kept
+    cells = look(grounds_of(tree), free, kept, "", {})
+    if sum(cell.free for cell in cells) < want:
+        return
+    taken = frozenset(take_threads(cells, want))
+    others = tree.online - free - kept
+    cores = [tree.core_mates(cpu) for cpu in range(0, 16, threads)]
+
+    def parted(owned: frozenset[int]) -> list[frozenset[int]]:
+        return [core for core in cores if core & owned and not core <= owned]
+
+    new = [core for core in parted(kept | taken) if core not in parted(kept)]
+    joined = sum(not core.isdisjoint(others) for core in new)
+    more = len(parted(kept | taken)) - len(parted(kept))
+    assert more_split_cores(cells, want) == (more, joined)
 
 
 def test_a_second_node_is_not_crossed_into_for_whole_cores() -> None:
