@@ -1,7 +1,7 @@
 """How well containers with CPUs of their own are placed: ``python -m bench.placement``.
 
-Random sequences of creates and deletes on six machines, through the engine with the policy
-``topology-aware``. Beside it, for the same sequences: what is possible at each create, given what the policy
+Random sequences of creates and deletes on six machines, through the engine with the policy ``topology-aware``, and with a
+balloon for each. Beside it, for the same sequences: what is possible at each create, given what the policy
 itself had placed before (the exact minimum); the best of many searches that know the whole sequence; and what
 others were measured to do with sequences of the same kind.
 """
@@ -9,7 +9,7 @@ others were measured to do with sequences of the same kind.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Optional
 
@@ -17,6 +17,7 @@ from bench.placement_search import fewest, search
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
+from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import (
@@ -38,6 +39,9 @@ SEED = 3
 #: The load differs much between seeds: how many fit, and with it how many L3s there must be.
 OTHER_SEEDS = range(100, 110)
 GIB = 1 << 30
+#: A balloon for each container, and the seeds of the sequences under ``balloons``.
+ONE_EACH = BalloonType("one", namespaces=("default",), prefer_new_balloons=True)
+BALLOON_SEEDS = (SEED, 100)
 
 
 @dataclass(frozen=True)
@@ -133,11 +137,21 @@ def container(number: int, count: int, smt: str) -> Container:
 
 
 def run(
-    tree: Topology, steps: Sequence[tuple[str, int]], smt: str, tally: Tally, whole: Optional[Topology] = None
+    tree: Topology,
+    steps: Sequence[tuple[str, int]],
+    smt: str,
+    tally: Tally,
+    whole: Optional[Topology] = None,
+    balloons: Optional[BalloonType] = None,
 ) -> None:
-    """One sequence on an empty machine, of which CPU 0's core is reserved. ``whole``: what is judged by, if not ``tree``."""
+    """One sequence on an empty machine, of which CPU 0's core is reserved. ``whole``: what is judged by, if not ``tree``.
+
+    ``balloons``: under ``balloons``, each container in one of this type, rather than under ``topology-aware``.
+    """
     host = Host(tree, tree.online, tree.memory_nodes, tree.online, tree.core_mates(0))
-    policy = POLICIES["topology-aware"](tree, PlacementSettings(ownership="exclusive"))
+    kinds = BalloonSettings(() if balloons is None else (balloons,))
+    settings = PlacementSettings(ownership="exclusive", balloons=kinds)
+    policy = POLICIES["topology-aware" if balloons is None else "balloons"](tree, settings)
     engine = Engine(host, policy, EngineOptions())
     made = 0
     for now, (kind, value) in enumerate(steps):
@@ -154,7 +168,7 @@ def run(
         engine.bind(admission.ticket, f"c{number}", float(now))
         place = engine.grants[f"c{number}"].placement
         tally.created += 1
-        if not place.exclusive:
+        if not place.exclusive <= free or len(place.exclusive) < value:
             tally.shared += 1
             continue
         judge(whole or tree, free, place.exclusive, place.mems, value, tally)
@@ -266,6 +280,27 @@ def show(machine: Machine) -> None:
     print()
 
 
+def show_balloons(machine: Machine) -> None:
+    """One machine, with containers each in a balloon: packed, and where most CPUs are free."""
+    tree = machine.topology()
+    print(f"{machine.name}, balloons\n  {'':<46}{'packed':>13}{'balanced':>13}")
+    tallies = Tally(), Tally()
+    for seed in BALLOON_SEEDS:
+        for steps in sequences(seed):
+            for tally, is_balanced in zip(tallies, (False, True)):
+                run(
+                    tree,
+                    steps,
+                    "",
+                    tally,
+                    balloons=replace(ONE_EACH, allocator_topology_balancing=is_balanced),
+                )
+    for title, field in ROWS:
+        cells = [f"{getattr(t, field):>5} {share(getattr(t, field), t):>7}" for t in tallies]
+        print(f"  {title:<46}{''.join(cells)}")
+    print()
+
+
 def main() -> None:
     creates = sum(kind == "create" for steps in sequences(SEED) for kind, _ in steps)
     print(
@@ -276,6 +311,8 @@ def main() -> None:
     print("kubelet: its algorithm written anew (prefer-align-cpus-by-uncorecache), on the same sequences\n")
     for machine in MACHINES:
         show(machine)
+    for machine in MACHINES[:4]:
+        show_balloons(machine)
 
 
 INTEL = ("Intel topology-aware", "Intel balloons", "Intel balloons, TopologyBalancing")

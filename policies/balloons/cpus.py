@@ -152,17 +152,33 @@ class BalloonCpus:
         for device in kind.prefer_close_to_devices:
             yield from self._around_device(device)
         if kind.allocator_topology_balancing:
-            yield self._emptiest(pool, count).cpus
+            yield self._emptiest(kind, pool, count).cpus
         yield self.topology.root.cpus
 
-    def _emptiest(self, pool: frozenset[int], count: int) -> Domain:
-        """From the machine down to the smallest domain that holds ``count``, always by the branch with most free CPUs."""
+    def _emptiest(self, kind: BalloonType, pool: frozenset[int], count: int) -> Domain:
+        """From the machine down to the smallest domain that is as good, always by the branch with most free CPUs.
+
+        As good: ``count`` CPUs of it are of no more NUMA nodes, and of these of no more L3s, than those of the machine.
+        """
         here = self.topology.root
+        least = self._spread(kind, pool, count)
         while True:
             inside = [(len(pool & d.cpus), -rank, d) for rank, d in enumerate(here.children)]
-            if not inside or max(inside)[0] < count:
+            found = (
+                domain
+                for free, _, domain in sorted(inside, key=lambda branch: branch[:2], reverse=True)
+                if free >= count and self._spread(kind, pool & domain.cpus, count) <= least
+            )
+            branch = next(found, None)
+            if branch is None:
                 return here
-            here = max(inside)[2]
+            here = branch
+
+    def _spread(self, kind: BalloonType, pool: frozenset[int], count: int) -> tuple[int, int]:
+        """Of how many NUMA nodes and L3s ``count`` CPUs of these are; of none where there are not as many."""
+        cpus = self._pick(pool, count, "hide" if kind.hide_hyperthreads else _smt(kind))
+        touched = sum(not cpus.isdisjoint(leaf.cpus) for leaf in self.topology.leaves)
+        return (len(self.topology.nodes_of(cpus)), touched) if cpus else (len(self.topology.cpus), 0)
 
     # ------------------------------------------------------------------ devices
 

@@ -7,10 +7,11 @@ from typing import Optional
 
 import pytest
 
+from policies.balloons.cpus import BalloonCpus
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
-from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import (
     NO_CONSTRAINT,
     Container,
@@ -167,6 +168,23 @@ def test_balancing_takes_the_branch_with_most_free_cpus() -> None:
     pools = Pools(HYGON_7285_2S, kind)
     places = [pools.put(asks(f"c{i}", 2)).placement.cpus for i in range(4)]
     assert [pools.node.topology.nodes_of(cpus) for cpus in places] == [{0}, {4}, {1}, {5}]
+
+
+def test_balancing_crosses_no_numa_node_or_l3_that_it_need_not() -> None:
+    kind = replace(DB, prefer_new_balloons=True, allocator_topology_balancing=True)
+    tree = node_of(HYGON_7285_2S).topology
+    first, second = tree.at("socket")
+    l3 = max(tree.at("l3"), key=lambda domain: min(domain.cpus & second.cpus, default=-1))
+    # In the first socket there is more, a little in each L3; in the second there is one L3.
+    little = [
+        sorted(domain.cpus)[: len(l3.cpus) // 2] for domain in tree.at("l3") if domain.cpus <= first.cpus
+    ]
+    free = l3.cpus.union(*little)
+    assert l3.cpus <= second.cpus and len(free & first.cpus) > len(l3.cpus)
+    assert BalloonCpus(tree, (kind,)).grown(kind, NO_CPUS, len(l3.cpus), free) == l3.cpus
+    # Where both are as good the emptier branch has it still.
+    few = BalloonCpus(tree, (kind,)).grown(kind, NO_CPUS, 2, free)
+    assert few <= first.cpus
 
 
 # ---------------------------------------------------------------------- too few CPUs
