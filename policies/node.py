@@ -15,7 +15,7 @@ from policies.groups import Group
 from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.model import Container, Placement
+from policies.model import Container, Placement, altered
 
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
@@ -246,6 +246,36 @@ class Node:
         if was.exclusive != resident.exclusive:
             self._claim(group, resident.exclusive, +1)
             self._claim(group, was.exclusive, -1)
+
+    def share(self, places: Mapping[str, Placement], cpus: frozenset[int]) -> None:
+        """Book containers that share one set of CPUs on another: as ``replace`` of each, where only its CPUs are others.
+
+        ``places``: what their placements are now, by key. They own no CPUs.
+        """
+        old, shares, orders = NO_CPUS, [0, 0], [0, 0]
+        wants: dict[int, int] = {}
+        for key, place in places.items():
+            was = self.residents[key]
+            old, milli = was.cpus, was.milli_request
+            now = altered(was, cpus=cpus, placement=place)
+            self.residents[key] = self._of_pod[was.pod_uid][key] = now
+            if key in self.with_terms:
+                self.with_terms[key] = now
+            for index, count in enumerate((len(old), len(cpus))):
+                shares[index] += milli * NANO_PER_MILLI // count
+                orders[index] += max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI // count
+            if was.milli_wanted:
+                wants[was.milli_wanted] = wants.get(was.milli_wanted, 0) + 1
+        for sign, part, share, order in ((-1, old, shares[0], orders[0]), (1, cpus, shares[1], orders[1])):
+            entry = self._unentered.setdefault(part, [0, 0])
+            entry[0] += sign * share
+            entry[1] += sign * order
+            left = self._sets[part] = self._sets.get(part, 0) + sign * len(places)
+            if not left:
+                del self._sets[part]
+            for milli, number in wants.items():
+                self._want(part, milli, sign * number)
+        self.version += len(places)
 
     def resident(self, key: str) -> Resident:
         """A container as it is now; in ``residents`` it may own what its group owned before.

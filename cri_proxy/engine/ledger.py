@@ -98,8 +98,8 @@ class Ledger:
         #: Keys of grants that have a place to go back to, and of those whose CPUs kubelet has given to them alone.
         self.displaced: set[str] = set()
         self.kubelets: set[str] = set()
-        #: Keys of grants that are in no group.
-        self.single: dict[str, None] = {}
+        #: Keys of the grants whose places name no group, by home and by what they own: many have one home.
+        self.places: dict[tuple[frozenset[int], frozenset[int]], dict[str, None]] = {}
         #: While sets are worked out: the grants that have been changed by it, as they were.
         self.was: Optional[dict[str, Grant]] = None
         #: Groups whose containers' records on disk may say what the group owned before; and by group what was last written
@@ -221,10 +221,11 @@ class Ledger:
             self.displaced.add(grant.key)
         elif self.displaced:
             self.displaced.discard(grant.key)
+        if known is not None:
+            self._leave_place(known)
         if not grant.placement.group:
-            self.single[grant.key] = None
-        elif self.single:
-            self.single.pop(grant.key, None)
+            place = grant.placement.home, grant.placement.exclusive
+            self.places.setdefault(place, {})[grant.key] = None
         if grant.stance is Stance.KUBELET:
             self.kubelets.add(grant.key)
         elif self.kubelets:
@@ -237,6 +238,33 @@ class Ledger:
         self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
         self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
         self.replicas.setdefault(owner_of_container(container), set()).add(grant.key)
+
+    def _leave_place(self, grant: Grant) -> None:
+        if not grant.placement.group:
+            place = grant.placement.home, grant.placement.exclusive
+            there = self.places[place]
+            del there[grant.key]
+            if not there:
+                del self.places[place]
+
+    def put_cpus(self, grants: Collection[Grant], cpus: frozenset[int]) -> None:
+        """Give grants that share one set of CPUs another one: nothing else of them changes. As ``put`` of each, at once.
+
+        They are placed, in no group, own no CPUs, and are in the books as they are here.
+        """
+        keys = {}
+        for grant in grants:
+            key = grant.key
+            place = altered(grant.placement, cpus=cpus)
+            now = altered(grant, placement=place)
+            keys[key] = place
+            if self.was is not None:
+                self.was.setdefault(key, grant)
+            if self.undo is not None:
+                self.undo.setdefault(("grant", key), (self.grants, key, grant))
+            self.grants.raw[key] = self.journal["grant", key] = now
+        self.version += len(keys)
+        self.node.share(keys, cpus)
 
     def limit_pod(self, key: str, memory_limit_bytes: int) -> None:
         """Note the memory limit that the pod of a container has now."""
@@ -286,13 +314,13 @@ class Ledger:
 
     def drop(self, key: str) -> None:
         container = self.grants[key].container
+        self._leave_place(self.grants.raw[key])
         self.change("grant", self.grants, key, None)
         self._unbook(key)
         self.held.discard(key)
         self.lifting.discard(key)
         self.displaced.discard(key)
         self.kubelets.discard(key)
-        self.single.pop(key, None)
         self.unpinned.pop(key, None)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)

@@ -7,14 +7,14 @@ is placed anew, with the way back kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
-from cri_proxy.engine.updates import has_changed, update_of
+from cri_proxy.engine.updates import has_changed, update_of, updates_of
 from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -53,14 +53,7 @@ def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
         _work_out(ledger, tidy, force, unchanged, owned)
     finally:
         ledger.was = None
-    updates = [
-        update_of(was, now)
-        for key, was in before.items()
-        if (now := ledger.grants.raw[key]) is not was
-        and now.life in (Life.CREATED, Life.RUNNING)
-        and has_changed(was, now)
-    ]
-    return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
+    return updates_of((was, ledger.grants.raw[key]) for key, was in before.items())
 
 
 def _work_out(
@@ -118,7 +111,10 @@ def give_places(
 
 def refreshed(ledger: Ledger, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
     """As ``refresh``; with the updates of those, too, whose records were ``was`` before they were changed."""
-    updates = {u.id: u for u in refresh(ledger, force)}
+    found = refresh(ledger, force)
+    if not was:
+        return found
+    updates = {u.id: u for u in found}
     for key, before in was.items():
         now = ledger.grants.get(key)
         updates.pop(key, None)
@@ -200,18 +196,72 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
 def _in_turn(
     ledger: Ledger, changed: Optional[frozenset[int]], barred: frozenset[int], twins: Mapping[str, object]
 ) -> Iterator[str]:
-    """Keys of the grants to recompute, in the order in which they came: of those that ``changed`` matters to, None = all."""
-    node = ledger.node
-    calm = _calm(ledger, barred, twins) if changed is not None else {}
+    """Keys of the grants to recompute, in the order in which they came: of those that ``changed`` matters to, None = all.
+
+    Containers that share what of their homes may be used are given that here, before the first key.
+    """
+    if changed is None:
+        yield from _in_order(ledger.grants.values())
+        return
+    node, grants = ledger.node, ledger.grants
+    calm = _calm(ledger, barred, twins)
+    keys = _share(ledger, changed, twins)
+    keys.update(key for name, group in node.groups.items() for key in calm.get(name, group) if key in group)
+    # Some name a group and are in none: they are not placed.
+    named = len(grants) - sum(map(len, ledger.places.values())) - sum(map(len, node.groups.values()))
+    if named:
+        keys.update(key for key in grants if _names_group_outside(ledger, key))
     version = node.pool_version
-    for key in _depending_on(ledger, changed, calm):
+    for key in _depending_on(ledger, changed, keys):
         yield key
         if calm and node.pool_version != version:
             # What has come of it may matter to the containers after it that nothing was to come of.
-            after = ledger.grants[key].since_s, key
-            rest = _depending_on(ledger, changed, {})
-            yield from [other for other in rest if (ledger.grants[other].since_s, other) > after]
+            after = grants[key].since_s, key
+            rest = _depending_on(ledger, changed, grants)
+            yield from [other for other in rest if (grants[other].since_s, other) > after]
             return
+
+
+def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object]) -> set[str]:
+    """Give containers that share their homes what of these may be used now, if ``changed`` matters to them: all that have
+    the same at once. Returns the keys of those in no group that must be looked at one by one."""
+    others = {key for key in ledger.displaced if not ledger.grants.raw[key].placement.group}
+    raw = ledger.grants.raw
+    for (home, own), there in list(ledger.places.items()):
+        if changed.isdisjoint(home) and changed.isdisjoint(own):
+            continue
+        if own:
+            others.update(there)
+            continue
+        alike: dict[tuple[object, ...], list[Grant]] = {}
+        for key in there:
+            grant = raw[key]
+            if key in others or key in twins or not _shares_plainly(ledger, grant):
+                others.add(key)
+                continue
+            place = grant.placement
+            signs = place.cpus, place.hidden, place.one_thread, grant.fence.cpus
+            alike.setdefault(signs, []).append(grant)
+        for grants in alike.values():
+            place = grants[0].placement
+            cpus = effective(ledger, place, grants[0].fence)
+            if not cpus:
+                others.update(grant.key for grant in grants)
+            elif cpus != place.cpus:
+                ledger.put_cpus(grants, cpus)
+    return others
+
+
+def _shares_plainly(ledger: Ledger, grant: Grant) -> bool:
+    """Whether nothing of a container that owns no CPUs depends on the pools, but which CPUs of its home it has."""
+    place = grant.placement
+    if grant.stance is not Stance.PLACED or place.level == "reserved" or not place.mems <= ledger.node.mems:
+        return False
+    if grant.fence.mems is not None and not place.mems <= grant.fence.mems:
+        return False
+    # A memory limit that is charged by its place stays so.
+    is_charged = place.mems and place.memory_charge
+    return bool(is_charged or not grant.container.resources.memory_limit_bytes)
 
 
 def _calm(ledger: Ledger, barred: frozenset[int], twins: Mapping[str, object]) -> dict[str, Set[str]]:
@@ -239,40 +289,29 @@ def _calm(ledger: Ledger, barred: frozenset[int], twins: Mapping[str, object]) -
     return found
 
 
-def _depending_on(
-    ledger: Ledger, changed: Optional[frozenset[int]], calm: Mapping[str, Set[str]]
-) -> list[str]:
-    """Keys of the grants that some CPUs matter to, in the order in which they came; None = of all. Not the calm ones."""
-    raw = ledger.grants.raw
-    if changed is None or not calm:
-        found = list(ledger.grants.values())
-    else:
-        groups = ledger.node.groups.items()
-        keys = [key for name, group in groups for key in calm.get(name, group) if key in group]
-        # Some name a group and are in none: they are not placed.
-        rest = len(raw) - len(ledger.single) - sum(len(group) for _, group in groups)
-        loose = [key for key in raw if not _is_member(ledger, key)] if rest else list(ledger.single)
-        found = [ledger.grants[key] for key in (*loose, *keys)]
-    if changed is not None:
-        # Many containers have one home: a set is looked at once.
-        matters: dict[frozenset[int], bool] = {}
-        for grant in found:
-            for cpus in (grant.placement.home, grant.placement.exclusive):
-                if cpus not in matters:
-                    matters[cpus] = not changed.isdisjoint(cpus)
-        found = [
-            grant
-            for grant in found
-            if matters[grant.placement.home]
-            or matters[grant.placement.exclusive]
-            or grant.displaced is not None
-        ]
-    return [grant.key for grant in sorted(found, key=lambda g: (g.since_s, g.key))]
+def _depending_on(ledger: Ledger, changed: frozenset[int], keys: Iterable[str]) -> list[str]:
+    """Which of these keys are of grants that some CPUs matter to, in the order in which they came."""
+    found = [ledger.grants[key] for key in keys]
+    # Many containers have one home: a set is looked at once.
+    matters: dict[frozenset[int], bool] = {}
+    for grant in found:
+        for cpus in (grant.placement.home, grant.placement.exclusive):
+            if cpus not in matters:
+                matters[cpus] = not changed.isdisjoint(cpus)
+    return _in_order(
+        grant
+        for grant in found
+        if matters[grant.placement.home] or matters[grant.placement.exclusive] or grant.displaced is not None
+    )
 
 
-def _is_member(ledger: Ledger, key: str) -> bool:
-    group = ledger.node.groups.get(ledger.grants.raw[key].placement.group)
-    return group is not None and key in group
+def _in_order(grants: Iterable[Grant]) -> list[str]:
+    return [grant.key for grant in sorted(grants, key=lambda g: (g.since_s, g.key))]
+
+
+def _names_group_outside(ledger: Ledger, key: str) -> bool:
+    name = ledger.grants.raw[key].placement.group
+    return bool(name) and key not in ledger.node.groups.get(name, ())
 
 
 def barred_from_owning(ledger: Ledger) -> frozenset[int]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Optional
 
-from cri_proxy.engine.records import CpusetUpdate, Grant, Stance
-from policies.model import UNTOUCHED, Placement, Quota
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from policies.model import UNTOUCHED, Placement, Quota, altered
+
+#: The containers that can be told anything.
+LIVING = (Life.CREATED, Life.RUNNING)
+#: Why one has other CPUs whose record gives no reason of its own.
+SHARED_CPUS = "CPUs of its domain came or went"
+_PLAIN = CpusetUpdate("", UNTOUCHED, False, SHARED_CPUS)
 
 
 def has_changed(was: Grant, now: Grant) -> bool:
@@ -33,12 +40,43 @@ def update_of(was: Grant, now: Grant) -> CpusetUpdate:
         place = Placement(cpus=now.runs_on) if now.stance is Stance.ADOPTED else UNTOUCHED
     why = now.why
     if now.why == was.why:
-        why = "CPUs of its domain came or went" if was.cpus != now.cpus else "memory nodes came or went"
+        why = SHARED_CPUS if was.cpus != now.cpus else "memory nodes came or went"
         if now.lifted != was.lifted:
             why = "its CPU quota is lifted" if now.lifted else "its CPU quota is not lifted any more"
     # Where it runs while it has no place of ours is not known for sure: it is then told first.
-    shrink = bool(was.cpus - now.cpus) or was.stance is Stance.UNTOUCHED
+    shrink = not was.cpus <= now.cpus or was.stance is Stance.UNTOUCHED
     return CpusetUpdate(now.key, place, shrink, why, given_back(was, now), was.cpus, was.placement.mems)
+
+
+def updates_of(pairs: Iterable[tuple[Grant, Grant]]) -> tuple[CpusetUpdate, ...]:
+    """What the runtime has to be told of containers there are, each as it was and as it is; those that lose CPUs come first.
+
+    Many share one set before, and one after: these two are compared once.
+    """
+    updates: list[CpusetUpdate] = []
+    losses: dict[tuple[int, int], Optional[bool]] = {}
+    for was, now in pairs:
+        if now is was or now.life not in LIVING:
+            continue
+        before, place = was.placement, now.placement
+        is_plain = now.stance is was.stance is Stance.PLACED and now.why is was.why
+        if not is_plain or before.mems is not place.mems or before.lift_quota != place.lift_quota:
+            if has_changed(was, now):
+                updates.append(update_of(was, now))
+            continue
+        # Neither set goes away while it is compared: both are in these records.
+        sets = id(before.cpus), id(place.cpus)
+        if sets not in losses:
+            losses[sets] = None if before.cpus == place.cpus else not before.cpus <= place.cpus
+        shrink = losses[sets]
+        if shrink is not None:
+            runs_on, memory_on = before.cpus, before.mems
+            updates.append(
+                altered(
+                    _PLAIN, id=now.key, placement=place, shrink=shrink, runs_on=runs_on, memory_on=memory_on
+                )
+            )
+    return tuple(sorted(updates, key=lambda u: (not u.shrink, u.id)))
 
 
 def given_back(was: Grant, now: Grant) -> Optional[Quota]:

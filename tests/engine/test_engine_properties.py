@@ -551,7 +551,16 @@ class Node_(RuleBasedStateMachine):
     @invariant()
     def the_indexes_find_what_a_look_at_all_grants_does(self) -> None:
         ledger = self.engine.ledger
-        assert ledger.held == {key for key, grant in self.engine.grants.items() if grant.life is Life.HELD}
+        grants = self.engine.grants
+        assert ledger.held == {key for key, grant in grants.items() if grant.life is Life.HELD}
+        assert ledger.displaced == {key for key, grant in grants.items() if grant.displaced is not None}
+        assert ledger.kubelets == {key for key, grant in grants.items() if grant.stance is Stance.KUBELET}
+        places: dict[tuple[frozenset[int], frozenset[int]], set[str]] = {}
+        for key, grant in grants.items():
+            if not grant.placement.group:
+                place = grant.placement.home, grant.placement.exclusive
+                places.setdefault(place, set()).add(key)
+        assert {place: set(keys) for place, keys in ledger.places.items()} == places
         tree = self.engine.host.topology
         for domain in (*tree.leaves, *tree.at("numa"), *tree.at("socket")):
             movable = [

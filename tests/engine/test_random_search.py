@@ -24,7 +24,7 @@ import pytest
 
 from cri_proxy.engine.invariants import broken_invariants, crowded_by, crowded_out
 from cri_proxy.engine.orders import Override
-from cri_proxy.engine.records import Life, ListedContainer, Stance
+from cri_proxy.engine.records import Life, ListedContainer, Stance, resident_of
 from cri_proxy.engine.snapshot import with_groups
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -249,6 +249,23 @@ class Searched(Node_):
         self.the_journal_tells_all()
         self.unknown |= self.outside.keys()  # nothing is repaired there
         self.the_runtime_has_what_we_say()
+        self.the_books_are_those_of_the_records()
+
+    def the_books_are_those_of_the_records(self) -> None:
+        """What was entered once for many is what entering each from the beginning comes to."""
+        ledger = self.engine.ledger
+        anew, node = ledger.new_node(ledger.host), ledger.node
+        for key, grant in ledger.grants.items():
+            anew.add(key, resident_of(grant))
+        assert (node.survey(), node.claims, node.claims_alone) == (
+            anew.survey(),
+            anew.claims,
+            anew.claims_alone,
+        )
+        for count in (1, 4):
+            for leaf in node.topology.leaves:
+                assert node.shortfall_milli(leaf.cpus, count) == anew.shortfall_milli(leaf.cpus, count)
+                assert node.containers_on(leaf.cpus) == anew.containers_on(leaf.cpus)
 
     def admit(self, **asked: Any) -> None:
         """As it is; what is given to the newcomer is not the last CPU of another container while one is free."""
