@@ -12,6 +12,8 @@ from typing import Optional
 from bench.cache.plugin import Counts
 
 IDLE = "idle"
+#: Rows in this order; the guest measures in another, as a pair lives through several.
+PLACEMENTS = ("no manager", "a NUMA node each", "one NUMA node", "limit", "observer", "demand")
 #: Columns: counter, title.
 COLUMNS = (
     ("other_ccx", "from another CCX of the socket"),
@@ -116,7 +118,7 @@ def background_share(run: Sequence[Measurement], counter: str) -> float:
 
 
 def rows(runs: Sequence[Sequence[Measurement]]) -> list[Row]:
-    """In the order of the first run; a placement that a run lacks has fewer runs. CPUs are those of the first run."""
+    """In the order of ``PLACEMENTS``; a placement that a run lacks has fewer runs. CPUs are those of the first run."""
     by_run = [per_request(run) for run in runs]
     cpus: dict[tuple[str, str], tuple[str, str]] = {}
     for run in runs:
@@ -124,7 +126,7 @@ def rows(runs: Sequence[Sequence[Measurement]]) -> list[Row]:
             if one.load != IDLE:
                 cpus.setdefault((one.placement, one.load), one.cpus)
     made = []
-    for (placement, load), places in cpus.items():
+    for (placement, load), places in sorted(cpus.items(), key=lambda item: PLACEMENTS.index(item[0][0])):
         found = [run[placement, load] for run in by_run if (placement, load) in run]
         lines = {counter: _spread([one[counter] for one in found]) for counter, _ in COLUMNS}
         made.append(Row(placement, load, places, len(found), lines))

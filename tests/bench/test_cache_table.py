@@ -106,7 +106,7 @@ def test_without_an_idle_run_all_of_it_counts() -> None:
 
 
 def test_a_row_has_the_median_of_its_runs_and_how_far_they_lie_apart() -> None:
-    runs = [[measured("limit", lines), measured("observer", 0)] for lines in (1000, 1300, 1100)]
+    runs = [[measured("observer", 0), measured("limit", lines)] for lines in (1000, 1300, 1100)]
     limit, observer = rows(runs)
     assert limit.lines["other_ccx"] == Spread(11.0, 10.0, 13.0)
     assert limit.lines["other_ccx"].relative == pytest.approx(2 / 11)
