@@ -28,6 +28,8 @@ TRAFFIC = "docker.io/local/traffic:1"
 FILES, MOUNTED = Path("/run/cache"), "/cache"
 PATIENCE_S = 900
 IDLE_MS = "1000"
+#: For the observer to see a pair, and for a plan that brings it together.
+TOGETHER_S = 300
 #: Frozen while a load counts: the runtime, its shims, daemon, observer, this program; and the cgroup of what does that.
 HELD, HOLDER = "/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/hold"
 #: Of the daemon and the observer: moved only when told, and soon.
@@ -172,7 +174,7 @@ async def every_placement(node: Node) -> None:
 
 
 async def _by_limit_and_by_what_the_observer_has_seen(node: Node, pair: Pair) -> None:
-    """Each container fills a CCX by its limit; then the pair is seen by the observer, and moved, or there is no such row."""
+    """Each container has a CCX by its limit; then the pair is seen by the observer, and moved, or there is no such row."""
     await _measure(node, pair, "limit")
     run("systemctl", "start", OBSERVER)
     try:
@@ -186,7 +188,7 @@ async def _by_limit_and_by_what_the_observer_has_seen(node: Node, pair: Pair) ->
 
 
 async def _by_demand(node: Node, kind: str) -> None:
-    """By their limit the containers have a NUMA node each; under load they shrink to a CCX, and come to be in one."""
+    """By their limit the containers have a NUMA node each; under load they shrink. What has come of it is measured."""
     more = {"cpu_limit": node.shape.cpus_per_node * 1000, "annotations": {"cri-resmgr.io/size": "demand"}}
     pair = await _pair(node, kind, **more)
     try:
@@ -194,13 +196,13 @@ async def _by_demand(node: Node, kind: str) -> None:
             await until(
                 lambda: [node.cpus(container) for container in pair.both],
                 lambda found: all(cpus in node.shape.ccxs for cpus in found),
-                PATIENCE_S,
+                TOGETHER_S,
             )
             if node.cpus(pair.server) != node.cpus(pair.client):
                 await _until_brought_together(node, pair)
-        await _measure(node, pair, "demand")
     except AssertionError as error:
         print(f"not shrunk, or not brought together: {error}")
+    await _measure(node, pair, "demand")
     await node.remove(*(container.pod for container in pair.both))
 
 
@@ -210,9 +212,9 @@ async def _until_brought_together(node: Node, pair: Pair) -> None:
     await until(
         lambda: node.ask("affinity"),
         lambda told: any({e["a"], e["b"]} == ids for e in told["edges"]),
-        PATIENCE_S,
+        TOGETHER_S,
     )
-    await until(lambda: node.ask("rebalance"), lambda told: told["accepted"], PATIENCE_S)
+    await until(lambda: node.ask("rebalance"), lambda told: told["accepted"], TOGETHER_S)
 
 
 def _job(node: Node) -> dict[str, Any]:
@@ -221,12 +223,12 @@ def _job(node: Node) -> dict[str, Any]:
 
 
 async def _pair(node: Node, kind: str, **more: Any) -> Pair:
-    """``more``: as for ``Node.run``; by limit, each fills a CCX."""
+    """``more``: as for ``Node.run``; by limit, both together fill a CCX: the planner brings no more into one."""
     mounts = (cri.Mount(container_path=MOUNTED, host_path=str(FILES)),)
     same: dict[str, Any] = {
         "image": TRAFFIC,
         "cpu_request": 500,
-        "cpu_limit": node.shape.cpus_per_ccx * 1000,
+        "cpu_limit": node.shape.cpus_per_ccx * 500,
         "mounts": mounts,
         "host_network": False,
         **more,
