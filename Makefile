@@ -23,12 +23,14 @@ TERMINAL := tmux
 BROWSER := chromium chromium-driver
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
+# What arm64 machines need besides.
+ARM := qemu-system-arm qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross device-tree-compiler
 # What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
 CLUSTER := util-linux dpkg make rsync jq openssl
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-demand bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-arm test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-demand bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,13 +60,18 @@ test: setup ## All tests; as root also those on a real containerd
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(PACKAGING) $(CLUSTER) $(CACHE)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(ARM) $(PACKAGING) $(CLUSTER) $(CACHE)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
+	@$(MAKE) --no-print-directory test-arm
 
 test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
 	@tools/debian-packages debootstrap iproute2
 	WORKERS=$(WORKERS) tools/old-python
+
+test-arm: setup ## The tests of policies, engine and observer by an arm64 Python 3.9, under qemu-user (root)
+	@tools/debian-packages debootstrap qemu-user-static
+	ARCH=arm64 WORKERS=$(WORKERS) tools/old-python
 
 e2e: setup ## Only the tests on a real containerd (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
@@ -80,7 +87,7 @@ e2e-cluster: setup ## A real kube-apiserver, nodes, agents and the operator; bui
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not shown-"
+	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not shown- and not arm-"
 
 e2e-vm-life: setup ## On that machine: restart and upgrade under load, out of memory, no runtime (root)
 	@tools/debian-packages $(VIRTUAL)
@@ -93,6 +100,10 @@ e2e-vm-shown: setup ## What docs/vm.md says a guest must be shown, and machines 
 e2e-vm-old: setup ## The same on kernel 5.10 with Python 3.9, cgroup v1 and v2 (root)
 	@tools/debian-packages $(VIRTUAL)
 	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k old-cgroup
+
+e2e-vm-arm: setup ## On arm64 machines like Kunpeng's: kernel 5.10 with cgroup v1 alone, and with v2; 6.1 (root)
+	@tools/debian-packages $(VIRTUAL) $(ARM)
+	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k arm-
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(BIN)/ruff check .

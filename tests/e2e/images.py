@@ -11,23 +11,28 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Optional
 
 PAUSE = "docker.io/local/pause:1"
 BUSYBOX = "docker.io/local/busybox:1"
 
 
-def make_images(cache: Path) -> Path:
-    """A `docker save`-like archive of both images, made once in this folder."""
+def make_images(cache: Path, busybox: Optional[Path] = None, architecture: str = "") -> Path:
+    """A `docker save`-like archive of both images, made once in this folder.
+
+    ``busybox``: a static one, by default that of this machine; ``architecture``: its own, as images call it.
+    """
     archive = cache / "images.tar"
     if archive.exists():
         return archive
-    layer = _layer()
+    layer = _layer(busybox or Path(shutil.which("busybox") or "busybox"))
     machine = platform.machine()
+    architecture = architecture or {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
     files, manifest = {"layer.tar": layer}, []
     # A sleep is pause enough: it reaps no zombies, but no pod here shares its process namespace.
     for name, command in ((BUSYBOX, ["sh"]), (PAUSE, ["sleep", "2147483647"])):
         config = {
-            "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+            "architecture": architecture,
             "os": "linux",
             "config": {"Env": ["PATH=/bin"], "Cmd": command},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
@@ -46,8 +51,7 @@ def make_images(cache: Path) -> Path:
     return archive
 
 
-def _layer() -> bytes:
-    busybox = Path(shutil.which("busybox") or "busybox")
+def _layer(busybox: Path) -> bytes:
     applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:

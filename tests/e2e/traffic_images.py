@@ -85,10 +85,20 @@ def make_traffic_image(cache: Path) -> Path:
     return archive
 
 
-def build_talk(folder: Path) -> Path:
+def build_talk(folder: Path, compiler: str = "gcc") -> Path:
     """The program of talk.c, static; for tests that need no container too."""
     program = folder / "talk"
-    command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o", str(program), str(TALK_SOURCE)]
+    command = [
+        compiler,
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-static",
+        "-o",
+        str(program),
+        str(TALK_SOURCE),
+    ]
     subprocess.run(command, check=True)
     return program
 

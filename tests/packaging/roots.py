@@ -33,16 +33,25 @@ def missing() -> str:
     return f"no {', '.join(absent)}: packages are not built and installed" if absent else ""
 
 
-def base_root(suite: str) -> Optional[Path]:
-    """The cached root of a suite; made if it is not there. ``None``: the mirror does not give it."""
+def base_root(suite: str, architecture: str = "amd64") -> Optional[Path]:
+    """The cached root of a suite; made if it is not there. ``None``: the mirror does not give it.
+
+    ``architecture``: as Debian calls it; the kernel must start its programs (tools/emulate).
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
-    root = CACHE / suite
-    with (CACHE / f"{suite}.lock").open("w") as lock:
+    name = suite if architecture == "amd64" else f"{suite}-{architecture}"
+    root = CACHE / name
+    with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
-            scratch = CACHE / f"{suite}.new"
+            scratch = CACHE / f"{name}.new"
             shutil.rmtree(scratch, ignore_errors=True)
-            command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES[suite]}"]
+            command = [
+                "debootstrap",
+                "--variant=minbase",
+                f"--include={PACKAGES[suite]}",
+                f"--arch={architecture}",
+            ]
             done = subprocess.run(
                 [*command, suite, str(scratch), MIRROR], check=False, stdout=subprocess.DEVNULL
             )

@@ -10,14 +10,13 @@ import pytest
 
 from tests.e2e.packages import containerd_17
 from tests.vm.guest.table import RUNS
-from tests.vm.image import BOOKWORM, BULLSEYE, image, missing
+from tests.vm.image import BOOKWORM, SYSTEMS, image, missing
 from tests.vm.job import make_job
 from tests.vm.machine import SHAPES
 from tests.vm.packages import package
 from tests.vm.run import VirtualMachine
 
 CACHE = Path(__file__).parents[2] / ".cache" / "vm"
-SYSTEMS = {system.suite: system for system in (BOOKWORM, BULLSEYE)}
 
 
 @pytest.fixture(scope="session")
@@ -31,21 +30,23 @@ def machine_of(
         if name not in running:
             _end(running)
             planned = RUNS[name]
+            system = SYSTEMS[planned.system]
+            if sentence := missing(system.architecture):
+                pytest.skip(sentence)
+            made = image(system, CACHE)
             job = make_job(
                 tmp_path_factory.mktemp("job"),
-                package(planned.python, tmp_path_factory.mktemp("deb")),
+                package(planned.python, tmp_path_factory.mktemp("deb"), system.architecture),
                 name,
                 _selected(request.session, name),
-                containerd_17(CACHE.parent) if planned.suite == BOOKWORM.suite else None,
+                made.busybox,
+                system.architecture,
+                containerd_17(CACHE.parent) if system is BOOKWORM else None,
             )
-            guest = VirtualMachine(
-                SHAPES[planned.shape], image(SYSTEMS[planned.suite], CACHE), job, planned.words
-            )
+            guest = VirtualMachine(SHAPES[planned.shape], made, job, planned.words)
             running[name] = guest.__enter__()
         return running[name]
 
-    if sentence := missing():
-        pytest.skip(sentence)
     try:
         yield boot
     finally:

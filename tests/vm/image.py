@@ -12,28 +12,39 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.vm.kernel import INIT, unpack_kernel
 from tests.vm.rootfs import prepare_root
 
-#: Programs by the Debian package that has them.
+#: Programs by the Debian package that has them; and by the guest's architecture.
 NEEDED = {
     "mmdebstrap": "mmdebstrap",
     "mke2fs": "e2fsprogs",
     "cpio": "cpio",
     "depmod": "kmod",
-    "busybox": "busybox-static",
-    "qemu-system-x86_64": "qemu-system-x86",
+}
+NEEDED_FOR = {
+    "amd64": {"qemu-system-x86_64": "qemu-system-x86"},
+    "arm64": {
+        "qemu-system-aarch64": "qemu-system-arm",
+        "qemu-aarch64-static": "qemu-user-static",
+        "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+        "dtc": "device-tree-compiler",
+    },
 }
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "iproute2", "procps", "util-linux"),
     *("containerd", "runc", "containernetworking-plugins", "python3"),
+    # What its pods and its first process are made of.
+    "busybox-static",
 )
-KERNEL = "linux-image-amd64"
 IMAGE_MIB = 1500
-BUILD_TIMEOUT_S = 900
+#: Emulated, a package's scripts take minutes on a busy machine.
+BUILD_TIMEOUT_S = 1800
+#: Has the kernel start programs of another architecture.
+EMULATE = Path(__file__).parents[2] / "tools" / "emulate"
 _SOURCES = (
     Path(__file__),
     Path(__file__).with_name("kernel.py"),
@@ -54,12 +65,25 @@ class System:
 
     suite: str
     more: tuple[str, ...] = ()
+    architecture: str = "amd64"
+
+    @property
+    def name(self) -> str:
+        """ "bookworm"; "bookworm-arm64"."""
+        return self.suite if self.architecture == "amd64" else f"{self.suite}-{self.architecture}"
+
+    @property
+    def kernel(self) -> str:
+        return f"linux-image-{self.architecture}"
 
 
 #: Kernel 6.1, Python 3.11, containerd 1.6 (CRI v1), bcc 0.26; crun beside runc.
 BOOKWORM = System("bookworm", ("python3-bpfcc", "crun"))
 #: Kernel 5.10, Python 3.9, containerd 1.4 (CRI v1alpha2 only), bcc 0.18: as old as openEuler 22.03.
 BULLSEYE = System("bullseye", ("python3-bpfcc",))
+BOOKWORM_ARM64 = replace(BOOKWORM, architecture="arm64")
+BULLSEYE_ARM64 = replace(BULLSEYE, architecture="arm64")
+SYSTEMS = {system.name: system for system in (BOOKWORM, BULLSEYE, BOOKWORM_ARM64, BULLSEYE_ARM64)}
 
 
 @dataclass(frozen=True)
@@ -80,12 +104,18 @@ class Image:
     def initramfs(self) -> Path:
         return self.folder / "initramfs"
 
+    @property
+    def busybox(self) -> Path:
+        """The guest's, static."""
+        return self.folder / "busybox"
 
-def missing() -> str:
+
+def missing(architecture: str = "amd64") -> str:
     """What this machine lacks to build and boot one, as a sentence for a skip; "" if nothing."""
     if os.geteuid() != 0:
         return "The image of a virtual machine is built as root."
-    lacking = sorted(package for program, package in NEEDED.items() if shutil.which(program) is None)
+    needed = {**NEEDED, **NEEDED_FOR[architecture]}
+    lacking = sorted(package for program, package in needed.items() if shutil.which(program) is None)
     return f"Not installed for virtual machines: {', '.join(lacking)}." if lacking else ""
 
 
@@ -94,14 +124,15 @@ def image(system: System, cache: Path) -> Image:
 
     :raises RuntimeError: a program failed, e.g. as the mirror could not be reached.
     """
-    folder = cache / f"{system.suite}-{_fingerprint(system)}"
+    folder = cache / f"{system.name}-{_fingerprint(system)}"
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{system.suite}.lock").open("w") as lock:
+    with (cache / f"{system.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            for old in cache.glob(f"{system.suite}-*"):
+            # A hash has twelve digits: "bookworm-arm64-..." is no old "bookworm".
+            for old in (*cache.glob(f"{system.name}-{'?' * 12}"), *cache.glob(f"{system.name}-unfinished")):
                 shutil.rmtree(old)
-            unfinished = cache / f"{system.suite}-unfinished"
+            unfinished = cache / f"{system.name}-unfinished"
             unfinished.mkdir()
             _build(system, unfinished)
             unfinished.rename(folder)
@@ -110,18 +141,26 @@ def image(system: System, cache: Path) -> Image:
 
 def _fingerprint(system: System) -> str:
     """Of all that an image is made from, but for the packages' versions: the mirror's newest are as good."""
-    digest = hashlib.sha256(repr((system, PACKAGES, KERNEL, IMAGE_MIB)).encode())
+    digest = hashlib.sha256(repr((system, PACKAGES, IMAGE_MIB)).encode())
     for source in _SOURCES:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def _build(system: System, folder: Path) -> None:
+    if system.architecture != "amd64":
+        _run(str(EMULATE), system.architecture)
     # 1. The packages in a folder, and the kernel's beside it.
     tree = folder / "tree"
-    fetch = _FETCH_KERNEL.format(kernel=KERNEL, folder=folder)
+    fetch = _FETCH_KERNEL.format(kernel=system.kernel, folder=folder)
     command = [
-        *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES + system.more)}"),
+        *(
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+            f"--architectures={system.architecture}",
+            f"--include={','.join(PACKAGES + system.more)}",
+        ),
         '--aptopt=APT::Install-Recommends "false"',
         # An old release is signed no more.
         '--aptopt=Acquire::Check-Valid-Until "false"',
@@ -146,7 +185,8 @@ def _build(system: System, folder: Path) -> None:
     )
     # 3. The kernel.
     package = next(folder.glob("linux-image-*.deb"))
-    unpack_kernel(package, folder)
+    shutil.copy(tree / "bin" / "busybox", folder / "busybox")
+    unpack_kernel(package, folder / "busybox", folder)
     package.unlink()
     shutil.rmtree(tree)
 

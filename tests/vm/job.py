@@ -13,13 +13,23 @@ from tests.e2e.traffic_images import build_talk
 from tests.vm.packages import broken, newer
 
 TESTS = Path(__file__).parents[1]
+COMPILERS = {"amd64": "gcc", "arm64": "aarch64-linux-gnu-gcc"}
 RUNTIME_PROGRAMS = ("containerd", "containerd-shim-runc-v2")
 
 
 def make_job(
-    folder: Path, deb: Path, run: str, checks: Collection[str], runtime: Optional[Path] = None
+    folder: Path,
+    deb: Path,
+    run: str,
+    checks: Collection[str],
+    busybox: Path,
+    architecture: str,
+    runtime: Optional[Path] = None,
 ) -> Path:
-    """Fill an empty folder, for these checks of a run; ``runtime``: a containerd for later. Returns the folder."""
+    """Fill an empty folder, for these checks of a run; ``runtime``: a containerd for later. Returns the folder.
+
+    ``busybox``: the guest's, for images; ``architecture``: the guest's, as Debian calls it.
+    """
     shutil.copytree(
         TESTS / "vm", folder / "tests" / "vm", ignore=shutil.ignore_patterns("__pycache__", "test_*")
     )
@@ -34,7 +44,7 @@ def make_job(
         (folder / "containerd").mkdir()
         for name in RUNTIME_PROGRAMS:
             shutil.copy(runtime.with_name(name), folder / "containerd")
-    make_images(folder)
-    build_talk(folder)
+    make_images(folder, busybox, architecture)
+    build_talk(folder, COMPILERS[architecture])
     (folder / "job.json").write_text(json.dumps({"run": run, "deb": deb.name, "checks": sorted(checks)}))
     return folder

@@ -1,6 +1,7 @@
-"""What QEMU boots: the kernel out of Debian's package as an ELF file, and an initramfs with the modules it needs.
+"""What QEMU boots: the kernel out of Debian's package, and an initramfs with the modules it needs.
 
-The ELF file starts in seconds where a bzImage would first unpack itself under emulation.
+On x86-64 the kernel is an ELF file, which starts in seconds where a bzImage would first unpack itself under emulation;
+Debian's of arm64 is not packed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ MODULES = (
     *("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "crc32c_generic", "ext4", "overlay"),
     *("veth", "bridge", "inet_diag", "tcp_diag", "udp_diag", "unix_diag"),
 )
-APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root", "echo")
+APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root", "echo", "ln")
 FOLDERS = ("bin", "dev", "proc", "sys", "disk", "memory", "root", "modules")
 _XZ = b"\xfd7zXZ\x00"
 _ELF = b"\x7fELF"
+#: Of an arm64 Image, at byte 56 (Documentation/arm64/booting.rst).
+_ARM64, _ARM64_AT = b"ARM\x64", 56
 
 
-def unpack_kernel(package: Path, folder: Path) -> None:
-    """Write ``vmlinux`` and ``initramfs`` of Debian's linux-image package into a folder.
+def unpack_kernel(package: Path, busybox: Path, folder: Path) -> None:
+    """Write ``vmlinux`` and ``initramfs`` of Debian's linux-image package into a folder. ``busybox``: the guest's, static.
 
     :raises ValueError: there is no kernel in it, or a module that is needed.
     """
@@ -34,12 +37,21 @@ def unpack_kernel(package: Path, folder: Path) -> None:
         compressed = next((tree / "boot").glob("vmlinuz-*"), None)
         if compressed is None:
             raise ValueError(f"{package} holds no kernel; expected /boot/vmlinuz-VERSION")
-        (folder / "vmlinux").write_bytes(elf_of(compressed.read_bytes()))
+        (folder / "vmlinux").write_bytes(bootable(compressed.read_bytes()))
         version = compressed.name.split("-", 1)[1]
         subprocess.run(["depmod", "--basedir", str(tree), version], check=True)
         modules = tree / "lib" / "modules" / version
         order = load_order((modules / "modules.dep").read_text(), MODULES)
-        _write_initramfs([modules / path for path in order], folder / "initramfs")
+        _write_initramfs([modules / path for path in order], busybox, folder / "initramfs")
+
+
+def bootable(image: bytes) -> bytes:
+    """What QEMU starts fastest of a kernel's image.
+
+    :raises ValueError: it is neither a bzImage with an ELF file nor an arm64 Image.
+    """
+    is_arm64 = image[_ARM64_AT : _ARM64_AT + len(_ARM64)] == _ARM64
+    return image if is_arm64 else elf_of(image)
 
 
 def elf_of(image: bytes) -> bytes:
@@ -79,14 +91,11 @@ def load_order(dependencies: str, wanted: tuple[str, ...]) -> list[str]:
     return order
 
 
-def _write_initramfs(modules: list[Path], archive: Path) -> None:
+def _write_initramfs(modules: list[Path], busybox: Path, archive: Path) -> None:
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         tree = Path(scratch)
         for name in FOLDERS:
             (tree / name).mkdir()
-        busybox = shutil.which("busybox")
-        if busybox is None:
-            raise FileNotFoundError("busybox is not installed (Debian: busybox-static)")
         shutil.copy(busybox, tree / "bin" / "busybox")
         for applet in APPLETS:
             (tree / "bin" / applet).symlink_to("busybox")

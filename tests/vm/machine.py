@@ -40,10 +40,18 @@ class Shape:
     #: Shown by QEMU's plain words, as users write them (docs/vm.md), whatever guests make of it.
     smp: str = ""
     features: tuple[str, ...] = FEATURES
+    #: As Debian calls it. Below: into how many clusters an L3's cores fall; 0 = the kernel is told of none.
+    architecture: str = "amd64"
+    clusters_per_ccx: int = 0
 
     @property
     def cpus_per_ccx(self) -> int:
         return self.cores_per_ccx * self.threads
+
+    @property
+    def cpus_per_cluster(self) -> int:
+        """0 = there are none."""
+        return self.cpus_per_ccx // self.clusters_per_ccx if self.clusters_per_ccx else 0
 
     @property
     def cpus_per_node(self) -> int:
@@ -64,6 +72,10 @@ class Shape:
     @property
     def ccxs(self) -> list[str]:
         return self.groups(self.cpus_per_ccx)
+
+    @property
+    def clusters(self) -> list[str]:
+        return self.groups(self.cpus_per_cluster) if self.cpus_per_cluster else []
 
     @property
     def numa_nodes(self) -> list[str]:
@@ -92,35 +104,46 @@ NO_TOPOLOGY = Shape(
 )
 NO_THREADS = replace(NO_TOPOLOGY, name="no-threads", smp="8,sockets=1,dies=2,cores=4,threads=1")
 
+#: A small Kunpeng 920 (tests/vm/arm.py): two sockets, an L3 in each with two clusters of cores.
+KUNPENG_8 = Shape("kunpeng-8", ccx_per_node=1, cores_per_ccx=4, architecture="arm64", clusters_per_ccx=2)
+#: As kernels before 5.16 tell it.
+KUNPENG_8_OLD = replace(KUNPENG_8, name="kunpeng-8-old", clusters_per_ccx=0)
+
 SHAPES = {
     shape.name: shape
-    for shape in (SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS)
+    for shape in (
+        *(SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS),
+        *(KUNPENG_8, KUNPENG_8_OLD),
+    )
 }
 
 
 def cpu_arguments(shape: Shape) -> list[str]:
     """-cpu, -smp, -m, -numa, and for places a -device for each CPU but the first, which is always there."""
     model = ",".join((MODEL, *shape.features))
-    amounts = ["-m", f"{shape.memory_mib}M", *_memory(shape)]
+    amounts = ["-m", f"{shape.memory_mib}M", *memory(shape)]
     if shape.smp:
-        return ["-cpu", model, "-smp", shape.smp, *amounts, *_plain_nodes(shape), *_distances(shape)]
+        return ["-cpu", model, "-smp", shape.smp, *amounts, *plain_nodes(shape), *distances(shape)]
     most = shape.sockets * CCX_PLACES * CORE_PLACES * THREAD_PLACES
     places = f"sockets={shape.sockets},dies={CCX_PLACES},cores={CORE_PLACES},threads={THREAD_PLACES}"
     return [
         *("-cpu", model, "-smp", f"cpus=1,maxcpus={most},{places}"),
         *amounts,
         *_nodes(shape),
-        *_distances(shape),
+        *distances(shape),
         *_processors(shape),
     ]
 
 
 def kernel_words(shape: Shape) -> list[str]:
     """What the kernel's command line must say: the places without a CPU are no CPUs to come."""
-    return [] if shape.smp else [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}"]
+    if shape.smp or shape.architecture != "amd64":
+        return []
+    return [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}"]
 
 
-def _memory(shape: Shape) -> list[str]:
+def memory(shape: Shape) -> list[str]:
+    """Every node's own."""
     size = shape.memory_mib // shape.nodes
     made = [f"memory-backend-ram,id=m{node},size={size}M" for node in range(shape.nodes)]
     return [word for backend in made for word in ("-object", backend)]
@@ -137,12 +160,14 @@ def _nodes(shape: Shape) -> list[str]:
     return [word for node in told for word in ("-numa", node)]
 
 
-def _plain_nodes(shape: Shape) -> list[str]:
+def plain_nodes(shape: Shape) -> list[str]:
+    """The nodes, with their CPUs by number."""
     told = [f"node,nodeid={node},memdev=m{node},cpus={cpus}" for node, cpus in enumerate(shape.numa_nodes)]
     return [word for node in told for word in ("-numa", node)]
 
 
-def _distances(shape: Shape) -> list[str]:
+def distances(shape: Shape) -> list[str]:
+    """Between every two nodes."""
     pairs = [(a, b) for a in range(shape.nodes) for b in range(a + 1, shape.nodes)]
     words = []
     for a, b in pairs:

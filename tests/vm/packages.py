@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 600
 
 
-def package(python: str, folder: Path) -> Path:
-    """The .deb for guests with this Python ("3.11"), built from the sources as they are, in that folder.
+def package(python: str, folder: Path, architecture: str = "amd64") -> Path:
+    """The .deb for guests with this Python ("3.11") and architecture ("arm64"), of the sources as they are, in that folder.
 
     As ``make deb`` does but packed loosely: unpacking takes longer under emulation than packing here.
 
     :raises RuntimeError: it cannot be built; with what was said.
     """
-    given = os.environ.get(f"CRI_RESMGR_DEB_{python.replace('.', '')}", "")
+    given = os.environ.get(f"CRI_RESMGR_DEB_{python.replace('.', '')}", "") if architecture == "amd64" else ""
     if given:
         return Path(given)
     command = [
@@ -29,6 +29,7 @@ def package(python: str, folder: Path) -> Path:
         "packaging/build.py",
         "deb",
         f"--python={python}",
+        f"--architecture={architecture}",
         "--quick",
         f"--dist={folder}",
     ]

@@ -28,8 +28,8 @@ Type=oneshot
 TimeoutStartSec=infinity
 WorkingDirectory=/job
 Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1
-ExecStart=/bin/sh -c 'exec /usr/bin/python3 -m tests.vm.guest >/dev/ttyS1 2>&1'
-ExecStopPost=/bin/sh -c 'echo "VM end $SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >/dev/ttyS1'
+ExecStart=/bin/sh -c 'exec /usr/bin/python3 -m tests.vm.guest >/dev/job 2>&1'
+ExecStopPost=/bin/sh -c 'echo "VM end $SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >/dev/job'
 """,
     # Without its ExecStartPre (modprobe overlay): the modules come with the initramfs. What Go starts for itself on
     # eight CPUs (of containerd, its shims, runc) mostly waits for others of its kind, and waiting is work for QEMU.

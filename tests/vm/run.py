@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tests.vm import arm
 from tests.vm.image import Image
 from tests.vm.machine import Shape, cpu_arguments, kernel_words
 from tests.vm.rootfs import TARGET
@@ -112,8 +113,17 @@ class VirtualMachine:
     # --- QEMU
 
     def _command(self) -> list[str]:
+        if self.shape.architecture == "arm64":
+            machine = ["-machine", arm.MACHINE, "-dtb", str(arm.write_device_tree(self.shape, self._folder))]
+            program, processors = arm.QEMU, [*machine, *arm.cpu_arguments(self.shape)]
+            # It has one serial line; the job's is on PCI.
+            console, job_port, job_line = "ttyAMA0", "ttyS0", ("-device", "pci-serial,chardev=job")
+        else:
+            program, processors = QEMU, cpu_arguments(self.shape)
+            console, job_port, job_line = "ttyS0", "ttyS1", ("-serial", "chardev:job")
         words = [
-            "console=ttyS0 panic=-1 quiet random.trust_cpu=on apparmor=0 mitigations=off systemd.show_status=0",
+            f"console={console} vm.job={job_port}",
+            "panic=-1 quiet random.trust_cpu=on apparmor=0 mitigations=off systemd.show_status=0",
             f"systemd.unit={TARGET}",
             *kernel_words(self.shape),
             *self.words,
@@ -121,7 +131,7 @@ class VirtualMachine:
         disk = f"file={self.image.disk},if=none,id=disk,format=raw,readonly=on,cache=unsafe"
         job = f"local,path={self.job},mount_tag=job,security_model=none,readonly=on,multidevs=remap"
         return [
-            *(QEMU, "-accel", self.accelerator, *self.more, *cpu_arguments(self.shape)),
+            *(program, "-accel", self.accelerator, *self.more, *processors),
             *("-drive", disk, "-device", "virtio-blk-pci,drive=disk", "-virtfs", job),
             *(
                 "-kernel",
@@ -133,7 +143,7 @@ class VirtualMachine:
             ),
             *("-display", "none", "-monitor", "none", "-net", "none", "-no-reboot"),
             *("-serial", f"file:{self._folder / 'console'}"),
-            *("-chardev", "stdio,id=job,signal=off", "-serial", "chardev:job"),
+            *("-chardev", "stdio,id=job,signal=off", *job_line),
         ]
 
 

@@ -9,6 +9,7 @@ from typing import Optional
 from cri_api import runtime_v1_pb2 as cri
 from policies.machine.cpus import format_cpus, parse_cpus
 from tests.cri_client import CPU_PERIOD_US, Pod
+from tests.vm.guest.installation import CONFIG, SERVICE, run
 from tests.vm.guest.node import GIB, Node, Running, until
 from tests.vm.machine import Shape
 
@@ -17,12 +18,14 @@ _NODE = Path("/sys/devices/system/node")
 SMALL_MEMORY = GIB // 16
 
 
-async def the_kernel_takes_it_for_a_hygon_of_this_shape(node: Node) -> None:
-    """Else nothing below says anything about such a machine."""
+async def the_kernel_sees_this_machine(node: Node) -> None:
+    """Else nothing below says anything about such a one."""
     shape = node.shape
-    assert set(re.findall(r"^vendor_id\s*: (\S+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)) == {
-        "HygonGenuine"
-    }
+    if shape.architecture == "amd64":
+        vendors = re.findall(r"^vendor_id\s*: (\S+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        assert set(vendors) == {"HygonGenuine"}
+    if shape.clusters:
+        assert _lists("topology/cluster_cpus_list") == set(shape.clusters)
     assert _lists("cache/index3/shared_cpu_list") == set(shape.ccxs)
     assert _lists("topology/thread_siblings_list") == set(shape.groups(shape.threads))
     assert _lists("topology/package_cpus_list") == set(shape.groups(shape.cpus // shape.sockets))
@@ -36,10 +39,15 @@ def _lists(name: str) -> set[str]:
 
 async def the_daemon_sees_the_same_machine(node: Node) -> None:
     cpus = node.ask("topology")["cpus"]
-    for key, wanted in (("l3", node.shape.ccxs), ("numa", node.shape.numa_nodes)):
+    for key, wanted in (
+        ("l3", node.shape.ccxs),
+        ("numa", node.shape.numa_nodes),
+        ("cluster", node.shape.clusters),
+    ):
         groups: dict[int, set[int]] = {}
         for cpu in cpus:
-            groups.setdefault(cpu[key], set()).add(cpu["cpu"])
+            if key in cpu:
+                groups.setdefault(cpu[key], set()).add(cpu["cpu"])
         assert {format_cpus(group) for group in groups.values()} == set(wanted), key
 
 
@@ -142,6 +150,23 @@ async def a_resize_climbs_the_ladder(node: Node) -> None:
         rung, sets = ladder(node.shape, wanted)
         print(f"{wanted} CPUs: {rung} {node.cpus(made)}")
         assert node.cpus(made) in sets
+
+
+async def a_cluster_is_the_lowest_rung_of_the_fine_ladder(node: Node) -> None:
+    """As many CPUs as a cluster has are one; one more is the L3."""
+    before = CONFIG.read_text()
+    CONFIG.write_text(before + "placement:\n  ladder: fine\n")
+    run("systemctl", "reload", SERVICE)
+    await until(
+        lambda: {row["key"]: row["value"] for row in node.ask("config")}["placement.ladder"] == "fine"
+    )
+    pod, size = await node.shared_pod(), node.shape.cpus_per_cluster
+    small = await node.run("small", pod=pod, cpu_limit=size * 1000, memory_limit=SMALL_MEMORY)
+    large = await node.run("large", pod=pod, cpu_limit=(size + 1) * 1000, memory_limit=SMALL_MEMORY)
+    assert node.cpus(small) in node.shape.clusters
+    assert node.cpus(large) in node.shape.ccxs
+    CONFIG.write_text(before)
+    run("systemctl", "reload", SERVICE)
 
 
 async def the_daemon_says_that_all_is_well(node: Node) -> None:

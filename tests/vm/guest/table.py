@@ -33,7 +33,7 @@ PREPARATIONS = (
 )
 
 _PLACEMENT: tuple[Check, ...] = (
-    placement.the_kernel_takes_it_for_a_hygon_of_this_shape,
+    placement.the_kernel_sees_this_machine,
     placement.the_daemon_sees_the_same_machine,
     placement.the_daemon_says_that_all_is_well,
     placement.every_size_from_one_cpu_to_the_machine_has_its_rung,
@@ -89,7 +89,7 @@ class Run:
     """One boot: ``shape`` and ``system`` by name, the words for the kernel that choose the cgroups."""
 
     shape: str
-    suite: str
+    system: str
     python: str
     driver: str
     api: str
@@ -144,6 +144,33 @@ RUNS: Mapping[str, Run] = {
             demand.sets_follow_the_load_by_pressure_triggers,
             affinity.the_observer_sees_by_ebpf,
             affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            *_REMOVAL,
+        ),
+    ),
+    # Kernel 5.10 and cgroup v1 alone, as openEuler 22.03 has them; the same kernel with v2, for what needs that; 6.1 and v2.
+    "arm-v1": Run(
+        "kunpeng-8-old", "bullseye-arm64", "3.9", "cgroupfs", "runtime.v1alpha2", _V1,
+        (
+            *_PLACEMENT,
+            affinity.the_observer_sees_without_ebpf,
+            affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            kubelet.kubelet_is_switched_over_and_back_to_the_byte,
+            *_REMOVAL,
+        ),
+    ),
+    "arm-old-v2": Run(
+        "kunpeng-8-old", "bullseye-arm64", "3.9", "systemd", "runtime.v1alpha2",
+        ("systemd.unified_cgroup_hierarchy=1",),
+        (affinity.the_observer_sees_by_ebpf, affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together),
+    ),
+    "arm-v2": Run(
+        "kunpeng-8", "bookworm-arm64", "3.11", "systemd", "runtime.v1", (),
+        (
+            *_PLACEMENT,
+            affinity.the_observer_sees_by_ebpf,
+            affinity.who_talks_is_an_edge_and_a_rebalance_brings_them_together,
+            placement.a_cluster_is_the_lowest_rung_of_the_fine_ladder,
+            kubelet.kubelet_is_switched_over_and_back_to_the_byte,
             *_REMOVAL,
         ),
     ),
