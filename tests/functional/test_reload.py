@@ -6,6 +6,7 @@ import asyncio
 import urllib.error
 import urllib.request
 
+from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, cpus_of, rows, until
@@ -19,7 +20,7 @@ from tests.functional.support import (
     start,
     updates,
 )
-from tests.machines import HYGON_7285_2S, machine, take_offline
+from tests.machines import HYGON_7285_2S, KUNPENG_64_2S, machine, take_offline
 
 
 async def test_a_valid_change_is_for_the_next_containers_and_moves_none(runtime: FakeRuntime) -> None:
@@ -50,6 +51,17 @@ async def test_the_fine_ladder_is_climbed_after_a_reload(runtime: FakeRuntime) -
             _, container_id = await run_pod_with(client, "web", cpu_limit=12_000)
         assert (await rows(agent))["web"]["level"] in ("nccx", "numa")
         assert len(cpus_of(runtime, container_id)) == 16
+
+
+async def test_clusters_of_cores_are_a_rung_after_a_reload(runtime: FakeRuntime) -> None:
+    async with Agent(runtime.socket, machine(KUNPENG_64_2S)) as agent:
+        await compared(agent)
+        agent.write_config({"placement": {"ladder": "fine"}})
+        await reloaded(agent)
+        async with CriClient(agent.socket) as client:
+            _, container_id = await run_pod_with(client, "web", cpu_limit=4_000)
+        assert (await rows(agent))["web"]["level"] == "cluster"
+        assert len(cpus_of(runtime, container_id)) == 4
 
 
 async def test_another_policy_is_for_the_next_containers_and_moves_none(runtime: FakeRuntime) -> None:

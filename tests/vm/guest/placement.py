@@ -10,7 +10,7 @@ from cri_api import runtime_v1_pb2 as cri
 from policies.machine.cpus import format_cpus, parse_cpus
 from tests.cri_client import CPU_PERIOD_US, Pod
 from tests.vm.guest.installation import CONFIG, SERVICE, run
-from tests.vm.guest.node import GIB, Node, Running, until
+from tests.vm.guest.node import GIB, Node, Running, until, until_served
 from tests.vm.machine import Shape
 
 _CPU = Path("/sys/devices/system/cpu")
@@ -156,17 +156,17 @@ async def a_cluster_is_the_lowest_rung_of_the_fine_ladder(node: Node) -> None:
     """As many CPUs as a cluster has are one; one more is the L3."""
     before = CONFIG.read_text()
     CONFIG.write_text(before + "placement:\n  ladder: fine\n")
-    run("systemctl", "reload", SERVICE)
-    await until(
-        lambda: {row["key"]: row["value"] for row in node.ask("config")}["placement.ladder"] == "fine"
-    )
+    run("systemctl", "restart", SERVICE)
+    await until_served(node.kubelet)
     pod, size = await node.shared_pod(), node.shape.cpus_per_cluster
     small = await node.run("small", pod=pod, cpu_limit=size * 1000, memory_limit=SMALL_MEMORY)
     large = await node.run("large", pod=pod, cpu_limit=(size + 1) * 1000, memory_limit=SMALL_MEMORY)
+    print(f"{size} CPUs: {node.cpus(small)}, {size + 1} CPUs: {node.cpus(large)}")
     assert node.cpus(small) in node.shape.clusters
     assert node.cpus(large) in node.shape.ccxs
     CONFIG.write_text(before)
-    run("systemctl", "reload", SERVICE)
+    run("systemctl", "restart", SERVICE)
+    await until_served(node.kubelet)
 
 
 async def the_daemon_says_that_all_is_well(node: Node) -> None:
