@@ -22,7 +22,7 @@ from tests.agent import ROOT
 MODULES = sorted((ROOT / "cri_proxy" / "cli").glob("*.py"))
 #: They do not ask the daemon first, or what they do is not to be done here.
 APART = {
-    *("run", "agent run", "nri run", "observer run", "observer options", "simulate", "top"),
+    *("run", "agent run", "nri run", "observer run", "observer options", "simulate", "top", "web"),
     *("kubelet enable", "kubelet disable"),
 }
 #: For a command to get as far as asking.
