@@ -242,10 +242,11 @@ class Ledger:
     def _leave_place(self, grant: Grant) -> None:
         if not grant.placement.group:
             place = grant.placement.home, grant.placement.exclusive
-            there = self.places[place]
-            del there[grant.key]
+            # One that an error has cut short is in the books, and nowhere yet.
+            there = self.places.get(place, {})
+            there.pop(grant.key, None)
             if not there:
-                del self.places[place]
+                self.places.pop(place, None)
 
     def put_cpus(self, grants: Collection[Grant], cpus: frozenset[int]) -> None:
         """Give grants that share one set of CPUs another one: nothing else of them changes. As ``put`` of each, at once.

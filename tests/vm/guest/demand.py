@@ -21,8 +21,8 @@ demand:
 reconcile:
   interval: 2s
 """
-#: One more than a CCX has CPUs, so that they wait for each other there, and the runtime has CPUs left.
-LOOPS = "for i in 1 2 3; do (while :; do :; done) >/dev/null 2>&1 & done"
+#: Two for each CPU of a CCX: pressure is the mean of its CPUs, so that one more than it has CPUs were half of the time only.
+LOOPS = "for i in 1 2 3 4; do (while :; do :; done) >/dev/null 2>&1 & done"
 
 
 async def sets_follow_the_load_by_pressure_triggers(node: Node) -> None:

@@ -239,7 +239,7 @@ async def test_a_container_that_is_gone_after_the_plan_is_not_compared(counted: 
     node.meter._wait = stopped
     await whole_plan(node)
     assert effect_of(node) == {}
-    assert f'verdict="{UNKNOWN}"' not in node.services.metrics.text()
+    assert f'verdict="{UNKNOWN}"}} 0.0' in node.services.metrics.text()
 
 
 async def test_measuring_can_be_turned_off(counted: CountedNode) -> None:
