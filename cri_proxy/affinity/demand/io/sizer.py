@@ -169,11 +169,11 @@ class DemandSizer:
             await asyncio.to_thread(self._triggers.keep, paths, waiting)
             if self._triggers.keys and not self._is_watched:
                 self._is_watched = True
-                asyncio.get_running_loop().add_reader(self._triggers.fileno(), self._note_fired)
+                loop = asyncio.get_running_loop()
+                self._triggers.listen(lambda fired: loop.call_soon_threadsafe(self._note_fired, fired))
         self.controller.set_triggers(self._triggers.keys)
 
-    def _note_fired(self) -> None:
-        fired = self._triggers.fired()
+    def _note_fired(self, fired: list[str]) -> None:
         self._services.metrics.demand_triggers.inc(len(fired))
         self._fired.update(fired)
         self._wake.set()
@@ -237,9 +237,6 @@ class DemandSizer:
 
     def close(self) -> None:
         """Close what is open. ``run`` has ended."""
-        if self._is_watched:
-            asyncio.get_running_loop().remove_reader(self._triggers.fileno())
-            self._is_watched = False
         self._triggers.close()
         self._usage.close()
 

@@ -5,7 +5,8 @@ the kernel reports a priority event when tasks have waited for that long within 
 of 500 ms takes CAP_SYS_RESOURCE; without it kernels take none (before 6.5), or multiples of two seconds (EINVAL else), which
 is too late here.
 
-All triggers are in one epoll set, whose own descriptor is readable when one has fired: so an event loop watches one.
+All triggers are in one epoll set, in which a thread waits. An event loop cannot: to poll a trigger takes its event away
+(kernel/sched/psi.c, psi_trigger_poll), so a set that is watched by another set has nothing to tell any more.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import contextlib
 import errno
 import os
 import select
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Callable, Optional
 
 from cri_proxy.affinity.demand.estimate import TRIGGER_S
 
@@ -29,8 +32,8 @@ _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.EINVAL)
 class PressureTriggers:
     """The triggers of one daemon below one cgroup root. ``problem``: why there are none, once one was tried; "" = there are.
 
-    ``keep`` may block: the kernel makes a thread of its own for each cgroup. It may run in a thread while another asks what
-    has ``fired``.
+    ``keep`` may block: the kernel makes a thread of its own for each cgroup. It may run in a thread while another waits for
+    what fires. Once it is not needed any more, ``close`` it.
     """
 
     def __init__(self, root: Path, window_s: float = TRIGGER_S) -> None:
@@ -47,6 +50,9 @@ class PressureTriggers:
         #: Those that have no such file: of a hybrid host not all have a cgroup below ``unified``.
         self._without: set[str] = set()
         self._waiting = 0.0
+        self._thread: Optional[threading.Thread] = None
+        #: The thread ends when something is to be read of the first.
+        self._ending: tuple[int, int] = (-1, -1)
         self.problem = ""
 
     @property
@@ -54,9 +60,20 @@ class PressureTriggers:
         """The containers that have one."""
         return frozenset(self._files) - self._gone
 
-    def fileno(self) -> int:
-        """What is readable when one has fired."""
-        return self._epoll.fileno()
+    def listen(self, tell: Callable[[list[str]], object]) -> None:
+        """Have ``tell`` called with the containers whose triggers have fired: in a thread, until ``close``."""
+        self._ending = os.pipe()
+        self._epoll.register(self._ending[0], select.EPOLLIN)
+        self._thread = threading.Thread(target=self._listen, args=(tell,), name="pressure", daemon=True)
+        self._thread.start()
+
+    def _listen(self, tell: Callable[[list[str]], object]) -> None:
+        while True:
+            events = self._epoll.poll()
+            if any(descriptor == self._ending[0] for descriptor, _ in events):
+                return
+            if fired := self._fired(events):
+                tell(fired)
 
     def lacks(self, keys: Collection[str], waiting: float) -> bool:
         """Whether there is something for ``keep`` to do."""
@@ -80,7 +97,8 @@ class PressureTriggers:
 
     def _add(self, key: str, path: str) -> None:
         window_us = int(self._window_s * 1e6)
-        text = f"some {max(1, int(self._waiting * window_us))} {window_us}".encode()
+        # With the end of a line: of the machine's own files the kernel leaves out the last character (psi_write).
+        text = f"some {max(1, int(self._waiting * window_us))} {window_us}\n".encode()
         for mount in self._mounts:
             folder = mount / path.lstrip("/")
             try:
@@ -112,9 +130,13 @@ class PressureTriggers:
         os.close(descriptor)  # and so it is out of the epoll set
 
     def fired(self) -> list[str]:
-        """The containers whose triggers have fired since the last call. One whose cgroup is gone has none any more."""
+        """The containers whose triggers have fired since the last call, where nothing ``listen``s."""
+        return self._fired(self._epoll.poll(0))
+
+    def _fired(self, found: list[tuple[int, int]]) -> list[str]:
+        """One whose cgroup is gone has no trigger any more."""
         fired = []
-        for descriptor, events in self._epoll.poll(0):
+        for descriptor, events in found:
             key = self._keys.get(descriptor)
             if key is None:
                 continue
@@ -127,6 +149,12 @@ class PressureTriggers:
         return fired
 
     def close(self) -> None:
+        if self._thread is not None:
+            os.write(self._ending[1], b"!")
+            self._thread.join()
+            self._thread = None
+            for descriptor in self._ending:
+                os.close(descriptor)
         for key in list(self._files):
             self._drop(key)
         self._epoll.close()

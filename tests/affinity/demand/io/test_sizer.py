@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import grpc
 import pytest
@@ -31,16 +30,15 @@ class ToldTriggers(PressureTriggers):
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"))
-        self._ours, self._theirs = socket.socketpair()
         self.kept: dict[str, str] = {}
-        self.told: list[str] = []
+        self._tell: Callable[[list[str]], object] = list
 
     @property
     def keys(self) -> frozenset[str]:
         return frozenset(self.kept)
 
-    def fileno(self) -> int:
-        return self._ours.fileno()
+    def listen(self, tell: Callable[[list[str]], object]) -> None:
+        self._tell = tell
 
     def lacks(self, keys: Collection[str], waiting: float) -> bool:
         return frozenset(keys) != self.keys
@@ -49,18 +47,7 @@ class ToldTriggers(PressureTriggers):
         self.kept = dict(paths)
 
     def fire(self, *keys: str) -> None:
-        self.told += keys
-        self._theirs.send(b"!")
-
-    def fired(self) -> list[str]:
-        self._ours.recv(100)
-        told, self.told = self.told, []
-        return told
-
-    def close(self) -> None:
-        super().close()
-        self._ours.close()
-        self._theirs.close()
+        self._tell(list(keys))
 
 
 class SizedNode:

@@ -1,0 +1,64 @@
+"""Triggers of this machine's own kernel: what it tells reaches the one that listens."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_proxy.affinity.demand.io.triggers import PressureTriggers
+
+PRESSURE = Path("/proc/pressure/cpu")
+#: A kernel takes it without CAP_SYS_RESOURCE (from 6.5 on).
+WINDOW_S = 2.0
+#: Of the time: 2 ms in a window, which four times as many loops as CPUs wait at once.
+WAITING = 0.001
+
+
+@pytest.fixture
+def triggers(tmp_path: Path) -> Iterator[PressureTriggers]:
+    """Of a tree in which two containers have the machine's own pressure, and one has none."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpu.pressure").symlink_to(PRESSURE)
+    made = PressureTriggers(tmp_path, WINDOW_S)
+    made.keep({"first": "/first", "second": "/second", "none": "/none"}, WAITING)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def load() -> Iterator[None]:
+    loop = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(loop) for _ in range(4 * (os.cpu_count() or 1))]
+    yield
+    for one in loops:
+        one.kill()
+        one.wait()
+
+
+def test_what_the_kernel_tells_is_told_on_each_time(triggers: PressureTriggers, load: None) -> None:
+    """Twice each: an event that was taken away by something else would not be there."""
+    if triggers.problem:
+        pytest.skip(f"No triggers here: {triggers.problem}.")
+    assert triggers.keys == {"first", "second"}
+    heard: queue.Queue[list[str]] = queue.Queue()
+    triggers.listen(heard.put)
+    times = {"first": 0, "second": 0}
+    while min(times.values()) < 2:
+        for key in heard.get(timeout=60):
+            times[key] += 1
+
+
+def test_the_thread_that_listens_ends_with_it(tmp_path: Path) -> None:
+    triggers = PressureTriggers(tmp_path)
+    triggers.listen(list)
+    (listening,) = [thread for thread in threading.enumerate() if thread.name == "pressure"]
+    triggers.close()
+    assert not listening.is_alive()
