@@ -99,7 +99,7 @@ async def test_every_query_has_series_and_every_alert_what_it_is_about(
 
 async def _break(agent: Agent, client: CriClient, runtime: FakeRuntime, web: str) -> None:
     """Have everything happen that an alert is about, the last that nothing is placed."""
-    # Another writer of cpusets, who does not give up, and one who does.
+    # Another writer of cpusets that does not give up, and one that does.
     own = runtime.cpuset(web)
     for _ in range(3):
         runtime.set_cpuset(web, "100-103")
