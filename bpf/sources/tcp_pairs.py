@@ -111,7 +111,8 @@ class TcpEnds:
     """Follows sockets from sample to sample: ``see`` each, then ``exchanges``.
 
     ``find_owner(namespace, socket)`` names the container of a socket: "" = the host's own, None = not known.
-    ``counters``: resolved, missed (both ends are here, the other was not found), outside (other machines).
+    ``counters``: resolved, missed (both ends are here, bytes went, and the other was not found), outside (other
+    machines).
     """
 
     def __init__(
@@ -247,7 +248,8 @@ class TcpEnds:
         """Whether it is known now what to do with this passive end's bytes."""
         if end.peer is None or end.owner is None:
             end.tries += 1
-            if end.tries < _MOST_TRIES:
+            # A connection that a killed process left behind carries nothing: nothing of it is missing.
+            if end.tries < _MOST_TRIES or end.totals[:2] == end.counted[:2]:
                 return False
             is_local = end.remote[0] in local_addresses
             self.counters["missed" if is_local else "outside"] += 1

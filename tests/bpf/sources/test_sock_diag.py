@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from tests.bpf.pod_network import Pods, ask_short, connect, is_close, serve
 from tests.bpf.pods import needs_hybrid
 
 pytestmark = needs_hybrid
+
+#: Of linux/tcp.h.
+TCP_REPAIR = 19
 
 
 @pytest.fixture
@@ -165,6 +169,23 @@ def test_the_hosts_own_clients_give_no_flow(pods: Pods, tmp_path: Path) -> None:
     samples = [provider.sample(10.0), provider.sample(20.0)]
     assert [sample.flows for sample in samples] == [(), ()]
     assert samples[1].counters["missed"] == 0
+
+
+def test_a_connection_whose_other_end_has_vanished_is_not_missed_while_it_is_silent(
+    pods: Pods, tmp_path: Path
+) -> None:
+    """Of the host itself, as a killed process may leave one behind."""
+    serve(pods.add())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        with listener.accept()[0] as left_over:
+            client.sendall(b"x")
+            assert left_over.recv(1) == b"x"
+            client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)  # It is closed without a word.
+            client.close()
+            provider = pods.provider(tmp_path)
+            counters = [provider.sample(at_s).counters for at_s in (10.0, 20.0, 30.0)][-1]
+    assert counters == {"resolved": 0, "missed": 0, "outside": 0, "dropped": 0}
 
 
 def test_what_is_rewritten_twice_is_missed_and_counted_without_hints(v1_pods: Pods, tmp_path: Path) -> None:

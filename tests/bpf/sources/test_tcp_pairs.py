@@ -167,6 +167,18 @@ def test_a_connection_without_its_other_end_is_counted_once_and_told_apart(ends:
     assert ends.counters == {"resolved": 0, "missed": 0, "outside": 0, counter: 1}
 
 
+def test_a_connection_without_its_other_end_is_missed_only_from_its_first_byte_on(ends: TcpEnds) -> None:
+    """One that a killed process left behind, for instance: nothing of it is missing in the graph."""
+    ends.see(B, listener())
+    ends.see(B, tcp(2, SERVER, NODE, 10, 20))
+    ends.begin_here()
+    for sent, missed in ((10, 0), (10, 0), (10, 0), (11, 1), (12, 1)):
+        ends.see(B, listener())
+        ends.see(B, tcp(2, SERVER, NODE, sent, 20))
+        assert ends.exchanges(LOCAL) == []
+        assert ends.counters["missed"] == missed
+
+
 def test_a_hint_names_the_client_of_what_was_rewritten_twice() -> None:
     ends = TcpEnds(owner_by_namespace, Seen({}, {NODE: "a"}))
     ends.see(A, tcp(1, CLIENT, SERVICE))
