@@ -184,7 +184,7 @@ class CreateContainer(InterceptedCall):
         creation = self.placer.create(container, request.fence, node_state.clock(), node_state.enforcing)
         node_state.metrics.decision_seconds.observe(time.perf_counter() - started)
         self.creation, self.outcome = creation, creation.outcome
-        self.fields.update(creation.fields)
+        self.fields["describe"] = creation.describe
         node_state.save()
         delta = write_create_delta(creation.placement)  # while the thread that writes wakes up
         key, placement = creation.admission.ticket, creation.placement
@@ -251,7 +251,7 @@ class UpdateContainerResources(InterceptedCall):
         if resize is None:
             return Forward()
         self.resize, self.outcome = resize, resize.outcome
-        self.fields.update(resize.fields)
+        self.fields["describe"] = resize.describe
         node_state.save()
         await node_state.make_room(resize.make_room)
         return Forward(write_update_delta(resize.placement, resize.give_back))

@@ -24,7 +24,7 @@ from policies.model import Container, CpusetConstraint, Placement, Quota
 class Decided:
     """A request that was decided and has not ended. Before it is sent, the containers of ``make_room`` are told.
 
-    ``placement`` is what the request gets: empty where it stays untouched. ``outcome``, ``fields``: what the log says of it.
+    ``placement`` is what the request gets: empty where it stays untouched. ``outcome``, ``describe()``: what the log says.
     """
 
     def __init__(self, engine: Engine, admission: Admission) -> None:
@@ -50,8 +50,8 @@ class Decided:
         stance = self.admission.stance
         return "placed" if stance is Stance.PLACED else f"untouched: {stance.value}"
 
-    @property
-    def fields(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """Fields of its line in the log. They are the same before and after its end."""
         placement = self.admission.decision.placement
         return {
             "cpus": format_cpus(placement.cpus),
@@ -106,8 +106,7 @@ class Resize(Decided):
         self.container_id = container_id
         self.give_back = give_back
 
-    @property
-    def fields(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"cpus": format_cpus(self.placement.cpus), "why": self.admission.decision.why}
 
     def done(self, now_s: float) -> Effects:

@@ -69,6 +69,15 @@ def _each(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMap
     return line
 
 
+def _described(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A line with a ``describe`` has the fields that this returns besides its own; one that is not written never asks."""
+    describe = line.pop("describe", None)
+    if describe is not None:
+        for name, value in describe().items():
+            line.setdefault(name, value)
+    return line
+
+
 #: What has a string written as Python would.
 _QUOTED = re.compile("[ \\t=\\r\\n\"']")
 #: What lines have that this does not write.
@@ -116,6 +125,7 @@ def set_up(level: str, form: str, repeats: Optional[Repeats] = None) -> Any:
     structlog.configure(
         processors=[
             repeats or _each,
+            _described,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             *([structlog.processors.format_exc_info] if form == "json" else []),

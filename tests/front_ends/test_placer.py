@@ -35,7 +35,7 @@ def resized(engine: Engine, *, owes: bool = False, enforce: bool = True) -> Resi
 
 def test_a_create_is_bound_to_its_id_once(engine: Engine) -> None:
     creation = created(engine)
-    assert creation.outcome == "placed" and creation.fields["rung"] == "ccx" and not creation.has_ended
+    assert creation.outcome == "placed" and creation.describe()["rung"] == "ccx" and not creation.has_ended
     assert creation.created("c1", 1.0) == Effects()
     assert engine.grants["c1"].placement == creation.placement
     assert creation.has_ended and creation.ticket is None

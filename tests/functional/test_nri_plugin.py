@@ -154,6 +154,9 @@ async def test_a_container_is_placed_and_followed_to_its_end(
     for by_rpc in (True, False):
         await follow_to_its_end(agent, host, by_rpc)
     assert (await ask(agent, "status"))["invariants"] == []
+    assert await agent.terminate() == 0  # a thread writes the log, to its end
+    line = next(line for line in agent.log().splitlines() if "CreateContainer" in line)
+    assert " cpus=" in line and " rung=ccx " in line and " why=" in line
 
 
 async def follow_to_its_end(agent: Agent, host: ScriptedHost, by_rpc: bool) -> None:

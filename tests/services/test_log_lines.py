@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -132,6 +133,21 @@ def test_kinds_that_a_client_thinks_of_are_not_all_kept(capsys: Read) -> None:
     assert capsys.readouterr().err.count("\n") == logs.KINDS + 1
     repeats.tell(log)
     assert f'"again": {10_000 - logs.KINDS - 1}, "of": "others"' in capsys.readouterr().err
+
+
+def test_what_describes_a_line_is_asked_only_if_the_line_is_written(capsys: Read) -> None:
+    asked = []
+
+    def describe() -> dict[str, str]:
+        asked.append(1)
+        return {"cpus": "0-3", "why": "decided"}
+
+    log = logs.set_up("warning", "json")
+    log.info("not written", describe=describe)
+    assert not asked and capsys.readouterr().err == ""
+    log.warning("written", describe=describe, why="refused")
+    line = json.loads(capsys.readouterr().err)
+    assert len(asked) == 1 and (line["cpus"], line["why"]) == ("0-3", "refused")
 
 
 def test_a_logger_without_repeats_shows_each(capsys: Read) -> None:

@@ -24,7 +24,6 @@ from cri_proxy.node.cpuset_files import INSIDE
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
 from cri_proxy.services.node_state import NodeState
-from policies.machine.cpus import format_cpus
 from policies.model import Pod, PodSize
 
 #: How long a create or an update may take at the runtime before the runtime is asked what became of it, seconds.
@@ -336,7 +335,4 @@ class NriPlacing:
 
 
 def _tell(told: Told, decided: Decided) -> None:
-    placement = decided.admission.decision.placement
-    told.outcome = decided.outcome
-    told.fields.update(cpus=format_cpus(placement.cpus), mems=format_cpus(placement.mems))
-    told.fields.update(level=placement.level, why=decided.admission.decision.why)
+    told.outcome, told.fields["describe"] = decided.outcome, decided.describe
