@@ -8,15 +8,13 @@ call waits until its changes are durable, at most ``wait_s``: past that it goes 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 import time
 from collections import deque
 from typing import Any, Callable, Optional, TypeVar
 
 from cri_api.waiting import wait_within
 from cri_proxy.engine.ledger import JournalKey
-from cri_proxy.event_loop import THREADS
+from cri_proxy.job_thread import JobThread
 from cri_proxy.metrics import Metrics
 from cri_proxy.state.file import LoadedState
 from cri_proxy.state.store import Journal, Store
@@ -43,11 +41,9 @@ class StateWriter:
         self.on_change: Callable[[], object] = lambda: None
         self._metrics = metrics
         self._log = log
-        self._jobs: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
+        self._thread = JobThread("state")
         #: What is to be done with other files there, before the changes that come after it.
         self._works: deque[Callable[[], object]] = deque()
-        self._thread: Optional[threading.Thread] = None
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
         #: The number of the last changes that were handed over, and up to which all were written or tried.
         self._newest = self._tried = 0
         #: Whether the thread will look for changes that it has not seen yet.
@@ -143,7 +139,7 @@ class StateWriter:
         self._is_due = False
         if not self._is_asked:
             self._is_asked = True
-            self._put(self._flush)
+            self._thread.put(self._flush)
 
     async def settled(self) -> None:
         """Wait until all changes so far are durable, or could not be written, or the time is over."""
@@ -176,7 +172,7 @@ class StateWriter:
         except Exception as error:  # a bug, which must not end the thread
             self.store.problem = f"state is not being kept: {type(error).__name__}: {error}"
             is_kept = False
-        self._tell(self._flushed, newest, is_kept, time.perf_counter() - started_s)
+        self._thread.tell(self._flushed, newest, is_kept, time.perf_counter() - started_s)
 
     def _flushed(self, newest: int, is_kept: bool, seconds: float) -> None:
         self._tried = newest
@@ -251,10 +247,8 @@ class StateWriter:
         return await asyncio.shield(self._begin(work))
 
     def _begin(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
-        self._put(lambda: self._work(work, done))
-        alarm = loop.call_later(self.wait_s, self._note_overdue, done)
+        done = self._thread.begin(work)
+        alarm = asyncio.get_running_loop().call_later(self.wait_s, self._note_overdue, done)
         done.add_done_callback(lambda _: self._note_done(done, alarm))
         return done
 
@@ -265,18 +259,7 @@ class StateWriter:
     def _note_done(self, done: asyncio.Future[Any], alarm: asyncio.TimerHandle) -> None:
         alarm.cancel()
         self._overdue.discard(done)
-        if not done.cancelled():
-            done.exception()  # it may be that nothing waits for it any more
         self._tell_change()
-
-    def _work(self, work: Callable[[], Result], done: asyncio.Future[Result]) -> None:
-        """In the thread."""
-        try:
-            result = work()
-        except Exception as error:
-            self._tell(_fail, done, error)
-        else:
-            self._tell(_answer, done, result)
 
     async def checkpoint(self) -> None:
         """Move the log into the file, beside the writing. Returns when that is done, or takes long."""
@@ -299,42 +282,9 @@ class StateWriter:
 
     def let_go(self) -> None:
         """Nothing more will come: the thread ends when it has done what it has."""
-        self._put(None)
-
-    # ------------------------------------------------------------------ the thread
-
-    def _put(self, job: Optional[Callable[[], None]]) -> None:
-        if self._thread is None:
-            if job is None:
-                return
-            self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._serve, name=f"{THREADS}-state", daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-    def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """From the thread: call something in the loop, if it is still there."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # it is closed: nothing waits
-            pass
+        self._thread.end()
 
 
 def _release(told: asyncio.Future[None]) -> None:
     if not told.done():
         told.set_result(None)
-
-
-def _answer(done: asyncio.Future[Result], result: Result) -> None:
-    if not done.done():
-        done.set_result(result)
-
-
-def _fail(done: asyncio.Future[Any], error: Exception) -> None:
-    if not done.done():
-        done.set_exception(error)

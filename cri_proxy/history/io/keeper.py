@@ -8,8 +8,6 @@ daemon that was killed had not written by then is in the state file: the last 1,
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,9 +16,9 @@ from typing import Any, Callable, Optional
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.engine.records import DecisionRecord, Grant
-from cri_proxy.event_loop import THREADS
 from cri_proxy.history.entries import Query
 from cri_proxy.history.io.file import Bounds, Handed, HistoryFile, HistoryUnusable
+from cri_proxy.job_thread import JobThread
 
 #: Records in memory; how long the first of them waits for others; how soon a failed write is tried again, seconds.
 WAITING, GATHER_S, RETRY_S = 10_000, 1.0, 30.0
@@ -49,9 +47,7 @@ class HistoryKeeper:
         self._dropped = dropped
         self._note = note
         self._file = HistoryFile(folder)
-        self._jobs: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
-        self._thread: Optional[threading.Thread] = None
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._thread = JobThread("history")
         #: By number and time: of a record that changes soon the last is written only.
         self._waiting: dict[tuple[int, float], Handed] = {}
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -93,11 +89,9 @@ class HistoryKeeper:
         if self._asking >= ASKING:
             raise HistoryUnusable(f"{ASKING} others ask for the history just now; try again")
         self._write_now()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        answer = self._thread.begin(lambda: self._file.page(query))
         self._asking += 1
         answer.add_done_callback(self._note_answered)
-        self._put(lambda: self._read(query, answer))
         try:
             return await wait_within(ANSWER_S, asyncio.shield(answer))
         except asyncio.TimeoutError:
@@ -107,8 +101,6 @@ class HistoryKeeper:
 
     def _note_answered(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         self._asking -= 1
-        if not answer.cancelled():
-            answer.exception()  # it may be that nothing waits for it any more
 
     async def close(self) -> None:
         """Write what waits, if the disk answers in time, and let go of the file."""
@@ -116,12 +108,10 @@ class HistoryKeeper:
             self._timer.cancel()
             self._timer = None
         self._write_now()
-        if self._thread is None:
+        if not self._thread.has_begun:
             return
-        ended = asyncio.get_running_loop().create_future()
-        self._put(lambda: self._end(ended))
-        self._put(None)
-        self._thread = None
+        ended = self._thread.begin(self._file.close)
+        self._thread.end()
         try:
             await wait_within(END_S, ended)
         except asyncio.TimeoutError:
@@ -146,7 +136,7 @@ class HistoryKeeper:
             self._timer = None
         handed, self._waiting, self._is_writing = self._waiting, {}, True
         bounds = Bounds(self.entries, time.time() - self.days * DAY_S)
-        self._put(lambda: self._write(handed, bounds))
+        self._thread.put(lambda: self._write(handed, bounds))
 
     def _wrote(self, handed: dict[tuple[int, float], Handed], problem: str) -> None:
         self._is_writing = False
@@ -159,17 +149,6 @@ class HistoryKeeper:
 
     # ------------------------------------------------------------------ the thread
 
-    def _put(self, job: Optional[Callable[[], None]]) -> None:
-        if self._thread is None:
-            self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._serve, name=f"{THREADS}-history", daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
     def _write(self, handed: dict[tuple[int, float], Handed], bounds: Bounds) -> None:
         problem = ""
         try:
@@ -178,33 +157,4 @@ class HistoryKeeper:
             problem = str(error)
         except Exception as error:  # a bug, which must cost no more than these
             problem = f"the history is not being kept: {type(error).__name__}: {error}; please report it"
-        self._tell(self._wrote, handed, problem)
-
-    def _read(self, query: Query, answer: asyncio.Future[dict[str, Any]]) -> None:
-        try:
-            page = self._file.page(query)
-        except Exception as error:
-            self._tell(_fail, answer, error)
-        else:
-            self._tell(_answer, answer, page)
-
-    def _end(self, ended: asyncio.Future[None]) -> None:
-        self._file.close()
-        self._tell(_answer, ended, None)
-
-    def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # it is closed: nothing waits
-            pass
-
-
-def _answer(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+        self._thread.tell(self._wrote, handed, problem)
