@@ -10,8 +10,8 @@ import click
 
 from cri_proxy.cli.answers import control_socket, fail
 from cri_proxy.cli.placement_text import explain_text
+from cri_proxy.config.config import view_socket
 from cri_proxy.config.io import files as settings
-from cri_proxy.daemon.daemon import view_socket
 
 
 @click.command()

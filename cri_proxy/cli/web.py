@@ -10,9 +10,8 @@ from typing import Optional
 import click
 
 from cri_proxy.cli.answers import fail
-from cri_proxy.config.config import BadConfig
+from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
-from cri_proxy.daemon.daemon import view_socket
 
 #: Where the unit has the address with its token.
 URL_FILE = Path("/run/cri-resmgr-web/url")

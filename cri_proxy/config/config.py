@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Optional
 
@@ -324,3 +325,11 @@ def _compare_cpus(config: Config, online: frozenset[int], errors: list[str], rem
                 remarks.append(Remark(text))
             else:
                 errors.append(f"{sentence}, expected CPUs of this machine: {machine}")
+
+
+def view_socket(config: Config) -> Optional[Path]:
+    """Where the view socket is, as ``control.view_socket`` says; None = there is none."""
+    key = "control.view_socket"
+    if config.origins[key] == "default":
+        return Path(config["control.socket"]).parent / "view" / "view.sock"
+    return Path(config[key]) if config[key] else None

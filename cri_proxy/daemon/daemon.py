@@ -28,7 +28,7 @@ from cri_proxy.affinity.io.mover import Mover
 from cri_proxy.affinity.io.observer_client import AffinityClient
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import AffinityController
-from cri_proxy.config.config import BadConfig, Config
+from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import ControlServer
 from cri_proxy.daemon.cluster_layer import ClusterLayer
@@ -490,14 +490,6 @@ class Daemon:
     def mode(self) -> str:
         """The mode in force."""
         return self.assembly.mode
-
-
-def view_socket(config: Config) -> Optional[Path]:
-    """Where the view socket is, as ``control.view_socket`` says; None = there is none."""
-    key = "control.view_socket"
-    if config.origins[key] == "default":
-        return Path(config["control.socket"]).parent / "view" / "view.sock"
-    return Path(config[key]) if config[key] else None
 
 
 async def _go_on_stopping(drain_s: float, stops_s: float) -> None:
