@@ -233,11 +233,12 @@ async def _pair(node: Node, kind: str, **more: Any) -> Pair:
         "host_network": False,
         **more,
     }
-    server = await node.run("server", command=_SERVERS[kind], **same)
+    # Of other names than the pair before: what is known to have talked is placed together from its start.
+    server = await node.run(f"{kind}-server", command=_SERVERS[kind], **same)
     todo = FILES / f"todo-{uuid.uuid4().hex[:8]}"
     os.mkfifo(todo)
     runner = _RUNNER.format(folder=MOUNTED, fifo=todo.name)
-    client = await node.run("client", command=("sh", "-c", runner), **same)
+    client = await node.run(f"{kind}-client", command=("sh", "-c", runner), **same)
     if kind == "redis":
         await until(lambda: _set_key(FILES / "redis.socket"))
     request = cri.PodSandboxStatusRequest(pod_sandbox_id=server.pod.id)
