@@ -80,7 +80,8 @@ http {
 class Load:
     """A client's fixed work for a server of this kind: ``warm`` requests, and ``count`` between the marks.
 
-    ``words``: its program and the arguments before these numbers; ``{server}`` is the server's address.
+    ``words``: its program and the arguments before these numbers; ``{server}`` is the server's address, ``{own}`` the folder
+    of its pair.
     """
 
     name: str
@@ -94,14 +95,15 @@ class Load:
 _FOUR_BY_ONE = ("4", "1")
 #: The client's container: a line is a program, its output goes into files. An exec would have the runtime start programs.
 _RUNNER = "cd {folder}; while read -r todo <{fifo}; do $todo >said 2>problem; echo $? >code; done"
-#: By kind, from the folder of the pods' files; the linker is told where the libraries of the host's redis are.
+#: By kind, from the folder of the pods' files and ``{own}``, that of the pair: two servers may be there at a time. The linker is
+#: told where the libraries of the host's redis are.
 _SERVERS = {
     "nginx": ("nginx", "-c", f"{MOUNTED}/nginx.conf"),
     "redis": (
         *(f"{MOUNTED}/redis/loader", "--library-path", f"{MOUNTED}/redis", f"{MOUNTED}/redis/redis-server"),
-        *("--port", "0", "--unixsocket", f"{MOUNTED}/redis.socket", "--save", "", "--appendonly", "no"),
+        *("--port", "0", "--unixsocket", "{own}/redis.socket", "--save", "", "--appendonly", "no"),
     ),
-    "consumer": (f"{MOUNTED}/batches", "consume", f"{MOUNTED}/batches.memory", "64"),
+    "consumer": (f"{MOUNTED}/batches", "consume", "{own}/batches.memory", "64"),
 }
 #: Of `make bench-cache`, and of `make bench-cache-long`.
 SHORT = (
@@ -112,14 +114,14 @@ LONG = (
     Load(
         "Redis, GET of 1 KiB, unix socket",
         "redis",
-        ("load", f"{MOUNTED}/redis.socket", "key", *_FOUR_BY_ONE),
+        ("load", "{own}/redis.socket", "key", *_FOUR_BY_ONE),
         500,
         3000,
     ),
     Load(
         "batches of 64 lines, shared memory",
         "consumer",
-        ("batches", "produce", f"{MOUNTED}/batches.memory", "64"),
+        ("batches", "produce", "{own}/batches.memory", "64"),
         200,
         2000,
     ),
@@ -136,6 +138,8 @@ class Pair:
     server: Running
     client: Running
     address: str
+    #: The name of its folder in that of the pods' files.
+    own: str
     #: A FIFO from which the client takes what it is to run.
     todo: Path
     loads: tuple[Load, ...]
@@ -234,17 +238,20 @@ async def _pair(node: Node, kind: str, **more: Any) -> Pair:
         **more,
     }
     # Of other names than the pair before: what is known to have talked is placed together from its start.
-    server = await node.run(f"{kind}-server", command=_SERVERS[kind], **same)
-    todo = FILES / f"todo-{uuid.uuid4().hex[:8]}"
+    own = uuid.uuid4().hex[:8]
+    (FILES / own).mkdir()
+    command = tuple(word.format(own=f"{MOUNTED}/{own}") for word in _SERVERS[kind])
+    server = await node.run(f"{kind}-server", command=command, **same)
+    todo = FILES / own / "todo"
     os.mkfifo(todo)
-    runner = _RUNNER.format(folder=MOUNTED, fifo=todo.name)
+    runner = _RUNNER.format(folder=MOUNTED, fifo=f"{own}/todo")
     client = await node.run(f"{kind}-client", command=("sh", "-c", runner), **same)
     if kind == "redis":
-        await until(lambda: _set_key(FILES / "redis.socket"))
+        await until(lambda: _set_key(FILES / own / "redis.socket"))
     request = cri.PodSandboxStatusRequest(pod_sandbox_id=server.pod.id)
     address = str((await node.kubelet.call("PodSandboxStatus", request)).status.network.ip)
     chosen = [LOADS[name] for name in _job(node)["loads"]]
-    return Pair(server, client, address, todo, tuple(load for load in chosen if load.server == kind))
+    return Pair(server, client, address, own, todo, tuple(load for load in chosen if load.server == kind))
 
 
 async def _measure(node: Node, pair: Pair, placement: str) -> None:
@@ -258,7 +265,8 @@ async def _measure(node: Node, pair: Pair, placement: str) -> None:
 
 
 def _words(pair: Pair, load: Load, *numbers: str) -> list[str]:
-    return [*(word.format(server=pair.address) for word in load.words), *numbers]
+    own = f"{MOUNTED}/{pair.own}"
+    return [*(word.format(server=pair.address, own=own) for word in load.words), *numbers]
 
 
 async def _counted(node: Node, pair: Pair, placement: str, load: str, words: Sequence[str]) -> None:

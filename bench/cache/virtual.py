@@ -1,6 +1,6 @@
 """Lines between caches a request, by placement, on a virtual Hygon machine: QEMU with the plugin, the package, containerd.
 
-.venv/bin/python -m bench.cache.virtual [--runs 3] [--boots 1] [--together 1] [--long] [--accelerator tcg,thread=single]
+.venv/bin/python -m bench.cache.virtual [--runs 9] [--boots 1] [--together 1] [--long] [--accelerator tcg,thread=single]
 
 Needs root and what builds virtual machines. What was counted is kept in a file with ``--keep FILE``, so that runs can be
 added to it and be shown again (``--keep FILE --boots 0``).
@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Lines between caches a request, on a virtual Hygon machine."
     )
-    parser.add_argument("--runs", type=int, default=3, help="of each load under each placement, in a boot")
+    parser.add_argument("--runs", type=int, default=9, help="of each load under each placement, in a boot")
     parser.add_argument("--boots", type=int, default=1)
     parser.add_argument("--together", type=int, default=1, help="boots at a time")
     parser.add_argument("--long", action="store_true", help="the loads that the short one leaves out")
