@@ -95,8 +95,8 @@ class Load:
 _FOUR_BY_ONE = ("4", "1")
 #: The client's container: a line is a program, its output goes into files. An exec would have the runtime start programs.
 _RUNNER = "cd {folder}; while read -r todo <{fifo}; do $todo >said 2>problem; echo $? >code; done"
-#: By kind, from the folder of the pods' files and ``{own}``, that of the pair: two servers may be there at a time. The linker is
-#: told where the libraries of the host's redis are.
+#: By kind, from the folder of the pods' files and ``{own}``, that of the pair: two servers may be there at a time. The
+#: linker is told where the libraries of the host's redis are.
 _SERVERS = {
     "nginx": ("nginx", "-c", f"{MOUNTED}/nginx.conf"),
     "redis": (
