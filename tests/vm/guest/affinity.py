@@ -93,6 +93,8 @@ async def _talking(node: Node, client: Running, address: str) -> AsyncIterator[N
     try:
         yield
     finally:
+        if call.done():
+            print(f"the client has ended before: {call.exception() or call.result()}")
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
 
