@@ -86,7 +86,9 @@ class TracedInterception:
         finally:
             span = self._span
             span.end_ns, span.code, span.message = self._now_ns(), code, details
-            span.attributes.update(getattr(self._inner, "fields", {}))
+            fields = dict(getattr(self._inner, "fields", {}))
+            describe = fields.pop("describe", dict)
+            span.attributes.update({**describe(), **fields})
             self._done(span)
 
 
