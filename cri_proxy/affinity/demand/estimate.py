@@ -194,7 +194,7 @@ class Demand:
         else:
             return
         self._estimate = None
-        while now_s - self._peaks[0][0] > self.settings.window_s:
+        while len(self._peaks) > 1 and now_s - self._peaks[0][0] > self.settings.window_s:
             self._peaks.popleft()
 
     def changed(self, verdict: Verdict, now_s: float) -> None:

@@ -285,3 +285,11 @@ def test_demand_is_one_of_the_peaks_that_were_seen(usages):
     for milli in usages:
         load.runs(milli)
     assert load.demand.milli_demand in usages
+
+
+@given(st.lists(st.tuples(st.integers(0, 64_000), st.integers(1, 30)), min_size=1, max_size=50))
+def test_in_a_window_that_is_shorter_than_a_peak_is_kept_the_last_peak_stays(samples):
+    load = Load(DemandSettings(window_s=2.0))
+    for milli, seconds in samples:
+        load.runs(milli, seconds)
+    assert load.demand.milli_demand in [milli for milli, _ in samples]
