@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.cache.disk import with_package
 from bench.demand.guest import PATIENCE_S, RUNS
 from tests.e2e.images import make_images
+from tests.e2e.traffic_images import build_talk
 from tests.vm.image import BOOKWORM, Image, image, missing
 from tests.vm.machine import SHAPES
 from tests.vm.packages import package
@@ -47,6 +48,7 @@ def prepare(folder: Path) -> tuple[Image, Path]:
     for name in _FILES:
         shutil.copy(ROOT / name, job / name)
     make_images(job)
+    build_talk(job)
     described = {"run": SHAPE, "table": "bench.demand.guest", "checks": [CHECK], "patience_s": PATIENCE_S}
     (job / "job.json").write_text(json.dumps(described))
     return disk, job
