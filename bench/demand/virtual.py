@@ -1,7 +1,7 @@
 """``bench.demand_cost`` in a virtual machine: ``python -m bench.demand.virtual`` (root, QEMU; some minutes).
 
 Where root has no CAP_SYS_RESOURCE, as in many containers and virtual machines of CI, triggers of 500 ms can be had there
-only. Its CPUs are emulated: what takes a millisecond here takes twenty there, so figures are to be compared with those
+only. Its CPUs are emulated: what takes a millisecond here takes some fifty there, so figures are to be compared with those
 beside them.
 """
 
