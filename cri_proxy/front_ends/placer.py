@@ -107,7 +107,8 @@ class Resize(Decided):
         self.give_back = give_back
 
     def describe(self) -> dict[str, Any]:
-        return {"cpus": format_cpus(self.placement.cpus), "why": self.admission.decision.why}
+        cpus, mems = format_cpus(self.placement.cpus), format_cpus(self.placement.mems)
+        return {"cpus": cpus, "mems": mems, "why": self.admission.decision.why}
 
     def done(self, now_s: float) -> Effects:
         """The runtime has carried it out. One that a later resize has superseded tells its container nothing."""
